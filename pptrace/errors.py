@@ -1,0 +1,164 @@
+"""Every error that a user can cause, each one line that says what, where and what to do.
+
+::
+
+    PptraceError
+    ├── ConfigError        a configuration key or value (file, line, column, key)
+    ├── TableError         a cell of a schedule table (file, row, column, cell)
+    ├── ScheduleError      a schedule that cannot be used (rank, action)
+    │   ├── ConstraintError    sizes that a schedule cannot take (nearest sizes that work)
+    │   └── DeadlockError      actions that wait for each other (the cycle)
+    ├── PluginError        a plugin that fails, clashes or returns nonsense (plugin, distribution)
+    ├── TraceError         a trace file that cannot be read (file)
+    └── OutputError        a file that cannot be written (file)
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = [
+    "ConfigError",
+    "ConstraintError",
+    "DeadlockError",
+    "OutputError",
+    "PluginError",
+    "PptraceError",
+    "ScheduleError",
+    "TableError",
+    "TraceError",
+    "nearest",
+]
+
+
+class PptraceError(Exception):
+    """The root: only ``main()`` catches it, prints its one line and exits with :attr:`exit_code`."""
+
+    exit_code = 2
+
+
+class ConfigError(PptraceError):
+    """A configuration that cannot be used.
+
+    >>> print(ConfigError("pp must be at least 1", key="parallel.pp", file="step.yaml", line=3))
+    step.yaml:3: parallel.pp: pp must be at least 1
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str = "",
+        file: str | Path = "",
+        line: int = 0,
+        column: int = 0,
+    ) -> None:
+        self.message, self.key, self.file = message, key, str(file)
+        self.line, self.column = line, column
+        super().__init__(_located(message, self.file, line, column, key))
+
+
+class TableError(PptraceError):
+    """A cell of a schedule table that cannot be read.
+
+    >>> print(TableError("no such action kind", file="t.csv", row=2, column=5, cell="1X0"))
+    t.csv: row 2, column 5, cell '1X0': no such action kind
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | Path = "",
+        row: int = 0,
+        column: int = 0,
+        cell: str = "",
+    ) -> None:
+        self.message, self.file = message, str(file)
+        self.row, self.column, self.cell = row, column, cell
+        place = [f"row {row}"] if row else []
+        place += [f"column {column}"] if column else []
+        place += [f"cell {cell!r}"] if cell else []
+        super().__init__(": ".join(part for part in (self.file, ", ".join(place), message) if part))
+
+
+class ScheduleError(PptraceError):
+    """A schedule that cannot be used: the first offending ``rank`` and ``action``, where known."""
+
+    def __init__(
+        self, message: str, *, rank: int = -1, position: int = -1, action: str = "", missing: str = ""
+    ) -> None:
+        self.message, self.rank, self.position = message, rank, position
+        self.action, self.missing = action, missing
+        super().__init__(message)
+
+
+class ConstraintError(ScheduleError):
+    """Sizes that a schedule cannot take, with the nearest that it can.
+
+    >>> print(ConstraintError("microbatches must be a multiple of ranks (4)", nearest="8 or 12"))
+    microbatches must be a multiple of ranks (4); nearest that work: 8 or 12
+    """
+
+    def __init__(self, message: str, *, nearest: str = "") -> None:
+        self.nearest = nearest
+        super().__init__(f"{message}; nearest that work: {nearest}" if nearest else message)
+
+
+class DeadlockError(ScheduleError):
+    """Actions that wait for each other; ``cycle`` holds each as ``rank r: action``."""
+
+    def __init__(self, message: str, *, cycle: Sequence[str], policy: str = "") -> None:
+        self.cycle, self.policy = tuple(cycle), policy
+        super().__init__(message)
+
+
+class PluginError(PptraceError):
+    """A plugin that fails, clashes with another or returns what it must not."""
+
+    def __init__(self, message: str, *, plugin: str = "", distribution: str = "") -> None:
+        self.plugin, self.distribution = plugin, distribution
+        super().__init__(message)
+
+
+class TraceError(PptraceError):
+    """A trace file that cannot be read."""
+
+    def __init__(self, message: str, *, file: str | Path = "") -> None:
+        self.file = str(file)
+        super().__init__(f"{self.file}: {message}" if self.file else message)
+
+
+class OutputError(PptraceError):
+    """A file that cannot be written; what stood there before still stands."""
+
+    def __init__(self, message: str, *, file: str | Path = "") -> None:
+        self.file = str(file)
+        super().__init__(f"{self.file}: {message}" if self.file else message)
+
+
+def nearest(name: str, known: Iterable[str] | Mapping[str, object]) -> str:
+    """Return `` (did you mean 'x'? known: a, b, x)`` for an unknown name.
+
+    >>> nearest("1f2b", ["gpipe", "1f1b"])
+    " (did you mean '1f1b'? known: 1f1b, gpipe)"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if not names:
+        return " (none is known)"
+    guess = f"did you mean '{close[0]}'? " if close else ""
+    return f" ({guess}known: {', '.join(names)})"
+
+
+def _located(message: str, file: str, line: int, column: int, key: str) -> str:
+    place = file
+    if line:
+        place += f":{line}" if file else f"line {line}"
+        place += f":{column}" if column else ""
+    return ": ".join(part for part in (place, key, message) if part)

@@ -1,0 +1,135 @@
+"""What plugins offer: small frozen records, one per schedule, network, cost model, preset or format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+    from pathlib import Path
+
+    from pydantic import BaseModel
+
+    from pptrace.model.action import Action
+    from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
+    from pptrace.model.workload import Workload
+    from pptrace.network.contract import Network
+    from pptrace.schedule.table import Schedule
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = [
+    "API",
+    "CostModelOffer",
+    "DeviceOffer",
+    "ExporterOffer",
+    "ImporterOffer",
+    "ModelOffer",
+    "NetworkOffer",
+    "ScheduleOffer",
+]
+
+API = 1
+"""The plugin interface's version; an offer with another one is refused."""
+
+Rows: TypeAlias = "Sequence[Sequence[str | Action | None]]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOffer:
+    """A pipeline schedule."""
+
+    name: str
+    """As users type it: lower case, words joined by hyphens, the paper's name."""
+    summary: str
+    """One line."""
+    build: Callable[[ScheduleRequest], Schedule | Rows]
+    """Returns the table: a :class:`~pptrace.schedule.table.Schedule`, or per rank a list of actions."""
+    options: Callable[[], type[BaseModel]] | None = None
+    """Returns the parameter model of its options; called on first use."""
+    check: Callable[[ScheduleRequest], None] | None = None
+    """Raises :class:`~pptrace.errors.ConstraintError` for sizes that it cannot take."""
+    bubble: Callable[[ScheduleRequest], Fraction] | None = None
+    """Closed form of idle over ranks times length, where backward takes twice forward."""
+    peak_activations: Callable[[ScheduleRequest], Sequence[Fraction]] | None = None
+    """Closed form, per rank, of the most activations held, in units of one stage's of one unit."""
+    constraints: str = ""
+    """The sizes that it takes, one sentence."""
+    source: str = ""
+    """The paper or code that describes it."""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkOffer:
+    """A network model."""
+
+    name: str
+    summary: str
+    build: Callable[[NetworkRequest], Network]
+    options: Callable[[], type[BaseModel]] | None = None
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModelOffer:
+    """A model of what a step's actions cost."""
+
+    name: str
+    summary: str
+    build: Callable[[CostRequest], Workload]
+    options: Callable[[], type[BaseModel]] | None = None
+    model: Callable[[], type[BaseModel]] | None = None
+    """Returns the parameter model of ``CostRequest.model``; None where it reads no model."""
+    device: Callable[[], type[BaseModel]] | None = None
+    """Returns the parameter model of ``CostRequest.device``; None where it reads no device."""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOffer:
+    """A preset of a model: the values that a user would otherwise write under ``model:``."""
+
+    name: str
+    summary: str
+    values: Mapping[str, Any]
+    source: str = ""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOffer:
+    """A preset of a device: the values that a user would otherwise write under ``device:``."""
+
+    name: str
+    summary: str
+    values: Mapping[str, Any]
+    source: str = ""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterOffer:
+    """A trace format that pptrace writes."""
+
+    name: str
+    summary: str
+    suffixes: tuple[str, ...]
+    """File name endings that choose it, such as ``.pftrace``; ``.gz`` behind one is handled outside."""
+    write: Callable[[Timeline, Path, Mapping[str, Any]], None]
+    """Writes the timeline to a path (a temporary name; the caller renames it)."""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImporterOffer:
+    """A trace format that pptrace reads."""
+
+    name: str
+    summary: str
+    recognises: Callable[[Path, bytes], bool]
+    """Whether a file is of this format, from its path and first 4096 (decompressed) bytes."""
+    read: Callable[[Sequence[Path]], Timeline]
+    """Reads files that belong together into one timeline."""
+    api: int = API

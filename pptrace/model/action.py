@@ -1,0 +1,146 @@
+"""An action is one cell of a schedule table: a kind, a stage and the unit that it works on.
+
+The text grammar is PyTorch's (``torch.distributed.pipelining.schedules._Action``) as a superset::
+
+    action := stage kind [unit ["+" span]]      0F3   2B7   1SEND_F0   2F6+2   1UNSHARD
+            | "(" action {";" action} ")OVERLAP_F_B"           (0F3;7B1)OVERLAP_F_B
+
+``SEND_F`` names the sender's stage and ``RECV_F`` the receiver's; likewise ``SEND_B`` and ``RECV_B``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pptrace.errors import TableError
+
+__all__ = ["COMMUNICATION", "COMPUTE", "PER_STAGE", "Action", "Kind", "parse_action"]
+
+
+class Kind(IntEnum):
+    """What an action does."""
+
+    F = 0
+    """Forward."""
+    B = 1
+    """Full backward: input and weight gradient."""
+    I = 2  # noqa: E741 - PyTorch's name
+    """Backward for the input gradient."""
+    W = 3
+    """Backward for the weight gradient."""
+    SEND_F = 4
+    """Send an activation to the next stage."""
+    RECV_F = 5
+    """Receive an activation from the previous stage."""
+    SEND_B = 6
+    """Send an input gradient to the previous stage."""
+    RECV_B = 7
+    """Receive an output gradient from the next stage."""
+    UNSHARD = 8
+    """Gather a stage's sharded weights."""
+    RESHARD = 9
+    """Free a stage's gathered weights."""
+    REDUCE_GRAD = 10
+    """Reduce a stage's gradients over its data-parallel replicas."""
+    OFFLOAD = 11
+    """Copy an activation to host memory."""
+    RELOAD = 12
+    """Copy an activation back from host memory."""
+    RECOMPUTE = 13
+    """Compute an activation again."""
+    OPTIMIZER = 14
+    """Update a stage's weights."""
+
+
+COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.OPTIMIZER})
+"""Kinds that keep the compute stream busy."""
+
+COMMUNICATION = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
+"""Kinds that move a unit between ranks."""
+
+PER_STAGE = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD, Kind.OPTIMIZER})
+"""Kinds that belong to a stage and to no unit."""
+
+_KINDS = sorted((kind.name for kind in Kind), key=len, reverse=True)
+_ACTION = re.compile(rf"(\d+)({'|'.join(_KINDS)})(?:(\d+)(?:\+(\d+))?)?")
+_BRAID = re.compile(r"\(([^()]*)\)(\w*)")
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One cell of a schedule table.
+
+    >>> str(Action(kind=Kind.F, stage=2, unit=6, span=2))
+    '2F6+2'
+    """
+
+    kind: Kind
+    """What it does; for a braid, its first sub-action's kind."""
+    stage: int
+    """Global stage index, from 0."""
+    unit: int = -1
+    """First unit, from 0; -1 for an action that belongs to no unit."""
+    span: int = 1
+    """Number of units."""
+    sub_actions: tuple[Action, ...] = ()
+    """A braid's members, empty for any other action."""
+
+    def __str__(self) -> str:
+        if self.sub_actions:
+            return f"({';'.join(map(str, self.sub_actions))})OVERLAP_F_B"
+        unit = "" if self.unit < 0 else str(self.unit)
+        return f"{self.stage}{self.kind.name}{unit}{f'+{self.span}' if self.span > 1 else ''}"
+
+
+def parse_action(text: str) -> Action:
+    """Read one action, the whole text and nothing more.
+
+    >>> parse_action("1SEND_F0")
+    Action(kind=<Kind.SEND_F: 4>, stage=1, unit=0, span=1, sub_actions=())
+    >>> [str(a) for a in parse_action("(0F3;7B1)OVERLAP_F_B").sub_actions]
+    ['0F3', '7B1']
+
+    Raises:
+        TableError: the text is no action; the message says what is allowed.
+    """
+    text = text.strip()
+    if text.startswith("("):
+        return _parse_braid(text)
+    match = _ACTION.fullmatch(text)
+    if match is None:
+        raise TableError(
+            f"not an action; expected stage, kind and unit such as 0F3, 2B7, 1SEND_F0, 2F6+2, "
+            f"1UNSHARD or (0F3;7B1)OVERLAP_F_B, with a kind of {', '.join(k.name for k in Kind)}",
+            cell=text,
+        )
+    kind = Kind[match[2]]
+    if kind in PER_STAGE:
+        if match[3] is not None:
+            raise TableError(f"{kind.name} belongs to a stage and takes no microbatch", cell=text)
+        return Action(kind=kind, stage=_number(match[1], text))
+    if match[3] is None:
+        raise TableError(f"{kind.name} needs a microbatch, such as {match[1]}{kind.name}0", cell=text)
+    span = _number(match[4] or "1", text)
+    if span < 1:
+        raise TableError("a span is at least 1", cell=text)
+    return Action(kind=kind, stage=_number(match[1], text), unit=_number(match[3], text), span=span)
+
+
+def _parse_braid(text: str) -> Action:
+    match = _BRAID.fullmatch(text)
+    if match is None or match[2] != "OVERLAP_F_B":
+        raise TableError("a braid is written (0F3;7B1)OVERLAP_F_B, and braids do not nest", cell=text)
+    members = tuple(parse_action(part) for part in match[1].split(";") if part.strip())
+    if not members:
+        raise TableError("a braid needs at least one action", cell=text)
+    first = members[0]
+    return Action(kind=first.kind, stage=first.stage, unit=first.unit, span=first.span, sub_actions=members)
+
+
+def _number(digits: str, text: str) -> int:
+    if len(digits) > 10 or int(digits) > _LARGEST:
+        raise TableError(f"{digits} is too large", cell=text)
+    return int(digits)

@@ -1,0 +1,54 @@
+"""Columns are one-dimensional, contiguous, read-only arrays whose dtype the class states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["Int8s", "Int32s", "Int64s", "column", "difference"]
+
+Int8s: TypeAlias = NDArray[np.int8]
+Int32s: TypeAlias = NDArray[np.int32]
+Int64s: TypeAlias = NDArray[np.int64]
+
+
+def column(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
+    """Return ``values`` as a contiguous read-only array, copied only where it must be.
+
+    Raises:
+        ValueError: a value does not fit ``dtype`` or is no integer.
+    """
+    array = np.asarray(values)
+    if array.dtype != dtype:
+        if array.size and not np.issubdtype(array.dtype, np.integer):
+            msg = f"a column of {np.dtype(dtype)} cannot hold {array.dtype} values"
+            raise ValueError(msg)
+        bounds = np.iinfo(dtype)
+        if array.size and (array.min() < bounds.min or array.max() > bounds.max):
+            msg = f"a value is out of the range of {np.dtype(dtype)}"
+            raise ValueError(msg)
+        array = array.astype(dtype)
+    array = np.ascontiguousarray(array)
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+def difference(first: object, second: object, names: tuple[str, ...]) -> str:
+    """Say where two column tables first differ: the column, the row and both values; else ``""``."""
+    for name in names:
+        one, other = np.asarray(getattr(first, name)), np.asarray(getattr(second, name))
+        if one.shape != other.shape:
+            return f"column {name}: {one.shape} values against {other.shape}"
+        rows = np.flatnonzero((one != other).ravel())
+        if rows.size:
+            row = int(rows[0])
+            values = f"{one.ravel()[row]} against {other.ravel()[row]}"
+            return f"column {name}, row {row}: {values} ({rows.size} rows differ)"
+    return ""

@@ -1,0 +1,113 @@
+"""A placement says on which rank each stage of each unit's route is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from pptrace.model.columns import Int32s, column, difference
+
+__all__ = ["Placement"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Placement:
+    """Routes of stages over ranks, and the route that each unit takes.
+
+    >>> Placement.looped(ranks=2, units=4, chunks=2).stage_rank.tolist()
+    [[0, 1, 0, 1]]
+    >>> Placement.v_shaped(ranks=2, units=4).stage_rank.tolist()
+    [[0, 1, 1, 0]]
+    """
+
+    ranks: int
+    """Number of pipeline ranks."""
+    stage_rank: Int32s
+    """Shape (routes, stages): the rank that holds a stage on a route, -1 where the route skips it."""
+    unit_route: Int32s
+    """Shape (units,): each unit's route."""
+    edges: Int32s
+    """Shape (edges, 2): the stages' graph as (from, to), forward; by default the chain of all stages."""
+
+    def __post_init__(self) -> None:
+        for name in ("stage_rank", "unit_route", "edges"):
+            object.__setattr__(self, name, column(getattr(self, name), np.int32))
+        if self.edges.size == 0:
+            object.__setattr__(self, "edges", column(np.empty((0, 2)).astype(np.int32), np.int32))
+
+    @classmethod
+    def of_stages(cls, stage_rank: object, units: int, ranks: int = 0) -> Self:
+        """Place all units on one route, or each unit on its own row of ``stage_rank``'s routes in turn."""
+        table = np.atleast_2d(np.asarray(stage_rank, dtype=np.int32))
+        routes, stages = table.shape
+        return cls(
+            ranks=ranks or int(table.max()) + 1,
+            stage_rank=table,
+            unit_route=np.arange(units, dtype=np.int32) % routes,
+            edges=chain(stages),
+        )
+
+    @classmethod
+    def looped(cls, ranks: int, units: int, chunks: int = 1) -> Self:
+        """Place stage ``s`` on rank ``s mod ranks``: one chunk a rank, or interleaved chunks."""
+        return cls.of_stages(np.arange(ranks * chunks) % ranks, units, ranks)
+
+    @classmethod
+    def v_shaped(cls, ranks: int, units: int, chunks: int = 2) -> Self:
+        """Place stages down the ranks, then up, and so on: V for two chunks, waves for more."""
+        down = np.arange(ranks)
+        turns = [down if chunk % 2 == 0 else down[::-1] for chunk in range(chunks)]
+        return cls.of_stages(np.concatenate(turns), units, ranks)
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return int(self.stage_rank.shape[1])
+
+    @property
+    def units(self) -> int:
+        """Number of units in the batch."""
+        return int(self.unit_route.size)
+
+    @property
+    def routes(self) -> int:
+        """Number of routes."""
+        return int(self.stage_rank.shape[0])
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether stage ``s`` feeds stage ``s + 1`` and nothing else."""
+        return bool(np.array_equal(self.edges, chain(self.stages)))
+
+    def rank_of(self, stage: int, unit: int) -> int:
+        """Return the rank that holds ``stage`` for ``unit``; a unit of -1 reads the first route."""
+        route = int(self.unit_route[unit]) if 0 <= unit < self.units else 0
+        return int(self.stage_rank[route, stage])
+
+    def stages_of(self, rank: int) -> list[int]:
+        """Return the stages that ``rank`` holds on any route, in order."""
+        return sorted({int(stage) for stage in np.nonzero(self.stage_rank == rank)[1]})
+
+    def copies(self) -> Int32s:
+        """Return, per rank and stage, 1 where the rank holds the stage: shape (ranks, stages)."""
+        held = np.zeros((self.ranks, self.stages), dtype=np.int32)
+        route, stage = np.nonzero(self.stage_rank >= 0)
+        held[self.stage_rank[route, stage], stage] = 1
+        return held
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Placement):
+            return NotImplemented
+        return self.ranks == other.ranks and not difference(
+            self, other, ("stage_rank", "unit_route", "edges")
+        )
+
+    __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
+
+
+def chain(stages: int) -> Int32s:
+    """Return the edges of a chain of stages, shape (stages - 1, 2)."""
+    first = np.arange(max(stages - 1, 0), dtype=np.int32)
+    return np.stack([first, first + 1], axis=1).astype(np.int32)

@@ -1,0 +1,97 @@
+"""What a plugin is asked for: a schedule, a cost model's workload, or a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["CostRequest", "NetworkRequest", "ScheduleRequest"]
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRequest:
+    """What a schedule is built from; simple schedules read ``ranks`` and ``units`` alone.
+
+    >>> ScheduleRequest(ranks=4, units=8).stages
+    4
+    """
+
+    ranks: int
+    """Pipeline ranks."""
+    units: int
+    """Units (microbatches) in the step."""
+    chunks: int = 1
+    """Model chunks per rank."""
+    f_ns: tuple[int, ...] = ()
+    """Forward time of a unit per stage; empty where only the structure is known: count each as 1."""
+    b_ns: tuple[int, ...] = ()
+    """Full backward time per stage; empty as above: count each as 2."""
+    i_ns: tuple[int, ...] = ()
+    """Input-gradient time per stage; empty as above: count each as 1."""
+    w_ns: tuple[int, ...] = ()
+    """Weight-gradient time per stage; empty as above: count each as 1."""
+    transfer_ns: int = 0
+    """Time of one boundary message between neighbours, uncontended."""
+    activation_bytes: tuple[int, ...] = ()
+    """Bytes that a unit's forward leaves on each stage; empty where unknown."""
+    memory_limit_bytes: int = 0
+    """Bytes per rank for activations; 0 for no limit."""
+    options: Mapping[str, Any] = field(default=_NOTHING)
+    """The schedule's own options, checked against its parameter model."""
+
+    @property
+    def stages(self) -> int:
+        """Stages of the whole pipeline."""
+        return self.ranks * self.chunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRequest:
+    """What a cost model builds a :class:`~pptrace.model.workload.Workload` from."""
+
+    ranks: int
+    """Pipeline ranks."""
+    stages: int
+    """Stages; a cost model splits the model over them in order."""
+    units: int
+    """Units (microbatches) that one pipeline runs in the step."""
+    edges: tuple[tuple[int, int], ...] = ()
+    """The stages' graph as (from, to), forward."""
+    model: Mapping[str, Any] = field(default=_NOTHING)
+    """The model's description: a preset's values, with what the user changed."""
+    device: Mapping[str, Any] = field(default=_NOTHING)
+    """The device's description, likewise."""
+    tp: int = 1
+    """Tensor-parallel size."""
+    cp: int = 1
+    """Context-parallel size."""
+    dp: int = 1
+    """Data-parallel replicas of the pipeline."""
+    ep: int = 1
+    """Expert-parallel size."""
+    sequence_parallel: bool = False
+    """Whether activations between tensor-parallel regions are split over the sequence."""
+    micro: int = 1
+    """Sequences in a unit."""
+    sequence: int = 0
+    """Tokens in a sequence."""
+    global_batch: int = 0
+    """Sequences in the step, over all replicas."""
+    data_parallel: Mapping[str, int] = field(default=_NOTHING)
+    """Network of the data-parallel group: ``rate_kbps`` (kB/s per direction) and ``latency_ns``."""
+    options: Mapping[str, Any] = field(default=_NOTHING)
+    """The cost model's own options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkRequest:
+    """What a network is built from."""
+
+    ranks: int
+    """Pipeline ranks that will send to each other."""
+    options: Mapping[str, Any] = field(default=_NOTHING)
+    """The network's own options."""

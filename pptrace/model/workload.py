@@ -1,0 +1,117 @@
+"""A workload is what one training step costs: nanoseconds and bytes per stage and unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pptrace.model.columns import Int64s, column
+
+__all__ = ["Workload"]
+
+_PER_STAGE = (
+    "f_ns",
+    "b_ns",
+    "i_ns",
+    "w_ns",
+    "f_collective_ns",
+    "b_collective_ns",
+    "i_collective_ns",
+    "w_collective_ns",
+    "activation_bytes",
+    "weight_activation_bytes",
+    "weights_bytes",
+    "gradients_bytes",
+    "optimizer_bytes",
+    "reduce_ns",
+    "optimizer_ns",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One step's costs per stage; every array has shape (stages,) unless it says otherwise.
+
+    >>> Workload.uniform(stages=2, f_ns=1, b_ns=2).b_ns.tolist()
+    [2, 2]
+    """
+
+    f_ns: Int64s
+    """Forward of one unit, its collectives included."""
+    b_ns: Int64s
+    """Full backward of one unit, its collectives included."""
+    i_ns: Int64s
+    """Backward of one unit for the input gradient, its collectives included."""
+    w_ns: Int64s
+    """Backward of one unit for the weight gradient, its collectives included."""
+    f_collective_ns: Int64s
+    """The part of ``f_ns`` in which the rank's own group (tensor, context, expert parallel) communicates."""
+    b_collective_ns: Int64s
+    """The same part of ``b_ns``."""
+    i_collective_ns: Int64s
+    """The same part of ``i_ns``."""
+    w_collective_ns: Int64s
+    """The same part of ``w_ns``."""
+    boundary_bytes: Int64s
+    """Shape (edges,): bytes that one unit carries over each edge of the stages' graph; gradients weigh the same."""
+    activation_bytes: Int64s
+    """Bytes that one unit's forward leaves until its backward."""
+    weight_activation_bytes: Int64s
+    """The part of ``activation_bytes`` that an input-gradient backward keeps for the weight gradient."""
+    weights_bytes: Int64s
+    """Weights, on each rank that holds the stage (as the three below)."""
+    gradients_bytes: Int64s
+    """Gradient buffers."""
+    optimizer_bytes: Int64s
+    """Optimizer state and master weights."""
+    reduce_ns: Int64s
+    """Reduction of the stage's gradients over its data-parallel replicas; 0 where there are none."""
+    optimizer_ns: Int64s
+    """Optimizer update of the stage."""
+    reserved_bytes: int = 0
+    """Bytes per rank that no action accounts for: context, workspace, fragmentation."""
+    capacity_bytes: int = 0
+    """Memory of the rank's device; 0 where unknown."""
+    tokens: int = 0
+    """Tokens that the whole job trains on in one step; 0 where unknown."""
+    model_flops: int = 0
+    """Floating-point operations that the whole job's step needs, without recomputation; 0 where unknown."""
+    peak_flops: int = 0
+    """Dense peak of all devices of the whole job, in FLOP/s; 0 where unknown."""
+    unit_time_ns: int = 0
+    """Nanoseconds of one abstract unit of time; 0 where the costs are real times."""
+    notes: tuple[str, ...] = field(default=())
+    """How figures were counted, one sentence each, for the detailed output."""
+
+    def __post_init__(self) -> None:
+        for name in (*_PER_STAGE, "boundary_bytes"):
+            object.__setattr__(self, name, column(getattr(self, name), np.int64))
+
+    @classmethod
+    def uniform(cls, stages: int, *, boundary_bytes: int = 0, edges: int = -1, **values: object) -> Workload:
+        """Build a workload from scalars or arrays by field name; what is not named is zero.
+
+        ``b_ns`` defaults to ``i_ns + w_ns``, and ``i_ns`` and ``w_ns`` to the halves of ``b_ns``.
+        """
+        given: dict[str, object] = dict(values)
+        if "b_ns" not in given:
+            given["b_ns"] = np.add(given.get("i_ns", 0), given.get("w_ns", 0))  # type: ignore[call-overload]
+        half = np.asarray(given["b_ns"]) // 2
+        given.setdefault("i_ns", np.asarray(given["b_ns"]) - np.asarray(given.get("w_ns", half)))
+        given.setdefault("w_ns", np.asarray(given["b_ns"]) - np.asarray(given["i_ns"]))
+        for name in _PER_STAGE:
+            given[name] = np.broadcast_to(np.asarray(given.get(name, 0), dtype=np.int64), (stages,))
+        count = stages - 1 if edges < 0 else edges
+        return cls(boundary_bytes=np.full(max(count, 0), boundary_bytes, dtype=np.int64), **given)  # type: ignore[arg-type]
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return int(self.f_ns.size)
+
+    @property
+    def static_bytes(self) -> Int64s:
+        """Weights, gradients and optimizer state of each stage."""
+        total: Int64s = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return total

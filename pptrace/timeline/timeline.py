@@ -1,0 +1,176 @@
+"""A timeline is one training step that happened, simulated or measured: slices on lanes, in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from pptrace.model.action import Action, Kind
+from pptrace.model.columns import Int8s, Int32s, Int64s, column, difference
+from pptrace.model.placement import Placement
+
+__all__ = ["Slice", "Stream", "Timeline"]
+
+
+class Stream(IntEnum):
+    """What a lane is: an in-order queue of a rank."""
+
+    COMPUTE = 0
+    """Kernels of the model."""
+    COMM = 1
+    """The rank's communication with any peer, or with ``lane_peer``."""
+    SEND = 2
+    """Messages to one peer."""
+    RECV = 3
+    """Messages from one peer."""
+    COPY_OUT = 4
+    """Offloads to host memory."""
+    COPY_IN = 5
+    """Reloads from host memory."""
+    DATA_PARALLEL = 6
+    """Collectives over the rank's data-parallel replicas."""
+
+
+LANE_COLUMNS = ("lane_rank", "lane_stream", "lane_peer", "lane_ptr")
+ROW_COLUMNS = (
+    "kind", "stage", "unit", "span", "enter_ns", "start_ns", "end_ns",
+    "lag_ns", "uncontended_ns", "collective_ns", "size_bytes", "cause", "braid",
+)  # fmt: skip
+_INT64 = frozenset(
+    {"enter_ns", "start_ns", "end_ns", "lag_ns", "uncontended_ns", "collective_ns", "size_bytes"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """One row of a timeline, for reading and for tests."""
+
+    rank: int
+    stream: Stream
+    peer: int
+    action: Action
+    enter_ns: int
+    start_ns: int
+    end_ns: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """Slices on lanes; lanes are sorted by (rank, stream, peer), slices within a lane by time.
+
+    Times are integer nanoseconds from the step's start; slices of one lane never overlap.
+    A message has a slice on each stream that it occupies: one (``SEND_F`` or ``SEND_B``, on the
+    sender) where the receiver's streams are free of it, else one on each side.
+    """
+
+    placement: Placement
+    """Where each stage of each unit's route is."""
+    lane_rank: Int32s
+    """Shape (lanes,): the rank of each lane."""
+    lane_stream: Int8s
+    """:class:`Stream` of each lane."""
+    lane_peer: Int32s
+    """The peer of a lane that serves one only, else -1."""
+    lane_ptr: Int32s
+    """Shape (lanes + 1,): lane ``l`` holds the rows ``lane_ptr[l]:lane_ptr[l + 1]``."""
+    kind: Int8s
+    """:class:`~pptrace.model.action.Kind` of each row."""
+    stage: Int32s
+    """Stage of each row: the sender's for ``SEND_*``, the receiver's for ``RECV_*``."""
+    unit: Int32s
+    """First unit, -1 for none."""
+    span: Int32s
+    """Number of units."""
+    enter_ns: Int64s
+    """When it was launched: all that its rank issued before it on its stream was done."""
+    start_ns: Int64s
+    """When it started to run."""
+    end_ns: Int64s
+    """When it left its stream."""
+    lag_ns: Int64s
+    """Wire latency behind ``end_ns`` until the data were there."""
+    uncontended_ns: Int64s
+    """What ``end_ns - start_ns`` would have been with nothing shared."""
+    collective_ns: Int64s
+    """The part of the slice in which the rank's own group communicated."""
+    size_bytes: Int64s
+    """Bytes moved, 0 for none."""
+    cause: Int32s
+    """Row whose end (or start) released this one; -1 for none or unknown."""
+    braid: Int32s
+    """Rows of a rank that share a number from 0 belong to one braid; -1 for a row alone."""
+    provenance: Mapping[str, Any] = field(default=MappingProxyType({}))
+    """Where the timeline comes from: version, plugins, configuration; plain JSON values."""
+
+    def __post_init__(self) -> None:
+        for name in (*LANE_COLUMNS, *ROW_COLUMNS):
+            dtype: Any = np.int32
+            if name in _INT64:
+                dtype = np.int64
+            elif name in {"kind", "lane_stream"}:
+                dtype = np.int8
+            object.__setattr__(self, name, column(getattr(self, name), dtype))
+
+    def __len__(self) -> int:
+        return int(self.kind.size)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.placement.ranks
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes."""
+        return int(self.lane_rank.size)
+
+    def lane_of_row(self) -> Int32s:
+        """Return each row's lane, shape (rows,)."""
+        return np.repeat(np.arange(self.lanes, dtype=np.int32), np.diff(self.lane_ptr))
+
+    def rank_of_row(self) -> Int32s:
+        """Return each row's rank, shape (rows,)."""
+        return np.repeat(self.lane_rank, np.diff(self.lane_ptr))
+
+    def peer_of_row(self) -> Int32s:
+        """Return the other rank of each message, -1 for rows that are none; shape (rows,)."""
+        from pptrace.timeline.peers import peers
+
+        return peers(self)
+
+    def __getitem__(self, row: int) -> Slice:
+        if not 0 <= row < len(self):
+            msg = f"row {row} of {len(self)}"
+            raise IndexError(msg)
+        lane = int(np.searchsorted(self.lane_ptr, row, side="right")) - 1
+        return Slice(
+            rank=int(self.lane_rank[lane]),
+            stream=Stream(int(self.lane_stream[lane])),
+            peer=int(self.lane_peer[lane]),
+            action=Action(
+                kind=Kind(int(self.kind[row])),
+                stage=int(self.stage[row]),
+                unit=int(self.unit[row]),
+                span=int(self.span[row]),
+            ),
+            enter_ns=int(self.enter_ns[row]),
+            start_ns=int(self.start_ns[row]),
+            end_ns=int(self.end_ns[row]),
+            size_bytes=int(self.size_bytes[row]),
+        )
+
+    def difference(self, other: Timeline) -> str:
+        """Say where two timelines first differ in their columns, or ``""``."""
+        if self.placement != other.placement:
+            return "the placements differ"
+        return difference(self, other, (*LANE_COLUMNS, *ROW_COLUMNS))
+
+    def __repr__(self) -> str:
+        span = int(self.end_ns.max()) if len(self) else 0
+        return f"<Timeline {self.ranks} ranks, {self.lanes} lanes, {len(self)} slices, {span} ns>"
