@@ -13,6 +13,7 @@ import numpy as np
 from pptrace.model.action import Action, Kind
 from pptrace.model.columns import Int8s, Int32s, Int64s, column, difference
 from pptrace.model.placement import Placement
+from pptrace.timeline.counter import Counter
 
 __all__ = ["Slice", "Stream", "Timeline"]
 
@@ -51,13 +52,31 @@ class Slice:
     """One row of a timeline, for reading and for tests."""
 
     rank: int
+    """The rank whose stream it occupies."""
     stream: Stream
-    peer: int
+    """Which of the rank's streams."""
     action: Action
-    enter_ns: int
+    """What ran."""
     start_ns: int
+    """When it started to run."""
     end_ns: int
-    size_bytes: int
+    """When it left its stream."""
+    peer: int = -1
+    """The peer of a stream that serves one only."""
+    enter_ns: int = -1
+    """When it was launched; -1 stands for its start."""
+    lag_ns: int = 0
+    """Wire latency behind its end."""
+    uncontended_ns: int = -1
+    """Its duration with nothing shared; -1 stands for its duration."""
+    collective_ns: int = 0
+    """The part in which the rank's own group communicated."""
+    size_bytes: int = 0
+    """Bytes moved."""
+    cause: int = -1
+    """Row whose end (or start) released it."""
+    braid: int = -1
+    """The braid that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,6 +124,8 @@ class Timeline:
     """Row whose end (or start) released this one; -1 for none or unknown."""
     braid: Int32s
     """Rows of a rank that share a number from 0 belong to one braid; -1 for a row alone."""
+    counters: tuple[Counter, ...] = ()
+    """Quantities over time, sorted by rank, then in the order of display."""
     provenance: Mapping[str, Any] = field(default=MappingProxyType({}))
     """Where the timeline comes from: version, plugins, configuration; plain JSON values."""
 
@@ -138,12 +159,6 @@ class Timeline:
         """Return each row's rank, shape (rows,)."""
         return np.repeat(self.lane_rank, np.diff(self.lane_ptr))
 
-    def peer_of_row(self) -> Int32s:
-        """Return the other rank of each message, -1 for rows that are none; shape (rows,)."""
-        from pptrace.timeline.peers import peers
-
-        return peers(self)
-
     def __getitem__(self, row: int) -> Slice:
         if not 0 <= row < len(self):
             msg = f"row {row} of {len(self)}"
@@ -159,16 +174,15 @@ class Timeline:
                 unit=int(self.unit[row]),
                 span=int(self.span[row]),
             ),
-            enter_ns=int(self.enter_ns[row]),
-            start_ns=int(self.start_ns[row]),
-            end_ns=int(self.end_ns[row]),
-            size_bytes=int(self.size_bytes[row]),
+            **{name: int(getattr(self, name)[row]) for name in ROW_COLUMNS[4:]},
         )
 
     def difference(self, other: Timeline) -> str:
         """Say where two timelines first differ in their columns, or ``""``."""
         if self.placement != other.placement:
             return "the placements differ"
+        if self.counters != other.counters:
+            return "the counters differ"
         return difference(self, other, (*LANE_COLUMNS, *ROW_COLUMNS))
 
     def __repr__(self) -> str:
