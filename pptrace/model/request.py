@@ -9,7 +9,9 @@ from typing import Any
 
 __all__ = ["CostRequest", "NetworkRequest", "ScheduleRequest"]
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+def _nothing() -> Mapping[str, Any]:
+    return MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class ScheduleRequest:
     """Bytes that a unit's forward leaves on each stage; empty where unknown."""
     memory_limit_bytes: int = 0
     """Bytes per rank for activations; 0 for no limit."""
-    options: Mapping[str, Any] = field(default=_NOTHING)
+    options: Mapping[str, Any] = field(default_factory=_nothing)
     """The schedule's own options, checked against its parameter model."""
 
     @property
@@ -61,9 +63,9 @@ class CostRequest:
     """Units (microbatches) that one pipeline runs in the step."""
     edges: tuple[tuple[int, int], ...] = ()
     """The stages' graph as (from, to), forward."""
-    model: Mapping[str, Any] = field(default=_NOTHING)
+    model: Mapping[str, Any] = field(default_factory=_nothing)
     """The model's description: a preset's values, with what the user changed."""
-    device: Mapping[str, Any] = field(default=_NOTHING)
+    device: Mapping[str, Any] = field(default_factory=_nothing)
     """The device's description, likewise."""
     tp: int = 1
     """Tensor-parallel size."""
@@ -81,9 +83,9 @@ class CostRequest:
     """Tokens in a sequence."""
     global_batch: int = 0
     """Sequences in the step, over all replicas."""
-    data_parallel: Mapping[str, int] = field(default=_NOTHING)
+    data_parallel: Mapping[str, int] = field(default_factory=_nothing)
     """Network of the data-parallel group: ``rate_kbps`` (kB/s per direction) and ``latency_ns``."""
-    options: Mapping[str, Any] = field(default=_NOTHING)
+    options: Mapping[str, Any] = field(default_factory=_nothing)
     """The cost model's own options."""
 
 
@@ -93,5 +95,5 @@ class NetworkRequest:
 
     ranks: int
     """Pipeline ranks that will send to each other."""
-    options: Mapping[str, Any] = field(default=_NOTHING)
+    options: Mapping[str, Any] = field(default_factory=_nothing)
     """The network's own options."""

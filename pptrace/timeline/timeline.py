@@ -42,9 +42,7 @@ ROW_COLUMNS = (
     "kind", "stage", "unit", "span", "enter_ns", "start_ns", "end_ns",
     "lag_ns", "uncontended_ns", "collective_ns", "size_bytes", "cause", "braid",
 )  # fmt: skip
-_INT64 = frozenset(
-    {"enter_ns", "start_ns", "end_ns", "lag_ns", "uncontended_ns", "collective_ns", "size_bytes"}
-)
+_INT64 = frozenset({"enter_ns", "start_ns", "end_ns", "lag_ns", "uncontended_ns", "collective_ns", "size_bytes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +124,7 @@ class Timeline:
     """Rows of a rank that share a number from 0 belong to one braid; -1 for a row alone."""
     counters: tuple[Counter, ...] = ()
     """Quantities over time, sorted by rank, then in the order of display."""
-    provenance: Mapping[str, Any] = field(default=MappingProxyType({}))
+    provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Where the timeline comes from: version, plugins, configuration; plain JSON values."""
 
     def __post_init__(self) -> None:
