@@ -1,0 +1,25 @@
+"""The plugin interface: what a plugin implements (hooks) and what it yields (offers)."""
+
+from pptrace.hooks.offers import (
+    API,
+    CostModelOffer,
+    DeviceOffer,
+    ExporterOffer,
+    ImporterOffer,
+    ModelOffer,
+    NetworkOffer,
+    ScheduleOffer,
+)
+from pptrace.hooks.specs import hookimpl
+
+__all__ = [
+    "API",
+    "CostModelOffer",
+    "DeviceOffer",
+    "ExporterOffer",
+    "ImporterOffer",
+    "ModelOffer",
+    "NetworkOffer",
+    "ScheduleOffer",
+    "hookimpl",
+]

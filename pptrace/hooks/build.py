@@ -1,0 +1,118 @@
+"""Build what an offer promises and check that it is that: a schedule, a network, a workload."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
+from pptrace.errors import TableError
+from pptrace.hooks.call import call_plugin, plugin_code, plugin_error
+
+if TYPE_CHECKING:
+    from pptrace.hooks.offers import CostModelOffer, NetworkOffer, ScheduleOffer
+    from pptrace.hooks.provider import Provided, Provider
+    from pptrace.model.action import Action
+    from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
+    from pptrace.model.workload import Workload
+    from pptrace.network.contract import Network
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["build_network", "build_schedule", "build_workload"]
+
+_BETWEEN = re.compile(r"[\s,]+")
+
+
+def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) -> Schedule:
+    """Return the table that a schedule makes of ``request``; its actions are not validated yet.
+
+    A row may be a list of actions, a list of their text, or one text of actions with blanks between.
+
+    Raises:
+        ConstraintError: the schedule cannot take these sizes.
+        PluginError: it raised, or what it returned is no table of this many ranks and units.
+    """
+    from pptrace.schedule.table import Schedule
+
+    offer, provider = provided.offer, provided.provider
+    if offer.check is not None:
+        call_plugin(provider, offer.check, request)
+    with plugin_code(provider, offer.build):
+        built = offer.build(request)
+        rows = None if isinstance(built, Schedule) else _rows(provider, offer, built)
+    table = built if isinstance(built, Schedule) else _table(provider, offer, rows or [])
+    if table.ranks != request.ranks:
+        message = f"has {table.ranks} ranks where {request.ranks} were asked for"
+        raise plugin_error(provider, f"the table of schedule {offer.name!r} {message}")
+    if table.units < request.units:
+        message = f"has {table.units} microbatches where {request.units} were asked for"
+        raise plugin_error(provider, f"the table of schedule {offer.name!r} {message}")
+    return table
+
+
+def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> Network:
+    """Return the network that an offer builds.
+
+    Raises:
+        PluginError: it raised, or returned something without links and paths.
+    """
+    offer, provider = provided.offer, provided.provider
+    network = call_plugin(provider, offer.build, request)
+    if not callable(getattr(network, "paths", None)) or not hasattr(network, "links"):
+        message = f"returned {_told(network)}, expected an object with links and paths(src, dst)"
+        raise plugin_error(provider, f"network {offer.name!r} {message}")
+    return network
+
+
+def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> Workload:
+    """Return the workload that a cost model makes of ``request``.
+
+    Raises:
+        PluginError: it raised, or returned no workload of this many stages.
+    """
+    from pptrace.model.workload import Workload
+
+    offer, provider = provided.offer, provided.provider
+    workload: object = call_plugin(provider, offer.build, request)
+    if not isinstance(workload, Workload):
+        raise plugin_error(provider, f"cost model {offer.name!r} returned {_told(workload)}, expected a Workload")
+    if workload.stages != request.stages:
+        message = f"returned costs of {workload.stages} stages where {request.stages} were asked for"
+        raise plugin_error(provider, f"cost model {offer.name!r} {message}")
+    return workload
+
+
+def _rows(provider: Provider, offer: ScheduleOffer, built: object) -> list[list[str | Action | None]]:
+    from pptrace.model.action import Action
+
+    if not isinstance(built, Iterable) or isinstance(built, str):
+        message = f"returned {_told(built)}, expected a Schedule or one row of actions per rank"
+        raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+    rows: list[list[str | Action | None]] = []
+    for rank, row in enumerate(built):
+        if not isinstance(row, Iterable):
+            message = f"returned {_told(row)} as the row of rank {rank}, expected a list of actions"
+            raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+        cells = [cell for cell in _BETWEEN.split(row) if cell] if isinstance(row, str) else list(row)
+        for position, cell in enumerate(cells):
+            if cell is not None and not isinstance(cell, str | Action):
+                message = f"returned {_told(cell)} as action {position} of rank {rank}, expected text such as 0F3"
+                raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+        rows.append(cast("list[str | Action | None]", cells))
+    return rows
+
+
+def _table(provider: Provider, offer: ScheduleOffer, rows: list[list[str | Action | None]]) -> Schedule:
+    from pptrace.schedule.table import Schedule
+
+    try:
+        return Schedule.from_rows(rows)
+    except TableError as error:
+        message = f"the table of schedule {offer.name!r} cannot be read: {error}"
+        raise plugin_error(provider, message) from error
+
+
+def _told(value: object) -> str:
+    text = " ".join(repr(value).split())
+    short = f"{text[:57]}…" if len(text) > 60 else text  # noqa: PLR2004 - a line of a terminal holds it
+    return f"{short} ({type(value).__name__})"
