@@ -63,7 +63,9 @@ def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[S
     module = _run(provider, file, (folder or Path()) / file)
     function = getattr(module, name, None)
     if function is None:
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        functions = [
+            k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__
+        ]
         raise _error(provider, f"{file} has no function {name!r}{nearest(name, functions)}")
     if not callable(function):
         raise _error(provider, f"{name} in {file} is a {type(function).__name__}, not a function")

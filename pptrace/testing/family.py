@@ -1,0 +1,132 @@
+"""Assert what a schedule promises, over a grid of sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.errors import ConstraintError
+from pptrace.hooks.build import build_schedule
+from pptrace.hooks.call import call_plugin
+from pptrace.hooks.provider import Provided, Provider
+from pptrace.model.request import ScheduleRequest
+from pptrace.testing.count import count
+from pptrace.testing.growth import assert_linear_growth
+from pptrace.testing.schedule import assert_valid_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pptrace.hooks.offers import ScheduleOffer
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["assert_schedule_family", "grid"]
+
+
+_HERE = Provider(name="under test")
+
+
+def grid(
+    *,
+    ranks: Iterable[int] = (1, 2, 3, 4, 8),
+    units: Iterable[int] = (1, 2, 3, 4, 5, 8, 12, 16, 24),
+    chunks: Iterable[int] = (1,),
+    **fields: object,
+) -> tuple[ScheduleRequest, ...]:
+    """Return the requests of every combination of sizes, each with ``fields`` besides.
+
+    >>> len(grid(ranks=(2, 4), units=(4, 8), chunks=(1, 2)))
+    8
+    """
+    across, down, deep = tuple(ranks), tuple(units), tuple(chunks)
+    return tuple(
+        ScheduleRequest(ranks=p, units=m, chunks=v, **fields)  # type: ignore[arg-type] # the caller's fields
+        for p in across
+        for m in down
+        for v in deep
+    )
+
+
+def assert_schedule_family(
+    offer: ScheduleOffer | Provided[ScheduleOffer], *, sizes: Sequence[ScheduleRequest] = (), growth: bool = True
+) -> None:
+    """Assert that a schedule keeps what its offer says, for each of ``sizes``, by default :func:`grid`.
+
+    - A size is refused by ``check`` with a :class:`~pptrace.errors.ConstraintError`, and then
+      ``constraints`` says so in words; or its table is valid. At least one size is taken.
+    - Two builds of a size are equal.
+    - ``bubble`` and ``peak_activations``, where offered, equal the table's figures, as exact
+      fractions: with a forward of 1, a backward of 2, and messages that take no time.
+    - The time to generate a table grows about as the table does (unless ``growth`` is false).
+
+    Raises:
+        AssertionError: what is broken, for which size.
+        PluginError: the plugin's code raised something else.
+    """
+    provided = offer if isinstance(offer, Provided) else Provided(offer=offer, provider=_HERE)
+    taken = [request for request in sizes or grid() if not _refuses(provided, request)]
+    if not taken:
+        raise AssertionError(f"{provided.offer.name} takes none of the sizes that it was tried with")
+    for request in taken:
+        schedule = _build(provided, request)
+        _assert_repeatable(provided, request, schedule)
+        _assert_closed_forms(provided, request, schedule)
+    if growth:
+        assert_linear_growth(provided.offer, max(taken, key=lambda request: request.ranks))
+
+
+def _refuses(provided: Provided[ScheduleOffer], request: ScheduleRequest) -> bool:
+    offer = provided.offer
+    if offer.check is None:
+        return False
+    try:
+        call_plugin(provided.provider, offer.check, request)
+    except ConstraintError as error:
+        if not offer.constraints:
+            raise _broken(offer, request, f"refused ({error}), but the offer states no constraints") from error
+        return True
+    return False
+
+
+def _build(provided: Provided[ScheduleOffer], request: ScheduleRequest) -> Schedule:
+    try:
+        schedule = build_schedule(provided, request)
+    except ConstraintError as error:
+        raise _broken(provided.offer, request, f"check takes this size and build does not: {error}") from error
+    try:
+        assert_valid_schedule(schedule)
+    except AssertionError as error:
+        raise _broken(provided.offer, request, str(error)) from error
+    return schedule
+
+
+def _assert_repeatable(provided: Provided[ScheduleOffer], request: ScheduleRequest, schedule: Schedule) -> None:
+    again = _build(provided, request)
+    if schedule != again:
+        where = schedule.difference(again) or "the placements differ"
+        raise _broken(provided.offer, request, f"two builds differ: {where}")
+
+
+def _assert_closed_forms(provided: Provided[ScheduleOffer], request: ScheduleRequest, schedule: Schedule) -> None:
+    offer, provider = provided.offer, provided.provider
+    if offer.bubble is None and offer.peak_activations is None:
+        return
+    counted = count(schedule)
+    if offer.bubble is not None:
+        stated = call_plugin(provider, offer.bubble, request)
+        if stated != counted.bubble:
+            raise _broken(offer, request, f"bubble is stated as {stated} and the table's is {counted.bubble}")
+    if offer.peak_activations is not None:
+        stated_peaks = list(call_plugin(provider, offer.peak_activations, request))
+        if stated_peaks != list(counted.peak_activations):
+            stated_text, counted_text = _listed(stated_peaks), _listed(counted.peak_activations)
+            message = f"peak activations are stated as {stated_text} and the table's are {counted_text}"
+            raise _broken(offer, request, message)
+
+
+def _broken(offer: ScheduleOffer, request: ScheduleRequest, what: str) -> AssertionError:
+    chunks = f", {request.chunks} chunks" if request.chunks > 1 else ""
+    return AssertionError(f"{offer.name} with {request.ranks} ranks, {request.units} units{chunks}: {what}")
+
+
+def _listed(values: Iterable[object]) -> str:
+    return f"[{', '.join(map(str, values))}]"
