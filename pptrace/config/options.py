@@ -1,0 +1,104 @@
+"""Check values against a pydantic model, and say in one line what is wrong, where, and what is allowed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from pptrace.config.describe import describe_validation_error, key_path
+from pptrace.config.places import Place, Places, key_text, place_of
+from pptrace.config.quantity import BARE_NUMBER
+from pptrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pydantic_core import ErrorDetails
+
+__all__ = ["describe_validation_error", "merged", "validate_options"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_NOWHERE: Places = MappingProxyType({})
+
+
+def validate_options(
+    model: type[Model],
+    values: Mapping[str, Any],
+    key_prefix: str = "",
+    positions: Places = _NOWHERE,
+    *,
+    file: str | Path = "",
+) -> Model:
+    """Build ``model`` from plain values, with nothing converted but quantities in text.
+
+    A key that ``positions`` does not hold comes from a preset and may give a quantity as an integer, in
+    bytes, bytes/s, ns or FLOP/s.
+
+    Raises:
+        ConfigError: the first value that does not fit, an unknown key before all others.
+    """
+    text = _json(values, key_prefix, positions, file)
+    try:
+        return model.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        wrong = [one for one in errors if not _is_preset_integer(one, values, key_prefix, positions)]
+        if wrong:
+            raise describe_validation_error(wrong, model, values, key_prefix, positions, file) from None
+    try:
+        return model.model_validate_json(text, strict=True, context={"integers": True})
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise describe_validation_error(errors, model, values, key_prefix, positions, file) from None
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``under`` with what ``over`` says in its place, mapping by mapping.
+
+    >>> merged({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
+    {'a': {'x': 1, 'y': 3}}
+    """
+    both = dict(under)
+    for key, value in over.items():
+        below = both.get(key)
+        nested = isinstance(below, Mapping) and isinstance(value, Mapping)
+        both[key] = merged(below, value) if nested else value  # type: ignore[arg-type] # both are mappings
+    return both
+
+
+def _is_preset_integer(error: ErrorDetails, values: Mapping[str, Any], prefix: str, positions: Places) -> bool:
+    if error["type"] != BARE_NUMBER or not isinstance(error["input"], int):
+        return False
+    return key_text(key_path(error, values), prefix) not in positions
+
+
+def _json(values: Mapping[str, Any], prefix: str, positions: Places, file: str | Path) -> str:
+    try:
+        return json.dumps(values, allow_nan=False)
+    except ValueError:
+        key = key_text(_not_finite(values) or (), prefix)
+        place = place_of(key, positions) or Place(source=str(file))
+        raise ConfigError(
+            "a number must be finite", key=key, file=place.source, line=place.line, column=place.column
+        ) from None
+
+
+def _not_finite(value: object) -> tuple[str | int, ...] | None:
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ()
+    below: Sequence[tuple[str | int, object]] = ()
+    if isinstance(value, Mapping):
+        below = list(value.items())
+    elif isinstance(value, list | tuple):
+        below = list(enumerate(value))
+    for key, one in below:
+        found = _not_finite(one)
+        if found is not None:
+            return (key, *found)
+    return None

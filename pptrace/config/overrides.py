@@ -1,0 +1,205 @@
+"""Lay ``--set key=value`` and flags over what the file says; a flag wins over ``--set``, both over the file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pptrace.config.describe import shown
+from pptrace.config.experiment import HEADLINES
+from pptrace.config.places import KeyPath, Place, Places, key_text, record
+from pptrace.config.yaml_file import parse_value
+from pptrace.errors import ConfigError, nearest
+
+__all__ = ["FLAGS", "Assignment", "assignments", "overlaid"]
+
+FLAGS: Mapping[str, str] = {
+    "schedule": "schedule",
+    "pp": "parallel.pp",
+    "tp": "parallel.tp",
+    "dp": "parallel.dp",
+    "cp": "parallel.cp",
+    "ep": "parallel.ep",
+    "vp": "parallel.vp",
+    "global": "batch.global",
+    "microbatches": "batch.microbatches",
+    "micro": "batch.micro",
+    "sequence": "batch.sequence",
+    "model": "model",
+    "device": "device",
+    "network": "network",
+    "p2p": "p2p",
+    "costs": "costs",
+    "parallel": "parallel",
+    "batch": "batch",
+    "data_parallel": "data_parallel",
+}
+"""The key that each flag sets; the sections at the end are for callers from Python."""
+
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[([0-9]{1,9})\]")
+_DERIVED_FROM_EACH_OTHER = (("global", "microbatches"), ("microbatches", "global"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One value that the command line puts over the file's."""
+
+    path: KeyPath
+    """The key that it sets."""
+    value: Any
+    """A plain value; None takes the key away, so that its default holds."""
+    place: Place
+    """The part of the command line."""
+
+
+def assignments(sets: Sequence[str], flags: Mapping[str, Any]) -> list[Assignment]:
+    """Read ``key=value`` texts, then flags, in the order in which they apply; flags that are None are absent.
+
+    Raises:
+        ConfigError: no ``key=value``, broken YAML in a value, an unknown flag.
+    """
+    found = [_parsed(text) for text in sets]
+    found += [_flag(name, value) for name, value in flags.items() if value is not None]
+    return [_lengthened(one) for one in found]
+
+
+def overlaid(
+    value: Mapping[str, Any] | None, places: Places, over: Sequence[Assignment]
+) -> tuple[dict[str, Any], dict[str, Place]]:
+    """Return a file's values and places, short forms written out, with assignments in their places.
+
+    Another name for a model, schedule, device, network or costs drops what the file said for the first one,
+    as another of ``global`` and ``microbatches`` drops the first.
+
+    Raises:
+        ConfigError: an assignment below a value that has no keys.
+    """
+    tree, noted = _copy(value or {}), dict(places)
+    for section in [section for section in tree if tree[section] is None]:
+        del tree[section]
+    for section, headline in HEADLINES.items():
+        if isinstance(tree.get(section), str):
+            tree[section] = {headline: tree[section]}
+            noted[f"{section}.{headline}"] = noted[section]
+    _drop_superseded(tree, noted, over)
+    for one in over:
+        _assign(tree, one)
+        record(noted, key_text(one.path), one.value, one.place)
+        for depth in range(1, len(one.path)):
+            noted.setdefault(key_text(one.path[:depth]), one.place)
+    for section in HEADLINES:
+        if not isinstance(tree.get(section, {}), dict):
+            raise _no_choice(section, tree[section], noted[section])
+    return tree, noted
+
+
+def _parsed(text: str) -> Assignment:
+    key, equals, value = text.partition("=")
+    steps = list(_STEP.finditer(key.strip()))
+    if not equals or not steps or "".join(step[0] for step in steps) != key.strip():
+        raise ConfigError(f"write --set key.path=value, not {_brief(text)!r}", file="--set")
+    path = tuple(step[1] or int(step[2]) for step in steps)
+    source = f"--set {_brief(text)}"
+    return Assignment(path=path, value=parse_value(value, source), place=Place(source=source))
+
+
+def _flag(name: str, value: object) -> Assignment:
+    if name not in FLAGS:
+        raise ConfigError(f"unknown flag{nearest(name, FLAGS)}", file=f"--{name}")
+    source = f"--{name}"
+    path = tuple(FLAGS[name].split("."))
+    is_name = name in HEADLINES and not str(value).startswith("{")
+    if isinstance(value, str) and not is_name:
+        value = parse_value(value, source)
+    return Assignment(path=path, value=_plain(value, source), place=Place(source=source))
+
+
+def _lengthened(one: Assignment) -> Assignment:
+    headline = HEADLINES.get(str(one.path[0])) if len(one.path) == 1 else None
+    if headline is None or not isinstance(one.value, str):
+        return one
+    return Assignment(path=(*one.path, headline), value=one.value, place=one.place)
+
+
+def _drop_superseded(tree: dict[str, Any], places: dict[str, Place], over: Sequence[Assignment]) -> None:
+    last = {one.path: one.value for one in over}
+    for section, headline in HEADLINES.items():
+        said, path = tree.get(section), (section, headline)
+        renamed = path in last and isinstance(said, dict) and said.get(headline) != last[path]
+        if renamed and section != "p2p":
+            tree[section] = {}
+    batch = tree.get("batch")
+    for given, follows in _DERIVED_FROM_EACH_OTHER:
+        if isinstance(batch, dict) and ("batch", given) in last and ("batch", follows) not in last:
+            batch.pop(follows, None)
+            places.pop(f"batch.{follows}", None)
+
+
+def _assign(tree: dict[str, Any], one: Assignment) -> None:
+    below: Any = tree
+    for depth, (part, following) in enumerate(zip(one.path, (*one.path[1:], None), strict=True)):
+        if isinstance(part, int):
+            _check_item(below, part, one, depth)
+        elif not isinstance(below, dict):
+            raise _no_keys(below, one, depth)
+        if following is None:
+            below[part] = one.value
+        elif isinstance(part, str) and below.get(part) is None:
+            below[part] = {}
+        below = below[part]
+    if one.value is None and isinstance(one.path[-1], str):
+        _remove(tree, one.path)
+
+
+def _remove(tree: dict[str, Any], path: KeyPath) -> None:
+    below: Any = tree
+    for part in path[:-1]:
+        below = below[part]
+    del below[path[-1]]
+
+
+def _check_item(below: object, index: int, one: Assignment, depth: int) -> None:
+    key = key_text(one.path[:depth])
+    if not isinstance(below, list):
+        raise ConfigError(f"is no list, so it has no item {index}", key=key, file=one.place.source)
+    if index >= len(below):
+        message = f"has no item {index}; its {len(below)} items count from 0"
+        raise ConfigError(message, key=key, file=one.place.source)
+
+
+def _no_keys(below: object, one: Assignment, depth: int) -> ConfigError:
+    key = key_text(one.path[:depth])
+    sort = "a list, whose items are set as key[0]" if isinstance(below, list) else "a single value"
+    return ConfigError(f"is {sort}; it has no key {one.path[depth]!r}", key=key, file=one.place.source)
+
+
+def _no_choice(section: str, value: object, place: Place) -> ConfigError:
+    message = f"must be a name or a mapping, not {shown(value)}"
+    return ConfigError(message, key=section, file=place.source, line=place.line, column=place.column)
+
+
+def _plain(value: object, source: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(below, source) for key, below in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [_plain(below, source) for below in value]
+    raise ConfigError(f"a {type(value).__name__} is no number, text, list or mapping", file=source)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(below) for key, below in value.items()}
+    return [_copy(below) for below in value] if isinstance(value, list) else value
+
+
+def _brief(text: str) -> str:
+    longest = 60
+    line = text if text.isprintable() else ascii(text)[1:-1]
+    return line if len(line) <= longest else line[:longest] + "…"

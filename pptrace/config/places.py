@@ -1,0 +1,77 @@
+"""Where each value of a configuration was written: a file's line and column, a ``--set``, a flag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = ["KeyPath", "Place", "Places", "key_text", "place_of", "record"]
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+"""The way from the top of a configuration to a value: keys of mappings and indices of lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a value was written.
+
+    >>> str(Place(source="step.yaml", line=3, column=7))
+    'step.yaml:3'
+    """
+
+    source: str
+    """A file's name as the user gave it, or the part of the command line."""
+    line: int = 0
+    """From 1; 0 outside a file."""
+    column: int = 0
+    """From 1; 0 outside a file."""
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}" if self.line else self.source
+
+
+Places: TypeAlias = Mapping[str, Place]
+"""The place of every key that the user wrote, by key text."""
+
+
+def key_text(path: Sequence[str | int], prefix: str = "") -> str:
+    """Write a key path as messages and ``--set`` do.
+
+    >>> key_text(("model", "layers_per_stage", 3))
+    'model.layers_per_stage[3]'
+    """
+    text = prefix
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (part if part.isprintable() else repr(part))
+    return text
+
+
+def place_of(key: str, places: Places) -> Place | None:
+    """Return where a key was written, or else the nearest key above it."""
+    while key not in places:
+        cut = max(key.rfind("."), key.rfind("["))
+        if cut < 0:
+            return None
+        key = key[:cut]
+    return places[key]
+
+
+def record(places: dict[str, Place], key: str, value: object, place: Place) -> None:
+    """Note one place for a key and for all that lies below it, in place of what was noted before."""
+    for old in [old for old in places if old.startswith((f"{key}.", f"{key}["))]:
+        del places[old]
+    _record_below(places, key, value, place)
+
+
+def _record_below(places: dict[str, Place], key: str, value: object, place: Place) -> None:
+    places[key] = place
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            _record_below(places, key_text((name,), key), below, place)
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            _record_below(places, f"{key}[{index}]", below, place)

@@ -1,0 +1,149 @@
+"""Read an experiment from a file, ``--set`` and flags, and remember where each value came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from pptrace.config.derive import derived
+from pptrace.config.experiment import Experiment, NamedChoice, ScheduleChoice
+from pptrace.config.options import merged, validate_options
+from pptrace.config.overrides import assignments, overlaid
+from pptrace.config.places import Place, Places, key_text, place_of
+from pptrace.config.yaml_file import Document, read_yaml
+from pptrace.errors import ConfigError
+
+__all__ = ["Resolved", "load"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_NO_FLAGS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """An experiment whose numbers are known, and the origin of each value."""
+
+    experiment: Experiment
+    """What was asked for, with defaults and derived numbers."""
+    positions: Places
+    """Where each key was written; what no user wrote is absent."""
+    origins: Mapping[str, str]
+    """Where values that no user wrote came from; what is absent here too is a default."""
+    file: str
+    """The configuration file as the user named it, or nothing."""
+
+    def origin(self, key: str) -> str:
+        """Return where a key's value came from: ``step.yaml:3``, ``--pp``, ``preset NAME``, ``default``."""
+        if key in self.positions:
+            return str(self.positions[key])
+        if key in self.origins:
+            return self.origins[key]
+        return "default"
+
+    def error(self, key: str, message: str) -> ConfigError:
+        """Return an error about a key, located where the key, or the nearest above it, was written."""
+        place = place_of(key, self.positions) or Place(source=self.file)
+        return ConfigError(message, key=key, file=place.source, line=place.line, column=place.column)
+
+    def options(
+        self, key: str, model: type[Model], preset: Mapping[str, Any] = _NO_FLAGS
+    ) -> tuple[Resolved, Model]:
+        """Check what stands under ``key`` against a plugin's parameter model.
+
+        Args:
+            key: ``model``, ``device``, ``network``, ``costs`` or ``schedule`` (whose ``options`` are meant).
+            model: the parameter model.
+            preset: values under those that the user wrote; plain integers are bytes, bytes/s, ns or FLOP/s.
+
+        Returns:
+            This with every parameter filled in and its origin noted, and the checked parameters.
+
+        Raises:
+            ConfigError: a parameter that is unknown, missing or of another type.
+        """
+        prefix = "schedule.options" if key == "schedule" else key
+        section = getattr(self.experiment, key)
+        own = section.options if isinstance(section, ScheduleChoice) else section.values if section else {}
+        checked = validate_options(model, merged(preset, own), prefix, self.positions, file=self.file)
+        label = f"preset {getattr(section, 'preset', None)}"
+        origins = dict(self.origins) | {key_text(path, prefix): label for path, _ in _leaves(preset)}
+        filled = checked.model_dump(mode="json", by_alias=True)
+        return replace(self, experiment=self._with(key, filled), origins=origins), checked
+
+    def chosen(self, key: str, name: str, origin: str = "default") -> Resolved:
+        """Return this with the name that ``network`` or ``costs`` takes where the user gave none."""
+        experiment = self.experiment.model_copy(update={key: NamedChoice(name=name)})
+        return replace(self, experiment=experiment, origins={**self.origins, f"{key}.name": origin})
+
+    def explain(self) -> list[tuple[str, Any, str]]:
+        """Return every key, its value and its origin, in the order of the experiment."""
+        rows = [(key_text(path), value) for path, value in _leaves(self._dumped())]
+        return [(key, value, self.origin(key)) for key, value in rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON that :func:`load` reads again; absolute paths keep their last part."""
+        plain: dict[str, Any] = _portable(self._dumped())
+        return plain
+
+    def _dumped(self) -> dict[str, Any]:
+        return self.experiment.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def _with(self, key: str, filled: dict[str, Any]) -> Experiment:
+        section = getattr(self.experiment, key)
+        if isinstance(section, ScheduleChoice):
+            section = section.model_copy(update={"options": filled})
+        elif section is not None:
+            section = type(section).model_validate({**filled, **section.model_dump(include=_own(section))})
+        return self.experiment.model_copy(update={key: section})
+
+
+def load(file: Path | None, sets: Sequence[str] = (), flags: Mapping[str, Any] = _NO_FLAGS) -> Resolved:
+    """Read an experiment; flags win over ``sets``, both over the file.
+
+    Args:
+        file: a YAML file, or None for the command line alone.
+        sets: ``key.path=value`` texts, whose values are YAML.
+        flags: values by flag name (:data:`~pptrace.config.overrides.FLAGS`); None stands for absent.
+
+    Raises:
+        ConfigError: what cannot be read or used, with its place and key.
+
+    >>> load(None, flags={"schedule": "1f1b", "pp": 8, "microbatches": 32}).experiment.network.name
+    'ideal'
+    """
+    document = read_yaml(file) if file is not None else Document()
+    tree, positions = overlaid(document.value, document.places, assignments(sets, flags))
+    if not tree.get("schedule"):
+        message = "missing: write a schedule, such as --schedule 1f1b"
+        raise ConfigError(message, key="schedule", file=document.source)
+    experiment = validate_options(Experiment, tree, "", positions, file=document.source)
+    bare = Resolved(experiment=experiment, positions=positions, origins={}, file=document.source)
+    experiment, origins = derived(experiment, bare.error)
+    return replace(bare, experiment=experiment, origins=origins)
+
+
+def _own(section: BaseModel) -> set[str]:
+    return set(type(section).model_fields)
+
+
+def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _leaves(below, (*path, key))
+    else:
+        yield path, value
+
+
+def _portable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _portable(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_portable(below) for below in value]
+    is_path = isinstance(value, str) and value.startswith(("/", "~"))
+    return PurePath(value).name if is_path else value

@@ -1,0 +1,146 @@
+"""The nodes of a YAML 1.2 document: limits, types of plain scalars, and where each value is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeAlias
+
+import yaml
+
+from pptrace.config.places import KeyPath, Place, key_text
+from pptrace.errors import ConfigError
+
+__all__ = ["Builder", "NodeLoader", "Plain"]
+
+Plain: TypeAlias = Any
+"""None, bool, int, float, str, list or dict of these, with text keys."""
+
+_MOST_VALUES = 100_000
+_DEEPEST = 32
+_MOST_DIGITS = 40
+_PREFIX = "tag:yaml.org,2002:"
+_PLAIN_SCALARS = {
+    "null": re.compile(r"null|Null|NULL|~|"),
+    "bool": re.compile(r"true|True|TRUE|false|False|FALSE"),
+    "int": re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    "float": re.compile(
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+    ),
+}
+"""The core schema of YAML 1.2.2, section 10.3.2, in the order in which it is tried."""
+
+
+class NodeLoader(yaml.SafeLoader):
+    """Composes nodes, whose plain scalars have the types of YAML 1.2."""
+
+    def __init__(self, text: str, source: str) -> None:
+        super().__init__(text)
+        self.source = source
+        self.depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose as the superclass does, down to a limit."""
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise ConfigError(f"values are nested more than {_DEEPEST} deep", file=self.source)
+        try:
+            node: yaml.Node | None = super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+        return node
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        """Return the tag of a node that states none."""
+        if kind is yaml.ScalarNode:
+            plain = _PLAIN_SCALARS.items() if implicit[0] else ()
+            return _PREFIX + next((tag for tag, pattern in plain if pattern.fullmatch(value)), "str")
+        return _PREFIX + ("seq" if kind is yaml.SequenceNode else "map")
+
+
+class Builder:
+    """Turns nodes into plain values and notes where each is."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.places: dict[str, Place] = {}
+        self.count = 0
+
+    def build(self, node: yaml.Node, path: KeyPath) -> Plain:
+        """Return the value of the node at ``path``.
+
+        Raises:
+            ConfigError: a key that stands twice or is no text, a tag, too many or too deep values.
+        """
+        self.count += 1
+        if self.count > _MOST_VALUES:
+            raise self._error(node, path, f"more than {_MOST_VALUES} values, aliases counted each time")
+        if len(path) > _DEEPEST:
+            raise self._error(node, (), f"values are nested more than {_DEEPEST} deep")
+        if isinstance(node, yaml.MappingNode) and node.tag == _PREFIX + "map":
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _PREFIX + "seq":
+            return [self._item(below, (*path, index)) for index, below in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        raise self._error(node, path, f"tag {node.tag!r} is not allowed here; leave it out")
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Plain]:
+        built: dict[str, Plain] = {}
+        for key_node, value_node in node.value:
+            key = self._key(key_node, path)
+            below = (*path, key)
+            if key in built:
+                first = self.places[key_text(below)].line
+                raise self._error(key_node, below, f"the key stands twice, first on line {first}; keep one")
+            self.places[key_text(below)] = self._place(key_node)
+            built[key] = self.build(value_node, below)
+        return built
+
+    def _key(self, node: yaml.Node, path: KeyPath) -> str:
+        if isinstance(node, yaml.ScalarNode) and node.tag == _PREFIX + "str":
+            return self._text(node, path)
+        raise self._error(node, path, "a key must be text; put it in quotes")
+
+    def _item(self, node: yaml.Node, path: KeyPath) -> Plain:
+        self.places[key_text(path)] = self._place(node)
+        return self.build(node, path)
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Plain:
+        tag = node.tag.removeprefix(_PREFIX)
+        if tag == "str":
+            return self._text(node, path)
+        pattern = _PLAIN_SCALARS.get(tag)
+        if pattern is None or not pattern.fullmatch(node.value):
+            raise self._error(node, path, f"tag {node.tag!r} is not allowed here; leave it out")
+        if tag == "null":
+            return None
+        if tag == "bool":
+            return node.value.lower() == "true"
+        if len(node.value) > _MOST_DIGITS:
+            raise self._error(node, path, f"a number of {len(node.value)} characters is too long")
+        return _integer(node.value) if tag == "int" else float(_python_float(node.value))
+
+    def _text(self, node: yaml.ScalarNode, path: KeyPath) -> str:
+        try:
+            node.value.encode()
+        except UnicodeEncodeError:
+            raise self._error(node, path, "half of a surrogate pair is no text") from None
+        return str(node.value)
+
+    def _place(self, node: yaml.Node) -> Place:
+        mark = node.start_mark
+        return Place(source=self.source, line=mark.line + 1, column=mark.column + 1)
+
+    def _error(self, node: yaml.Node, path: KeyPath, message: str) -> ConfigError:
+        place = self._place(node)
+        return ConfigError(message, key=key_text(path), file=self.source, line=place.line, column=place.column)
+
+
+def _integer(text: str) -> int:
+    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+    return int(text[2:] if base != 10 else text, base)  # noqa: PLR2004 # ten is the decimal base
+
+
+def _python_float(text: str) -> str:
+    return text.replace(".", "", 1) if text.lower().endswith((".inf", ".nan")) else text

@@ -1,0 +1,140 @@
+"""The JSON Schema accepts what loads, refuses what does not, and takes plugins' parameters in."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from pptrace.config.experiment import Experiment
+from pptrace.config.quantity import Duration, Rate, Size
+from pptrace.config.schema import json_schema
+from pptrace.config.yaml_file import parse_yaml
+
+
+class Tiers(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    level: int = 1
+
+
+class Hockney(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    bandwidth: Rate = Field(description="Per direction.")
+    latency: Duration = 0
+    tiers: Tiers = Tiers()
+
+
+class ZeroBubble(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(ge=1)
+
+
+class Chip(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    memory: Size
+
+
+MODELS: dict[str, dict[str, type[BaseModel]]] = {
+    "network": {"hockney": Hockney},
+    "schedule": {"zb": ZeroBubble},
+    "device": {"roofline": Chip},
+}
+NAMES = {"network": ["hockney", "ideal"], "schedule": ["1f1b", "zb"], "device": ["h100"], "costs": ["unit"]}
+
+VALID = [
+    "{schedule: 1f1b, parallel: {pp: 8}, batch: {microbatches: 32}}",
+    "{schedule: {name: 1f1b}, p2p: ordered}",
+    "{schedule: {name: zb, options: {limit: 3}}, p2p: {policy: ordered, eager: 64 KiB}}",
+    "{schedule: ./mine.py:make, network: ideal, device: h100}",
+    "{schedule: {name: table.csv}, network: {name: hockney, bandwidth: 400 Gb/s, latency: 5 us}}",
+    "{schedule: table.csv, device: {preset: h100, memory: 80 GiB}, costs: unit}",
+    "{schedule: table.csv, device: {memory: 80 GiB}, costs: {name: unit}}",
+    "{schedule: zb, network: {name: hockney, bandwidth: 1e3 MB/s, tiers: {level: 2}}}",
+]
+INVALID_ALWAYS = [
+    "{parallel: {pp: 8}}",
+    "{schedule: 1f1b, paralel: {pp: 8}}",
+    "{schedule: 1f1b, parallel: {pp: 0}}",
+    "{schedule: 1f1b, parallel: {pp: '8'}}",
+    "{schedule: 1f1b, parallel: {pp: true}}",
+    "{schedule: 1f1b, p2p: orderd}",
+    "{schedule: 1f1b, p2p: {eager: 65536}}",
+    "{schedule: 1f1b, data_parallel: {latency: 5 parsecs}}",
+    "{schedule: {nam: 1f1b}}",
+    "{schedule: 3}",
+    "{schedule: 1f1b, network: {bandwidth: 1 GB/s}}",
+]
+INVALID_WITH_PLUGINS = [
+    "{schedule: 1f2b}",
+    "{schedule: zb, network: hockey}",
+    "{schedule: zb, network: {name: hockney, bandwith: 1 GB/s}}",
+    "{schedule: zb, network: {name: hockney, bandwidth: 1}}",
+    "{schedule: zb, network: {name: hockney}}",
+    "{schedule: zb, network: {name: ideal, bandwidth: 1 GB/s}}",
+    "{schedule: {name: zb, options: {limit: 0}}}",
+    "{schedule: zb, device: {memory: 80}}",
+    "{schedule: zb, device: {preset: h200}}",
+    "{schedule: zb, device: {}}",
+]
+
+
+def is_valid(text: str, schema: dict[str, Any]) -> bool:
+    validator = jsonschema.Draft202012Validator(schema)
+    return validator.is_valid(parse_yaml(text, "test").value)
+
+
+@pytest.mark.parametrize("schema", [json_schema(), json_schema(MODELS, NAMES)], ids=["core", "plugins"])
+def test_it_is_a_schema_of_draft_2020_12(schema: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.parametrize("text", VALID)
+def test_what_loads_is_accepted(text: str) -> None:
+    assert is_valid(text, json_schema())
+    assert is_valid(text, json_schema(MODELS, NAMES))
+
+
+@pytest.mark.parametrize("text", INVALID_ALWAYS)
+def test_what_never_loads_is_refused(text: str) -> None:
+    assert not is_valid(text, json_schema())
+    assert not is_valid(text, json_schema(MODELS, NAMES))
+
+
+@pytest.mark.parametrize("text", INVALID_WITH_PLUGINS)
+def test_what_no_plugin_takes_is_refused_where_plugins_are_known(text: str) -> None:
+    assert is_valid(text, json_schema())
+    assert not is_valid(text, json_schema(MODELS, NAMES))
+
+
+def test_the_same_models_give_the_same_text() -> None:
+    assert json.dumps(json_schema(MODELS, NAMES)) == json.dumps(json_schema(MODELS, NAMES))
+    assert list(json_schema()["properties"]) == [field.alias or name for name, field in fields(Experiment)]
+
+
+def test_every_key_is_described() -> None:
+    for model in [Experiment, *(model for _, field in fields(Experiment) for model in inner(field))]:
+        assert all(field.description for _, field in fields(model)), model
+
+
+def test_every_definition_is_used_and_none_is_missing() -> None:
+    text = json.dumps(schema := json_schema(MODELS, NAMES))
+
+    assert all(f'"#/$defs/{name}"' in text for name in schema["$defs"])
+    assert text.count('"$ref"') >= len(schema["$defs"])
+    assert "Tiers" in schema["$defs"]
+    assert '"default": null' not in text
+
+
+def fields(model: type[BaseModel]) -> list[tuple[str, Any]]:
+    return list(model.model_fields.items())
+
+
+def inner(field: Any) -> list[type[BaseModel]]:
+    parts = [field.annotation, *getattr(field.annotation, "__args__", ())]
+    return [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
