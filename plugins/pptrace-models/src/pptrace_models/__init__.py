@@ -1,0 +1,1 @@
+"""Roofline costs of a transformer, presets of models and presets of devices."""

@@ -1,0 +1,75 @@
+"""A device's description: peaks, memory, the links inside its node, and how much of each work reaches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from pptrace.config.quantity import Duration, Flops, Rate, Size
+from pptrace.errors import ConfigError
+from pptrace_models.checked import Parameters
+
+if TYPE_CHECKING:
+    from pptrace_models.transformer import Precision
+
+__all__ = ["Accelerator"]
+
+Peak = Annotated[Flops, Field(ge=1, le=10**20)]
+Bandwidth = Annotated[Rate, Field(ge=1, le=10**17)]
+Latency = Annotated[Duration, Field(ge=0, le=10**12)]
+Efficiency = Annotated[float, Field(gt=0, le=1)]
+
+
+class Accelerator(Parameters):
+    """One device of a rank's group; peaks are dense and bandwidths are per direction."""
+
+    peak_bf16: Peak
+    """Dense BF16 peak."""
+    peak_fp16: Peak | None = None
+    """Dense FP16 peak; by default that of BF16."""
+    peak_fp8: Peak | None = None
+    """Dense FP8 peak; none where the device has no FP8."""
+    peak_fp32: Peak | None = None
+    """FP32 peak, without TF32; none where unknown."""
+    memory: Annotated[Size, Field(ge=1)]
+    """Device memory."""
+    memory_bandwidth: Bandwidth
+    """Rate to and from device memory together."""
+    memory_latency: Latency = 1_000
+    """Latency of a group's memory traffic."""
+    launch_latency: Latency = 5_000
+    """Start-up latency of a group's computation."""
+    scale_up_bandwidth: Bandwidth
+    """Rate per direction to the other devices of the node."""
+    scale_up_latency: Latency = 2_000
+    """Latency of one step of a collective inside the node."""
+    scale_up_size: Annotated[int, Field(ge=1, le=100_000)] = 8
+    """Devices that the node's links join; a wider group takes the data-parallel network's rate."""
+    compute_efficiency: Efficiency = 0.7
+    """Share of the peak that linear layers reach."""
+    attention_efficiency: Efficiency = 0.5
+    """Share of the peak that the attention core reaches."""
+    memory_efficiency: Efficiency = 0.8
+    """Share of the memory bandwidth that is reached."""
+    network_efficiency: Efficiency = 0.8
+    """Share of the scale-up bandwidth that collectives reach."""
+
+    def peak(self, precision: Precision) -> int:
+        """Return the dense peak in FLOP/s of a precision.
+
+        Raises:
+            ConfigError: the device has no peak for it.
+        """
+        peaks = {
+            "bf16": self.peak_bf16,
+            "fp16": self.peak_fp16 or self.peak_bf16,
+            "fp8": self.peak_fp8,
+            "fp32": self.peak_fp32,
+        }
+        peak = peaks[precision]
+        if peak is None:
+            known = ", ".join(name for name, value in peaks.items() if value)
+            message = f"{precision} has no peak on this device; use {known}, or give device.peak_{precision}"
+            raise ConfigError(message, key="model.precision")
+        return peak

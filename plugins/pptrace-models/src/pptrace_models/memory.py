@@ -1,0 +1,144 @@
+"""Bytes of weights, gradients and optimizer state, and the time to reduce gradients and update weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace_models.collectives import Fabric, data_parallel_fabric, group_fabric
+from pptrace_models.flops import linears
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pptrace_models.accelerator import Accelerator
+    from pptrace_models.options import RooflineOptions
+    from pptrace_models.shard import Shard
+    from pptrace_models.transformer import Transformer
+
+__all__ = ["Held", "State", "embedding_held", "gradient_bytes", "head_held", "layer_held", "state"]
+
+_FP32 = 4
+_MOMENTS = 2 * _FP32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Parameters on one device."""
+
+    dense: int = 0
+    """Those that each data and context parallel replica holds."""
+    experts: int = 0
+    """Those of experts, which fewer replicas hold."""
+
+    def __add__(self, other: Held) -> Held:
+        return Held(dense=self.dense + other.dense, experts=self.experts + other.experts)
+
+    def times(self, count: int) -> Held:
+        """Return this ``count`` times."""
+        return Held(dense=self.dense * count, experts=self.experts * count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Training state of a stage on one device, in bytes, and what a step does with it, in ns."""
+
+    weights: int
+    """Weights in the model's precision."""
+    gradients: int
+    """Gradient buffers."""
+    optimizer: int
+    """Adam's two moments, and fp32 master weights unless the weights are fp32."""
+    reduce_ns: int
+    """Reduction of the gradients over the replicas."""
+    optimizer_ns: int
+    """Update of the weights."""
+
+
+def gradient_bytes(options: RooflineOptions) -> int:
+    """Return the bytes of a gradient."""
+    return _FP32 if options.gradients == "fp32" else 2
+
+
+def layer_held(model: Transformer, shard: Shard, *, moe: bool) -> Held:
+    """Return a layer's parameters; norms and the router are on every tensor-parallel device."""
+    dense = 2 * _norm(model)
+    experts = 0
+    for matrix in linears(model, shard, moe=moe):
+        bias = (matrix.outputs * matrix.copies) * (model.bias and matrix.group != "router")
+        if matrix.group == "experts":
+            experts += matrix.weights + bias
+        else:
+            dense += matrix.weights + bias
+    return Held(dense=dense, experts=experts)
+
+
+def embedding_held(model: Transformer, shard: Shard) -> Held:
+    """Return the embedding's parameters; position embeddings are on every tensor-parallel device."""
+    return Held(dense=model.hidden * (shard.vocabulary + model.learned_positions))
+
+
+def head_held(model: Transformer, shard: Shard, *, with_embedding: bool) -> Held:
+    """Return the final norm's and the LM head's, which shares a tied embedding's on the same stage."""
+    shared = model.tied_embeddings and with_embedding
+    return Held(dense=_norm(model) + model.hidden * (0 if shared else shard.vocabulary))
+
+
+def state(
+    model: Transformer,
+    shard: Shard,
+    device: Accelerator,
+    options: RooflineOptions,
+    network: Mapping[str, int],
+    held: Held,
+) -> State:
+    """Return a stage's training state on one device."""
+    parts = [(held.dense, shard.replicas), (held.experts, max(shard.replicas // shard.ep, 1))]
+    master = 0 if model.precision == "fp32" else _FP32
+    gradient = gradient_bytes(options)
+    owned = [-(-count // replicas) if options.zero else count for count, replicas in parts]
+    count = held.dense + held.experts
+    # Read the gradient, read and write weights and moments in fp32, write the weights that the model multiplies.
+    touched = gradient + 2 * (_FP32 + _MOMENTS) + (model.element_bytes if master else 0)
+    return State(
+        weights=count * model.element_bytes,
+        gradients=count * gradient,
+        optimizer=sum(owned) * (_MOMENTS + master),
+        reduce_ns=_reduce_ns(model, shard, device, options, network, held),
+        optimizer_ns=_update_ns(device, sum(owned) * touched),
+    )
+
+
+def _reduce_ns(
+    model: Transformer,
+    shard: Shard,
+    device: Accelerator,
+    options: RooflineOptions,
+    network: Mapping[str, int],
+    held: Held,
+) -> int:
+    """Reduce over context parallelism on the node's links, then each device its share over data parallelism."""
+
+    def ring_ns(fabric: Fabric, count: int, devices: int) -> int:
+        gradients = count * gradient_bytes(options)
+        if options.zero:
+            weights = count * model.element_bytes
+            return fabric.gather_ns(gradients, devices) + fabric.gather_ns(weights, devices)
+        return fabric.all_reduce_ns(gradients, devices)
+
+    inner = group_fabric(device, network, shard.tp * shard.cp)
+    outer = data_parallel_fabric(network)
+    share = -(-held.dense // shard.cp)
+    dense = ring_ns(inner, held.dense, shard.cp) + ring_ns(outer, share, shard.replicas // shard.cp)
+    return dense + (ring_ns(outer, held.experts, shard.replicas // shard.ep) if held.experts else 0)
+
+
+def _update_ns(device: Accelerator, size_bytes: int) -> int:
+    rate = device.memory_bandwidth * Fraction(str(device.memory_efficiency))
+    carried = Fraction(size_bytes * 10**9) / rate
+    return -(-carried // 1) + device.memory_latency if size_bytes else 0
+
+
+def _norm(model: Transformer) -> int:
+    return model.hidden * (1 + model.bias)

@@ -1,0 +1,23 @@
+"""Options of the roofline cost model: how training state is kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pptrace.config.quantity import Size  # noqa: TC001 - pydantic reads it
+from pptrace_models.checked import Parameters
+
+__all__ = ["RooflineOptions"]
+
+
+class RooflineOptions(Parameters):
+    """How gradients and optimizer state are kept, and what memory is set aside."""
+
+    zero: Literal[0, 1] = 0
+    """ZeRO stage: 1 shards the optimizer's state over the ranks that hold the same weights."""
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    """Precision of gradient buffers and of their reduction."""
+    reserved: Annotated[Size, Field(ge=0)] = 2 * 2**30
+    """Set aside per rank for context, workspace and fragmentation; 2 GiB."""

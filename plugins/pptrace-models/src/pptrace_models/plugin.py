@@ -1,0 +1,69 @@
+"""What this distribution offers: the roofline cost model, models and devices; light to import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.hooks.offers import CostModelOffer, DeviceOffer, ModelOffer
+from pptrace.hooks.specs import hookimpl
+from pptrace_models.devices import DEVICES
+from pptrace_models.models import MODELS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pydantic import BaseModel
+
+    from pptrace.model.request import CostRequest
+    from pptrace.model.workload import Workload
+
+__all__ = ["pptrace_cost_models", "pptrace_devices", "pptrace_models"]
+
+
+@hookimpl
+def pptrace_cost_models() -> Iterable[CostModelOffer]:
+    """Offer the roofline costs of a transformer."""
+    yield CostModelOffer(
+        name="roofline",
+        summary="A transformer's time by compute, memory and collectives, and its memory.",
+        build=_build,
+        options=_options,
+        model=_model,
+        device=_device,
+    )
+
+
+@hookimpl
+def pptrace_models() -> Iterable[ModelOffer]:
+    """Offer the model presets."""
+    yield from MODELS
+
+
+@hookimpl
+def pptrace_devices() -> Iterable[DeviceOffer]:
+    """Offer the device presets."""
+    yield from DEVICES
+
+
+def _build(request: CostRequest) -> Workload:
+    from pptrace_models.roofline import build
+
+    return build(request)
+
+
+def _options() -> type[BaseModel]:
+    from pptrace_models.options import RooflineOptions
+
+    return RooflineOptions
+
+
+def _model() -> type[BaseModel]:
+    from pptrace_models.transformer import Transformer
+
+    return Transformer
+
+
+def _device() -> type[BaseModel]:
+    from pptrace_models.accelerator import Accelerator
+
+    return Accelerator

@@ -1,0 +1,189 @@
+"""The ``roofline`` cost model: a workload from a transformer, a device and the parallel sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.config.quantity import format_size
+from pptrace.errors import ConfigError
+from pptrace.model.workload import Workload
+from pptrace_models import activations, memory, timing
+from pptrace_models.accelerator import Accelerator
+from pptrace_models.checked import checked
+from pptrace_models.flops import step_flops
+from pptrace_models.options import RooflineOptions
+from pptrace_models.shard import Shard, partition, shard
+from pptrace_models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace.model.request import CostRequest
+
+__all__ = ["build"]
+
+_LARGEST = 2**62
+_BUFFERS = 4
+"""A boundary message is sent and received, forward and backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """What lies on one stage."""
+
+    dense: int
+    moe: int
+    first: bool
+    last: bool
+
+
+def build(request: CostRequest) -> Workload:
+    """Build the costs of one step.
+
+    Raises:
+        ConfigError: a key or value of the model, the device or the options that cannot be used.
+        ConstraintError: parallel sizes that the model cannot take, with the nearest that it can.
+    """
+    model = checked(Transformer, request.model, "model")
+    device = checked(Accelerator, request.device, "device")
+    options = checked(RooflineOptions, request.options, "costs.options")
+    part = shard(model, request)
+    stages = _stages(model, request.stages)
+    peak = device.peak(model.precision)
+    boundary = part.split_tokens * model.hidden * model.element_bytes
+    columns = {
+        **_times(model, part, device, options, request, stages),
+        **_kept(model, part, stages),
+        **_state(model, part, device, options, request, stages),
+    }
+    _check_range([*(value for column in columns.values() for value in column), boundary * _BUFFERS])
+    arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+    sequences = request.global_batch or request.units * request.micro * request.dp
+    return Workload(
+        **arrays,
+        boundary_bytes=np.full(_edges(request), boundary, dtype=np.int64),
+        reserved_bytes=options.reserved + _BUFFERS * boundary * (request.stages > 1) + _transient(model, part),
+        capacity_bytes=device.memory,
+        tokens=sequences * request.sequence,
+        model_flops=step_flops(model, sequences, request.sequence),
+        peak_flops=peak * request.tp * request.cp * request.dp * request.ranks,
+        notes=_notes(model, device, options, request),
+    )
+
+
+def _stages(model: Transformer, stages: int) -> list[_Stage]:
+    split, found, first = partition(model, stages), [], 0
+    for stage, count in enumerate(split):
+        moe = model.moe_layers(first, count)
+        found.append(_Stage(dense=count - moe, moe=moe, first=stage == 0, last=stage == stages - 1))
+        first += count
+    return found
+
+
+def _times(
+    model: Transformer,
+    part: Shard,
+    device: Accelerator,
+    options: RooflineOptions,
+    request: CostRequest,
+    stages: Sequence[_Stage],
+) -> dict[str, list[int]]:
+    grad, network = memory.gradient_bytes(options), request.data_parallel
+    dense = timing.layer_cost(model, part, device, network, moe=False, grad=grad)
+    moe = timing.layer_cost(model, part, device, network, moe=True, grad=grad)
+    first = timing.embedding_cost(model, part, device, network, grad)
+    last = timing.head_cost(model, part, device, network, grad)
+    costs = [dense.times(s.dense) + moe.times(s.moe) + first.times(s.first) + last.times(s.last) for s in stages]
+    return {
+        "f_ns": [cost.f for cost in costs],
+        "b_ns": [cost.i + cost.w for cost in costs],
+        "i_ns": [cost.i for cost in costs],
+        "w_ns": [cost.w for cost in costs],
+        "f_collective_ns": [cost.f_collective for cost in costs],
+        "b_collective_ns": [cost.i_collective for cost in costs],
+        "i_collective_ns": [cost.i_collective for cost in costs],
+        "w_collective_ns": [0 for _ in costs],
+    }
+
+
+def _kept(model: Transformer, part: Shard, stages: Sequence[_Stage]) -> dict[str, list[int]]:
+    dense = activations.layer_kept(model, part, moe=False)
+    moe = activations.layer_kept(model, part, moe=True)
+    first, last = activations.embedding_kept(model, part), activations.head_kept(model, part)
+
+    def over_stages(name: str) -> list[int]:
+        parts = [getattr(kept, name) for kept in (dense, moe, first, last)]
+        return [
+            sum(size * count for size, count in zip(parts, (s.dense, s.moe, s.first, s.last), strict=True))
+            for s in stages
+        ]
+
+    return {
+        "activation_bytes": over_stages("activation"),
+        "weight_activation_bytes": over_stages("weight_part"),
+    }
+
+
+def _state(
+    model: Transformer,
+    part: Shard,
+    device: Accelerator,
+    options: RooflineOptions,
+    request: CostRequest,
+    stages: Sequence[_Stage],
+) -> dict[str, list[int]]:
+    dense = memory.layer_held(model, part, moe=False)
+    moe = memory.layer_held(model, part, moe=True)
+    first = memory.embedding_held(model, part)
+    states = []
+    for s in stages:
+        last = memory.head_held(model, part, with_embedding=s.first)
+        held = dense.times(s.dense) + moe.times(s.moe) + first.times(s.first) + last.times(s.last)
+        states.append(memory.state(model, part, device, options, request.data_parallel, held))
+    return {
+        "weights_bytes": [state.weights for state in states],
+        "gradients_bytes": [state.gradients for state in states],
+        "optimizer_bytes": [state.optimizer for state in states],
+        "reduce_ns": [state.reduce_ns for state in states],
+        "optimizer_ns": [state.optimizer_ns for state in states],
+    }
+
+
+def _transient(model: Transformer, part: Shard) -> int:
+    return max(activations.layer_kept(model, part, moe=moe).transient for moe in {False, model.num_experts > 0})
+
+
+def _edges(request: CostRequest) -> int:
+    return len(request.edges) or max(request.stages - 1, 0)
+
+
+def _check_range(values: Sequence[int]) -> None:
+    if max(values) >= _LARGEST:
+        raise ConfigError("a stage's time or memory passes 2^62 ns or bytes; take smaller sizes", key="model")
+
+
+def _notes(
+    model: Transformer, device: Accelerator, options: RooflineOptions, request: CostRequest
+) -> tuple[str, ...]:
+    skipped = model.causal and model.flash_attention
+    memory_kept = f"{format_size(options.reserved)} reserved and {_BUFFERS} boundary messages"
+    notes = [
+        f"MFU counts forward and twice that, nothing computed again, against the dense {model.precision} peak"
+        + (", with causal attention halved." if model.causal else "."),
+        f"Times count {'half of the' if skipped else 'the whole'} attention core"
+        + (", whose masked half flash attention skips." if skipped else "."),
+        "Collectives of the rank's own group are exposed, in the forward and in the input-gradient backward.",
+        f"Memory holds {options.gradients} gradients, Adam in fp32 (ZeRO {options.zero}), {memory_kept}.",
+    ]
+    if model.recompute == "selective" and model.flash_attention:
+        notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
+    if request.dp > 1 and not request.data_parallel:
+        notes.append("The data-parallel network is not described: reducing gradients over it takes no time.")
+    wide = max(request.tp * request.cp, request.tp * request.ep)
+    if wide > device.scale_up_size:
+        place = "the data-parallel network" if request.data_parallel else "links taken to be as fast as the node's"
+        notes.append(f"Groups that span {wide} devices pass the node's {device.scale_up_size} and use {place}.")
+    return tuple(notes)

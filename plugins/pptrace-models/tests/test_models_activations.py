@@ -1,0 +1,94 @@
+"""Activation bytes agree with the closed forms of the literature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.model.request import CostRequest
+from pptrace_models import activations
+from pptrace_models.checked import checked
+from pptrace_models.shard import shard
+from pptrace_models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.model.workload import Workload
+
+
+def kept(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> activations.Kept:
+    model = checked(Transformer, values, "model")
+    request = CostRequest(**{"ranks": 1, "stages": 1, "units": 1, "sequence": 2048, **sizes})
+    return activations.layer_kept(model, shard(model, request), moe=moe)
+
+
+@given(
+    b=st.integers(1, 4),
+    s=st.sampled_from([128, 512, 2048]),
+    a=st.sampled_from([8, 16]),
+    tp=st.sampled_from([1, 2, 8]),
+)
+def test_a_classic_layer_keeps_34sbh_and_5as2b(b: int, s: int, a: int, tp: int) -> None:
+    h = 64 * a
+    values = {"layers": 1, "hidden": h, "heads": a, "ffn": 4 * h, "gated": False, "vocabulary": 1000}
+    values |= {"dropout": True, "flash_attention": False}
+    sizes = {"micro": b, "sequence": s, "tp": tp}
+    assert kept(values, **sizes).activation == s * b * (10 * h + (24 * h + 5 * a * s) // tp)
+    sizes["sequence_parallel"] = True
+    assert kept(values, **sizes).activation == s * b * (34 * h + 5 * a * s) // tp
+    selective = values | {"recompute": "selective"}
+    assert kept(selective, **sizes).activation == 34 * s * b * h // tp
+    assert kept(selective, **sizes).transient == 5 * a * s * s * b // tp
+    full = kept(values | {"recompute": "full"}, micro=b, sequence=s)
+    assert full.activation == 2 * s * b * h
+    assert full.transient == s * b * (32 * h + 5 * a * s)
+
+
+def test_the_weight_gradient_keeps_32sbh(classic: dict[str, Any]) -> None:
+    s, h = 2048, 1024
+    assert kept(classic).weight_part == 32 * s * h
+    assert kept(classic, tp=4, sequence_parallel=True).weight_part == 32 * s * h // 4
+    assert kept(classic, tp=4).weight_part == s * h * (8 + 24 // 4)
+
+
+def test_flash_attention_keeps_no_scores(classic: dict[str, Any]) -> None:
+    assert kept(classic | {"flash_attention": True}).activation == 34 * 2048 * 1024
+
+
+def test_context_parallelism_divides_what_is_kept(classic: dict[str, Any]) -> None:
+    assert kept(classic, cp=4).activation * 4 == kept(classic).activation
+
+
+def test_a_llama_layer_keeps_exactly_what_its_weight_gradient_needs() -> None:
+    values = {"layers": 1, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocabulary": 128256}
+    layer = kept(values)
+    assert layer.activation == 2 * 2048 * (4 * 4096 + 2 * (4096 + 1024) + 3 * 14336) == layer.weight_part
+
+
+def test_more_experts_per_token_keep_more(classic: dict[str, Any]) -> None:
+    moe = classic | {"num_experts": 8, "expert_ffn": 1024}
+    one, two = kept(moe | {"top_k": 1}, moe=True), kept(moe | {"top_k": 2}, moe=True)
+    assert two.activation - one.activation == 2 * 2048 * (2 * 1024 + 2 * 1024)
+    assert one.weight_part <= one.activation
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8", "fp32"])
+def test_the_weight_part_never_passes_the_whole_unless_the_layer_is_computed_again(
+    classic: dict[str, Any], precision: str
+) -> None:
+    for flash in (True, False):
+        for tp in (1, 2):
+            layer = kept(classic | {"precision": precision, "flash_attention": flash, "dropout": False}, tp=tp)
+            assert 0 < layer.weight_part <= layer.activation
+            assert layer.transient == 0
+
+
+def test_the_last_stage_keeps_fp32_logits(costs: Callable[..., Workload]) -> None:
+    workload = costs(tp=2, sequence_parallel=True)
+    rows, logits = 2 * 2048 * 1024 * 2 // 2, 4 * 2048 * 32000 // 2
+    assert workload.activation_bytes[3] - workload.activation_bytes[1] == rows + logits
+    assert workload.activation_bytes[0] - workload.activation_bytes[1] == 2048 * 1024 // 2  # a dropout mask

@@ -1,0 +1,111 @@
+"""FLOPs agree with the closed forms of the literature."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.model.request import CostRequest
+from pptrace_models import flops
+from pptrace_models.checked import checked
+from pptrace_models.shard import shard
+from pptrace_models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.model.workload import Workload
+
+
+def layer_flops(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> list[int]:
+    model = checked(Transformer, values, "model")
+    request = CostRequest(**{"ranks": 1, "stages": 1, "units": 1, "sequence": 2048, **sizes})
+    operations = flops.layer(model, shard(model, request), 4, moe=moe)
+    return [
+        sum(getattr(operation, name).flops for operation in operations)
+        for name in ("forward", "input_gradient", "weight_gradient")
+    ]
+
+
+@given(b=st.integers(1, 4), s=st.sampled_from([256, 1024, 4096]), heads=st.sampled_from([8, 16]))
+def test_a_multi_head_layer_costs_what_zero_bubble_states(b: int, s: int, heads: int) -> None:
+    h = 64 * heads
+    values = {"layers": 1, "hidden": h, "heads": heads, "ffn": 4 * h, "gated": False, "vocabulary": 1000}
+    values["flash_attention"] = False
+    f, i, w = layer_flops(values, micro=b, sequence=s)
+    assert f == s * b * h * (24 * h + 4 * s)
+    assert i == s * b * h * (24 * h + 8 * s)
+    assert w == 24 * s * b * h * h
+
+
+def test_flash_attention_skips_the_masked_half(classic: dict[str, Any]) -> None:
+    s, h = 2048, 1024
+    assert layer_flops(classic | {"flash_attention": True})[0] == s * h * (24 * h + 2 * s)
+    assert layer_flops(classic | {"flash_attention": True, "causal": False})[0] == s * h * (24 * h + 4 * s)
+
+
+def test_grouped_heads_and_gating_change_the_matrices(classic: dict[str, Any]) -> None:
+    s, h, f = 2048, 1024, 4096
+    model = classic | {"kv_heads": 4, "gated": True}
+    assert layer_flops(model)[2] == 2 * s * (h * (h + 2 * h // 4) + h * h + 3 * h * f)
+
+
+def test_the_weight_gradient_has_no_attention_core(classic: dict[str, Any]) -> None:
+    short, long = layer_flops(classic, sequence=1024, micro=2), layer_flops(classic, sequence=2048, micro=1)
+    assert short[2] == long[2]
+    assert short[0] < long[0]
+
+
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"tp": 8}, {"cp": 4}, {"tp": 4, "cp": 2}])
+def test_tensor_and_context_parallelism_split_the_flops_evenly(
+    classic: dict[str, Any], sizes: dict[str, Any]
+) -> None:
+    devices = sizes.get("tp", 1) * sizes.get("cp", 1)
+    assert [devices * share for share in layer_flops(classic, **sizes)] == layer_flops(classic)
+
+
+def test_experts_cost_what_their_tokens_cost_wherever_they_are(classic: dict[str, Any]) -> None:
+    moe = classic | {"num_experts": 8, "top_k": 2, "expert_ffn": 2048}
+    s, h = 2048, 1024
+    dense, routed = layer_flops(classic), layer_flops(moe, moe=True)
+    assert routed[2] - dense[2] == 2 * s * h * (8 + 2 * 2 * 2048 - 2 * 4096)
+    assert layer_flops(moe, moe=True, dp=4, ep=4) == routed
+
+
+def test_step_flops_are_thrice_the_forward_with_a_halved_causal_core(classic: dict[str, Any]) -> None:
+    model = checked(Transformer, classic, "model")
+    s, h, v, layers = 2048, 1024, 32000, 8
+    forward = layers * s * h * (24 * h + 2 * s) + 2 * s * h * v
+    assert flops.step_flops(model, 5, s) == 3 * 5 * forward
+
+
+def test_step_flops_are_near_six_per_parameter_and_token() -> None:
+    values = {"layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocabulary": 128256}
+    model = checked(Transformer, values, "model")
+    embedding = model.hidden * model.vocabulary
+    assert flops.step_flops(model, 1, 128) == pytest.approx(6 * 128 * (model.parameters - embedding), rel=0.01)
+
+
+def test_recomputation_does_not_change_the_model_flops(costs: Callable[..., Workload]) -> None:
+    none = costs()
+    for recompute in ("selective", "full"):
+        assert costs({"recompute": recompute}).model_flops == none.model_flops
+
+
+def test_two_implementations_of_the_step_agree(classic: dict[str, Any]) -> None:
+    # The step's own sum against the operations of one device, without flash halving on either side.
+    values = classic | {"causal": False, "num_experts": 4, "top_k": 2, "expert_ffn": 512, "moe_every": 2}
+    model = checked(Transformer, values, "model")
+    part = shard(model, CostRequest(ranks=1, stages=1, units=1, sequence=1024))
+    per_layer = [sum(layer_flops(values, moe=moe, sequence=1024)) for moe in (False, True)]
+    head = sum(
+        getattr(operation, field.name).flops
+        for operation in flops.head(model, part, 4)
+        for field in dataclasses.fields(operation)
+        if isinstance(getattr(operation, field.name), flops.Work)
+    )
+    assert flops.step_flops(model, 1, 1024) == 4 * per_layer[0] + 4 * per_layer[1] + head

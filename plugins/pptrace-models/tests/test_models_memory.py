@@ -1,0 +1,131 @@
+"""Weights, gradients and optimizer state are conserved over every split."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.model.request import CostRequest
+from pptrace_models.checked import checked
+from pptrace_models.roofline import build
+from pptrace_models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.model.workload import Workload
+
+GIB = 2**30
+DEVICE = {"peak_bf16": 10**15, "memory": 80 * GIB, "memory_bandwidth": 10**12, "scale_up_bandwidth": 10**11}
+
+
+def test_stages_hold_every_parameter_once(costs: Callable[..., Workload], classic: dict[str, Any]) -> None:
+    for extra in ({}, {"bias": True, "learned_positions": 512}, {"gated": True, "kv_heads": 4}):
+        parameters = checked(Transformer, classic | extra, "model").parameters
+        workload = costs(extra)
+        assert workload.weights_bytes.sum() == 2 * parameters
+        assert workload.gradients_bytes.sum() == 4 * parameters
+        assert workload.optimizer_bytes.sum() == 12 * parameters
+
+
+def test_a_tied_embedding_is_held_twice_only_on_two_stages(
+    costs: Callable[..., Workload], classic: dict[str, Any]
+) -> None:
+    tied = {"tied_embeddings": True}
+    parameters = checked(Transformer, classic | tied, "model").parameters
+    assert costs(tied, ranks=1, stages=1).weights_bytes.sum() == 2 * parameters
+    assert costs(tied).weights_bytes.sum() == 2 * (parameters + 32000 * 1024)
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]), moe=st.booleans(), ep=st.sampled_from([1, 2, 4]), stages=st.integers(1, 8)
+)
+def test_tensor_and_expert_parallel_shares_sum_to_the_model(*, tp: int, moe: bool, ep: int, stages: int) -> None:
+    h, layers, experts = 512, 8, 4
+    values = {"layers": layers, "hidden": h, "heads": 8, "ffn": 2048, "vocabulary": 4096}
+    values |= {"num_experts": experts, "top_k": 2, "moe_every": 2} if moe else {}
+    ep = ep if moe else 1
+    request = CostRequest(
+        ranks=stages, stages=stages, units=4, sequence=256, tp=tp, dp=4, ep=ep, model=values, device=DEVICE
+    )
+    weights = int(build(request).weights_bytes.sum()) // 2
+    # Norms and routers are on every tensor-parallel device; experts are split over the expert group besides.
+    everywhere = h * (2 * layers + 1) + (layers // 2 * h * experts if moe else 0)
+    expert = layers // 2 * experts * 3 * h * 2048 if moe else 0
+    parameters = checked(Transformer, values, "model").parameters
+    assert weights == (parameters - everywhere - expert) // tp + everywhere + expert // (tp * ep)
+
+
+def test_zero_one_shards_the_optimizer_over_the_replicas(costs: Callable[..., Workload]) -> None:
+    plain, sharded = costs(dp=8), costs(dp=8, options={"zero": 1})
+    assert (sharded.optimizer_bytes * 8 == plain.optimizer_bytes).all()
+    assert (sharded.weights_bytes == plain.weights_bytes).all()
+    assert (sharded.gradients_bytes == plain.gradients_bytes).all()
+    assert (sharded.optimizer_ns < plain.optimizer_ns).all()
+    assert (costs(dp=4, cp=2, options={"zero": 1}).optimizer_bytes * 8 == plain.optimizer_bytes).all()
+
+
+def test_options_choose_the_gradients_and_the_reserve(costs: Callable[..., Workload]) -> None:
+    workload = costs(options={"gradients": "bf16", "reserved": "1 GiB"}, ranks=1, stages=1)
+    assert (workload.gradients_bytes == workload.weights_bytes).all()
+    assert workload.reserved_bytes == GIB
+
+
+def test_fp32_weights_need_no_master_copy(costs: Callable[..., Workload]) -> None:
+    workload = costs({"precision": "fp32"})
+    assert (workload.optimizer_bytes == 2 * workload.weights_bytes).all()
+
+
+def test_the_reserve_is_two_gib_and_four_boundary_messages(costs: Callable[..., Workload]) -> None:
+    workload = costs()
+    assert workload.boundary_bytes.tolist() == [2048 * 1024 * 2] * 3
+    assert workload.reserved_bytes == 2 * GIB + 4 * 2048 * 1024 * 2
+    assert workload.capacity_bytes == 80 * GIB
+
+
+def test_the_reserve_holds_one_layer_while_it_is_computed_again(costs: Callable[..., Workload]) -> None:
+    none, full = costs(), costs({"recompute": "full"})
+    layer = none.activation_bytes[1] // 2
+    assert full.reserved_bytes - none.reserved_bytes == layer - 2 * 2048 * 1024
+
+
+def test_gradients_are_reduced_by_a_ring(costs: Callable[..., Workload]) -> None:
+    network = {"rate_kbps": 1_000_000, "latency_ns": 100}
+    workload = costs(dp=4, data_parallel=network)
+    for stage in range(4):
+        size = int(workload.gradients_bytes[stage])
+        assert workload.reduce_ns[stage] == 6 * 100 + -(-6 * size // 4)  # 10^9 bytes/s: a byte a ns
+    sharded = costs(dp=4, data_parallel=network, options={"zero": 1})
+    for stage in range(4):
+        sizes = int(workload.gradients_bytes[stage]), int(workload.weights_bytes[stage])
+        assert sharded.reduce_ns[stage] == sum(3 * 100 + -(-3 * size // 4) for size in sizes)
+
+
+@pytest.mark.parametrize("network", [{}, {"rate_kbps": 1, "latency_ns": 1}])
+def test_one_replica_reduces_nothing(costs: Callable[..., Workload], network: dict[str, int]) -> None:
+    assert costs(data_parallel=network).reduce_ns.tolist() == [0] * 4
+
+
+def test_context_parallel_devices_share_the_reduction(costs: Callable[..., Workload]) -> None:
+    network = {"rate_kbps": 1_000_000, "latency_ns": 0}
+    alone = costs(dp=4, data_parallel=network).reduce_ns
+    shared = costs(dp=4, cp=2, data_parallel=network).reduce_ns
+    inside = costs(dp=1, cp=2, data_parallel=network).reduce_ns
+    assert (abs(shared - inside - alone / 2) <= 1).all()
+
+
+def test_a_network_that_is_not_described_is_noted(costs: Callable[..., Workload]) -> None:
+    workload = costs(dp=2)
+    assert workload.reduce_ns.tolist() == [0] * 4
+    assert any("not described" in note for note in workload.notes)
+
+
+def test_the_update_is_bound_by_memory(costs: Callable[..., Workload]) -> None:
+    device = DEVICE | {"memory_efficiency": 1.0, "memory_latency": "10 ns"}
+    workload = costs(device=device)
+    # Gradient, twice weights and moments in fp32, bf16 weights: 4 + 24 + 2 bytes at 10^12 bytes/s.
+    parameters = workload.weights_bytes // 2
+    assert workload.optimizer_ns.tolist() == [10 + -(-30 * int(count) // 1000) for count in parameters]

@@ -1,0 +1,136 @@
+"""Every wrong input is one line that names the key and what would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pptrace.errors import ConfigError, ConstraintError, PptraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.model.workload import Workload
+
+MODEL_ERRORS = [
+    ({"layer": 8}, "model.layer: unknown key (did you mean 'layers'?"),
+    ({"layers": 0}, "model.layers: input should be greater than or equal to 1, not 0"),
+    ({"layers": "many"}, "model.layers: input should be a valid integer"),
+    ({"hidden": 1.5}, "model.hidden: input should be a valid integer"),
+    ({"heads": 80}, "model.heads: 80 do not divide hidden (1024); give head_dim, such as 12.8"),
+    ({"kv_heads": 3}, "model.kv_heads: 3 KV heads do not divide heads (16)"),
+    ({"head_dim": 0.3}, "model.head_dim: 16 heads of 0.3 are no whole width"),
+    ({"precision": "int8"}, "model.precision: input should be 'bf16', 'fp16', 'fp8' or 'fp32', not 'int8'"),
+    ({"recompute": "some"}, "model.recompute: input should be 'none', 'selective' or 'full', not 'some'"),
+    ({"layers_per_stage": [2, 2, 2]}, "model.layers_per_stage: 3 entries for 4 stages; give one per stage"),
+    ({"layers_per_stage": [2, 2, 2, 1]}, "model.layers_per_stage: sums to 7, not to model.layers (8); add 1"),
+    ({"layers_per_stage": [2, 2, 2, 4]}, "sums to 10, not to model.layers (8); take away 2"),
+    ({"layers_per_stage": [2, 2, 2, -1]}, "model.layers_per_stage.3: input should be greater than"),
+    ({"num_experts": 2, "top_k": 3}, "model.top_k: 3 passes num_experts (2)"),
+    ({"vocabulary": 10**9}, "model.vocabulary: input should be less than or equal to"),
+]
+
+
+@pytest.mark.parametrize(("values", "line"), MODEL_ERRORS)
+def test_a_wrong_model_is_one_line(costs: Callable[..., Workload], values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        costs(values)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_is_named(costs: Callable[..., Workload]) -> None:
+    with pytest.raises(ConfigError, match=r"^model\.hidden: missing; it has no default$"):
+        costs({"hidden": None})
+
+
+DEVICE_ERRORS = [
+    ({"memory_bandwith": 1}, "device.memory_bandwith: unknown key (did you mean 'memory_bandwidth'?"),
+    ({"memory_bandwidth": 0}, "device.memory_bandwidth: input should be greater than or equal to 1, not 0"),
+    ({"memory_bandwidth": "0 B/s"}, "device.memory_bandwidth: '0 B/s': a rate of zero never ends"),
+    ({"memory": "80 parsecs"}, "device.memory: unknown unit 'parsecs'"),
+    ({"compute_efficiency": 1.2}, "device.compute_efficiency: input should be less than or equal to 1, not 1.2"),
+    ({"compute_efficiency": 0}, "device.compute_efficiency: input should be greater than 0, not 0"),
+    ({"peak_bf16": None}, "device.peak_bf16: missing; it has no default"),
+    ({"scale_up_size": 0}, "device.scale_up_size: input should be greater than or equal to 1, not 0"),
+]
+
+
+@pytest.mark.parametrize(("values", "line"), DEVICE_ERRORS)
+def test_a_wrong_device_is_one_line(
+    costs: Callable[..., Workload], devices: dict[str, Any], values: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        costs(device={**devices["h100-sxm"], **values})
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_precision_that_the_device_lacks_names_those_it_has(costs: Callable[..., Workload]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        costs({"precision": "fp8"}, device="a100-sxm")
+    line = "model.precision: fp8 has no peak on this device; use bf16, fp16, fp32, or give device.peak_fp8"
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"zero": 2}, "costs.options.zero: input should be 0 or 1, not 2"),
+        ({"zeros": 1}, "costs.options.zeros: unknown key (did you mean 'zero'?"),
+        ({"gradients": "fp8"}, "costs.options.gradients: input should be 'fp32' or 'bf16', not 'fp8'"),
+        ({"reserved": "2 GiP"}, "costs.options.reserved: unknown unit 'GiP'"),
+    ],
+)
+def test_a_wrong_option_is_one_line(costs: Callable[..., Workload], options: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        costs(options=options)
+    assert str(caught.value).startswith(line)
+
+
+CONSTRAINTS = [
+    ({}, {"tp": 3}, "parallel.tp: 3 does not divide model.heads (16); nearest that work: 2 or 4"),
+    ({}, {"tp": 32}, "parallel.tp: 32 does not divide model.heads (16); nearest that work: 16"),
+    ({"ffn": 1500}, {"tp": 8}, "parallel.tp: 8 does not divide model.ffn (1500); nearest that work: 4"),
+    (
+        {"heads": 12, "kv_heads": 6, "hidden": 1200},
+        {"tp": 4},
+        "parallel.tp: 4 neither divides model.kv_heads (6) nor is a multiple of it; nearest that work: 2",
+    ),
+    ({"head_dim": 0.25}, {"tp": 8}, "parallel.tp: 8 does not split heads of 0.25 into whole widths"),
+    ({}, {"cp": 3}, "parallel.cp: 3 does not divide batch.sequence (2048); nearest that work: 2 or 4"),
+    (
+        {},
+        {"tp": 16, "sequence": 24, "sequence_parallel": True},
+        "parallel.tp: 16 does not divide the tokens that sequence parallelism splits (24)",
+    ),
+    ({}, {"ep": 2}, "parallel.ep: 2 splits experts, and the model has none (model.num_experts)"),
+    ({"num_experts": 6}, {"ep": 4, "dp": 4}, "parallel.ep: 4 does not divide model.num_experts (6)"),
+    ({"num_experts": 8}, {"ep": 8, "dp": 4}, "parallel.ep: 8 does not divide parallel.dp x parallel.cp (4)"),
+    ({}, {"stages": 16}, "16 stages are more than model.layers (8); nearest that work: 8 stages"),
+]
+
+
+@pytest.mark.parametrize(("values", "sizes", "line"), CONSTRAINTS)
+def test_sizes_that_do_not_divide_name_the_nearest_that_do(
+    costs: Callable[..., Workload], values: dict[str, Any], sizes: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        costs(values, **sizes)
+    assert str(caught.value).startswith(line)
+    assert "; nearest that work: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tp", "cp", "dp", "ep", "ranks", "micro", "sequence", "stages", "units"])
+def test_a_size_below_one_is_one_line(costs: Callable[..., Workload], name: str) -> None:
+    with pytest.raises(PptraceError) as caught:
+        costs(**{name: 0})
+    assert "at least" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes_beyond_64_bits_are_one_line(costs: Callable[..., Workload]) -> None:
+    with pytest.raises(ConfigError, match=r"passes 2\^62"):
+        costs(micro=10**14)
