@@ -27,6 +27,11 @@ _PER_STAGE = (
     "reduce_ns",
     "optimizer_ns",
 )
+_OPTIONAL = ("offload_ns", "reload_ns", "recompute_ns", "unshard_ns")
+
+
+def _none() -> Int64s:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,14 @@ class Workload:
     """Reduction of the stage's gradients over its data-parallel replicas; 0 where there are none."""
     optimizer_ns: Int64s
     """Optimizer update of the stage."""
+    offload_ns: Int64s = field(default_factory=_none)
+    """Copy of one unit's activations to host memory; zero unless given, as the three below."""
+    reload_ns: Int64s = field(default_factory=_none)
+    """Copy of one unit's activations back."""
+    recompute_ns: Int64s = field(default_factory=_none)
+    """One unit's forward computed again by an action of its own."""
+    unshard_ns: Int64s = field(default_factory=_none)
+    """Gathering the stage's sharded weights."""
     reserved_bytes: int = 0
     """Bytes per rank that no action accounts for: context, workspace, fragmentation."""
     capacity_bytes: int = 0
@@ -87,6 +100,10 @@ class Workload:
     def __post_init__(self) -> None:
         for name in (*_PER_STAGE, "boundary_bytes"):
             object.__setattr__(self, name, column(getattr(self, name), np.int64))
+        for name in _OPTIONAL:
+            values = getattr(self, name)
+            filled = values if np.size(values) else np.zeros(self.stages, dtype=np.int64)
+            object.__setattr__(self, name, column(np.broadcast_to(filled, (self.stages,)), np.int64))
 
     @classmethod
     def uniform(cls, stages: int, *, boundary_bytes: int = 0, edges: int = -1, **values: object) -> Workload:

@@ -1,0 +1,79 @@
+"""Run a kernel: interpreted on lists where little is to do, compiled on arrays where much is.
+
+A kernel is a plain function over integer columns: inputs first, then the columns that it fills. It
+loops explicitly over integers, calls nothing but ``len``, ``range``, ``min``, ``max`` and ``abs``,
+and so gives the same bits on both roads.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["COMPILE_FROM", "compiles", "run"]
+
+COMPILE_FROM = 60_000
+"""Rows of work from which loading compiled code is quicker than interpreting."""
+
+
+def compiles(work: int) -> bool:
+    """Whether ``work`` rows are run compiled; ``NUMBA_DISABLE_JIT=1`` interprets everything."""
+    return work >= COMPILE_FROM and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
+
+
+def run(
+    kernel: Callable[..., Any],
+    inputs: Sequence[NDArray[Any] | int],
+    outputs: Sequence[NDArray[Any]],
+    *,
+    work: int,
+) -> int:
+    """Run ``kernel(*inputs, *outputs)`` and return its result, 0 where it returns none.
+
+    Inputs are one-dimensional arrays or integers; outputs are arrays that the kernel fills, each
+    initialised by the caller. ``work`` is the number of rows, which decides the road.
+    """
+    if compiles(work):
+        frozen = [_read_only(value) if isinstance(value, np.ndarray) else value for value in inputs]
+        return int(_compiled(kernel)(*frozen, *outputs) or 0)
+    lists = [value.tolist() if isinstance(value, np.ndarray) else value for value in inputs]
+    filled = [array.tolist() for array in outputs]
+    result = kernel(*lists, *filled)
+    for array, values in zip(outputs, filled, strict=True):
+        array[:] = values
+    return int(result or 0)
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    # One mutability per parameter keeps one compiled signature per kernel.
+    if not array.flags.writeable:
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+@cache
+def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    import numba
+
+    try:
+        return numba.njit(cache=True, nogil=True)(kernel)  # type: ignore[no-any-return]
+    except RuntimeError:
+        warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=3)
+        return numba.njit(cache=False, nogil=True)(kernel)  # type: ignore[no-any-return]
+
+
+_NO_CACHE = (
+    "compiled code cannot be kept, so every run compiles again: "
+    "make the folder in NUMBA_CACHE_DIR (or ~/.cache) writable"
+)

@@ -1,0 +1,90 @@
+"""Spell out why a task graph is stuck: the cycle, the policy, and what would let it run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.errors import DeadlockError
+from pptrace.model.action import Action, Kind
+from pptrace.schedule.deadlock import cycle_text
+from pptrace.sim.policy import PolicyName
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int32s
+    from pptrace.model.workload import Workload
+    from pptrace.network.contract import Network
+    from pptrace.schedule.table import Schedule
+    from pptrace.sim.graph import TaskGraph
+    from pptrace.sim.policy import Policy
+
+__all__ = ["explain_stuck"]
+
+
+def explain_stuck(
+    schedule: Schedule, workload: Workload, network: Network, policy: Policy, graph: TaskGraph, waiting: Int32s
+) -> DeadlockError:
+    """Return the error for a graph of which some tasks never ran; ``waiting`` is above zero for those."""
+    cycle = [name for task in _cycle(graph, waiting) if (name := _name(graph, task))]
+    remedy = ""
+    if policy.name is PolicyName.ORDERED:
+        remedy = _eager_remedy(schedule, workload, network, policy, graph)
+    return DeadlockError(
+        f"the schedule deadlocks under p2p policy {policy.name.value}: {cycle_text(cycle)}{remedy}",
+        cycle=cycle,
+        policy=policy.name.value,
+    )
+
+
+def _cycle(graph: TaskGraph, waiting: Int32s) -> list[int]:
+    """Return tasks of which each waits for the next, and the last for the first."""
+    tasks = np.arange(graph.tasks, dtype=np.int64)
+    by_edge = np.repeat(tasks, np.diff(graph.edge_ptr))
+    target = np.concatenate([graph.next, graph.next_peer, np.where(graph.edge < 0, ~graph.edge, graph.edge)])
+    source = np.concatenate([tasks, tasks, by_edge])
+    stuck = (target >= 0) & (waiting[target] > 0) & (waiting[source] > 0)
+    needs = np.full(graph.tasks, -1, dtype=np.int64)
+    needs[target[stuck]] = source[stuck]
+    task = int(np.flatnonzero(waiting > 0)[0])
+    seen: dict[int, int] = {}
+    chain: list[int] = []
+    while task not in seen:
+        seen[task] = len(chain)
+        chain.append(task)
+        task = int(needs[task])
+    return chain[seen[task] :]
+
+
+def _name(graph: TaskGraph, task: int) -> str:
+    if task >= graph.rows:
+        return ""
+    both = np.flatnonzero(graph.twin == task)
+    return " with ".join(_row_name(graph, row) for row in [task, *both.tolist()])
+
+
+def _row_name(graph: TaskGraph, row: int) -> str:
+    lane = int(np.searchsorted(graph.lane_ptr, row, side="right")) - 1
+    action = Action(
+        kind=Kind(int(graph.kind[row])),
+        stage=int(graph.stage[row]),
+        unit=int(graph.unit[row]),
+        span=int(graph.span[row]),
+    )
+    return f"rank {graph.lane_rank[lane]}: {action}"
+
+
+def _eager_remedy(
+    schedule: Schedule, workload: Workload, network: Network, policy: Policy, graph: TaskGraph
+) -> str:
+    from pptrace.sim.lower import lower
+    from pptrace.sim.simulate import run_graph
+
+    for size in np.unique(graph.size_bytes[graph.path >= 0]).tolist():
+        if size <= policy.eager_bytes:
+            continue
+        again = lower(schedule, workload, network, replace(policy, eager_bytes=size))
+        if run_graph(again)[4] == again.tasks - again.ghosts().size:
+            return f"; it would run with eager messages from {size} bytes (p2p: {{policy: ordered, eager: {size} B}})"
+    return "; no eager size lets it run: reorder the receives (receive: asap) or use another policy"

@@ -1,0 +1,240 @@
+"""Lowering: an issue order, its costs and a network become a task graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.errors import ScheduleError
+from pptrace.kernel import run
+from pptrace.model.action import Kind
+from pptrace.model.columns import Int8s, Int32s, Int64s
+from pptrace.schedule.deadlock import explain_deadlock
+from pptrace.schedule.issue_order import IssueOrder, with_messages, with_sends
+from pptrace.schedule.neighbours import neighbours
+from pptrace.sim import kernels
+from pptrace.sim.graph import TaskGraph
+from pptrace.sim.lanes import Lanes, assign_lanes
+from pptrace.sim.policy import Policy, PolicyName
+from pptrace.timeline.timeline import Stream
+
+if TYPE_CHECKING:
+    from pptrace.model.workload import Workload
+    from pptrace.network.contract import Network, Paths
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["lower"]
+
+LONGEST_NS = 2**62
+"""Sums of times stay below this, so that no integer overflows."""
+
+_NO_RECEIVE, _OWN_TASK, _RENDEZVOUS = 0, 1, 2
+_RECEIVE = {PolicyName.BLOCKING: _OWN_TASK, PolicyName.ORDERED: _RENDEZVOUS, PolicyName.BATCHED: _RENDEZVOUS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Where the issued rows went, and their columns there."""
+
+    place: Int32s
+    pos_f: Int32s
+    pos_g: Int32s
+    recv_at: Int32s
+    columns: dict[str, Any]
+
+
+def lower(
+    schedule: Schedule, workload: Workload, network: Network, policy: Policy, *, barrier: bool = False
+) -> TaskGraph:
+    """Return the task graph of a schedule whose structure has been validated.
+
+    With ``barrier``, no gradient is reduced before every rank has computed its last one.
+
+    Raises:
+        DeadlockError: a rank needs what it computes later itself, or no order of messages exists.
+        ScheduleError: the summed times could pass 2**62 ns, or the costs are for other stages.
+    """
+    _check_costs(schedule, workload)
+    issued = with_messages(schedule, policy.receive) if policy.has_receives else with_sends(schedule)
+    lanes = assign_lanes(issued, policy)
+    pairs, paths = _paths_between(issued, lanes, network)
+    placed = _place(issued, lanes, workload, policy, pairs, paths)
+    _check_total(placed.columns["duration_ns"], placed.columns["lag_ns"])
+    return _link(schedule, issued, lanes, placed, policy, paths, barrier=barrier)
+
+
+def _check_costs(schedule: Schedule, workload: Workload) -> None:
+    if workload.stages != schedule.stages:
+        raise ScheduleError(f"the costs are for {workload.stages} stages, the schedule has {schedule.stages}")
+    if workload.boundary_bytes.size != schedule.placement.edges.shape[0]:
+        raise ScheduleError(
+            f"the costs know {workload.boundary_bytes.size} boundaries between stages, "
+            f"the schedule has {schedule.placement.edges.shape[0]}"
+        )
+
+
+def _check_total(*columns: Int64s) -> None:
+    total = sum(float(column.sum(dtype=np.float64)) for column in columns)
+    if total >= LONGEST_NS or any(column.size and int(column.min()) < 0 for column in columns):
+        raise ScheduleError("the step's times sum to more than 2**62 ns (146 years): check the costs' units")
+
+
+def _paths_between(issued: IssueOrder, lanes: Lanes, network: Network) -> tuple[Int32s, Paths]:
+    """Ask the network for every pair of ranks with a message; return each pair's index and the paths."""
+    ranks = issued.placement.ranks
+    sends = np.flatnonzero((issued.kind == Kind.SEND_F) | (issued.kind == Kind.SEND_B))
+    rank = np.searchsorted(issued.row_ptr, sends, side="right") - 1
+    used = np.zeros(ranks * ranks, dtype=bool)
+    used[rank * ranks + lanes.peer[sends]] = True
+    pairs = np.flatnonzero(used)
+    pair_of = np.zeros(ranks * ranks, dtype=np.int32)
+    pair_of[pairs] = np.arange(pairs.size)
+    paths = network.paths((pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32))
+    return pair_of, paths
+
+
+def _place(
+    issued: IssueOrder, lanes: Lanes, workload: Workload, policy: Policy, pair_of: Int32s, paths: Paths
+) -> _Rows:
+    placement, rows = issued.placement, len(issued)
+    cells = placement.stages * placement.units
+    edges = placement.edges.shape[0]
+    if paths.overhead_ns.size == 0:
+        overhead = latency = rate = np.zeros(1, dtype=np.int64)
+    else:
+        overhead, latency, rate = paths.overhead_ns, paths.latency_ns, paths.rate_kbps
+    largest = int(workload.boundary_bytes.max(initial=0)) * int(issued.span.max(initial=1))
+    if largest * 1_000_000 >= LONGEST_NS:
+        raise ScheduleError(f"a message of {largest} bytes is too large: check the costs' units")
+    messages = edges * placement.units * 2
+    receive = _RECEIVE.get(policy.name, _NO_RECEIVE)
+    place = np.zeros(rows, dtype=np.int32)
+    cursor = lanes.first.copy()
+    positions = [np.full(size, -1, dtype=np.int32) for size in (cells, cells, messages, messages if receive else 0)]
+    columns: dict[str, Any] = {"kind": np.zeros(rows, dtype=np.int8)}
+    for name in ("stage", "unit", "span", "braid"):
+        columns[name] = np.zeros(rows, dtype=np.int32)
+    columns["size_bytes"] = np.zeros(rows, dtype=np.int64)
+    for name in ("path", "fork"):
+        columns[name] = np.full(rows, -1, dtype=np.int32)
+    for name in ("collective_ns", "duration_ns", "lag_ns"):
+        columns[name] = np.zeros(rows, dtype=np.int64)
+    run(
+        kernels.place_rows,
+        (
+            issued.row_ptr, issued.kind, issued.stage, issued.unit, issued.span, issued.braid, issued.edge,
+            lanes.key, lanes.peer, placement.stages, placement.units, edges,
+            _durations(workload), _collectives(workload), workload.boundary_bytes,
+            pair_of, overhead, latency, rate, receive,
+            -1 if policy.name is PolicyName.BATCHED else policy.eager_bytes,
+        ),
+        (cursor, place, *positions, *columns.values()),
+        work=rows,
+    )  # fmt: skip
+    return _Rows(place=place, pos_f=positions[0], pos_g=positions[1], recv_at=positions[3], columns=columns)
+
+
+def _durations(workload: Workload) -> Int64s:
+    """Return durations by kind and stage, flat."""
+    table = np.zeros((len(Kind), workload.stages), dtype=np.int64)
+    table[Kind.F], table[Kind.B] = workload.f_ns, workload.b_ns
+    table[Kind.I], table[Kind.W] = workload.i_ns, workload.w_ns
+    table[Kind.REDUCE_GRAD], table[Kind.OPTIMIZER] = workload.reduce_ns, workload.optimizer_ns
+    table[Kind.OFFLOAD], table[Kind.RELOAD] = workload.offload_ns, workload.reload_ns
+    table[Kind.RECOMPUTE], table[Kind.UNSHARD] = workload.recompute_ns, workload.unshard_ns
+    return table.ravel()
+
+
+def _collectives(workload: Workload) -> Int64s:
+    table = np.zeros((len(Kind), workload.stages), dtype=np.int64)
+    table[Kind.F], table[Kind.B] = workload.f_collective_ns, workload.b_collective_ns
+    table[Kind.I], table[Kind.W] = workload.i_collective_ns, workload.w_collective_ns
+    return table.ravel()
+
+
+def _link(
+    schedule: Schedule,
+    issued: IssueOrder,
+    lanes: Lanes,
+    placed: _Rows,
+    policy: Policy,
+    paths: Paths,
+    *,
+    barrier: bool,
+) -> TaskGraph:
+    rows, batched = len(issued), policy.name is PolicyName.BATCHED
+    twin, launch_next, source, target = _edges(schedule, issued, lanes, placed, policy)
+    tasks = rows + launch_next.size
+    if barrier and (issued.kind == Kind.REDUCE_GRAD).any():
+        before, behind = _around_reductions(lanes, placed.columns["kind"])
+        source = np.concatenate([source, before, np.full(behind.size, tasks, dtype=np.int32)])
+        target = np.concatenate([target, np.full(before.size, tasks, dtype=np.int32), behind])
+        tasks += 1
+    following = np.full(tasks, -1, dtype=np.int32)
+    following_peer = following.copy()
+    run(kernels.chain_tasks, (lanes.lane_ptr, twin, int(batched)), (following, following_peer), work=rows)
+    following[rows : rows + launch_next.size] = launch_next
+    ptr, edge = np.zeros(tasks + 1, dtype=np.int32), np.zeros(source.size, dtype=np.int32)
+    run(kernels.sort_edges, (source, target, source.size), (ptr, edge), work=rows)
+    if tasks > rows:
+        extra = np.zeros(tasks - rows, dtype=np.int64)
+        for name in ("duration_ns", "lag_ns"):
+            placed.columns[name] = np.concatenate([placed.columns[name], extra])
+    return TaskGraph(
+        placement=issued.placement, paths=paths, lane_rank=lanes.lane_rank, lane_stream=lanes.lane_stream,
+        lane_peer=lanes.lane_peer, lane_ptr=lanes.lane_ptr, twin=twin, next=following,
+        next_peer=following_peer, edge_ptr=ptr, edge=edge, **placed.columns,
+    )  # fmt: skip
+
+
+def _around_reductions(lanes: Lanes, kind: Int8s) -> tuple[Int32s, Int32s]:
+    """Return each rank's last compute row of the pipeline, and every reduction's row."""
+    compute = np.flatnonzero(lanes.lane_stream == Stream.COMPUTE)
+    last: list[int] = []
+    for lane in compute:
+        low, high = int(lanes.lane_ptr[lane]), int(lanes.lane_ptr[lane + 1])
+        while high > low and kind[high - 1] == Kind.OPTIMIZER:
+            high -= 1
+        if high > low:
+            last.append(high - 1)
+    return np.array(last, dtype=np.int32), np.flatnonzero(kind == Kind.REDUCE_GRAD).astype(np.int32)
+
+
+def _edges(
+    schedule: Schedule, issued: IssueOrder, lanes: Lanes, placed: _Rows, policy: Policy
+) -> tuple[Int32s, Int32s, Int32s, Int32s]:
+    """Return each row's twin, the chain of batches, and the source and target of every edge."""
+    placement, rows, near = issued.placement, len(issued), neighbours(issued.placement)
+    batched = policy.name is PolicyName.BATCHED
+    tasks = rows + (2 * lanes.groups if batched else 0)
+    message = (issued.kind >= Kind.SEND_F) & (issued.kind <= Kind.RECV_B)
+    copies = int(np.isin(issued.kind, (Kind.OFFLOAD, Kind.RELOAD)).any())
+    bound = int(issued.span[message | (issued.kind > Kind.RECV_B)].sum()) * 3 + 2 * rows * (batched or copies)
+    bound += 2 * int((~message).sum()) if copies or (issued.kind > Kind.RECV_B).any() else 0
+    bound += 2 * int(message.sum())
+    twin = np.full(rows, -1, dtype=np.int32)
+    stage_scratch = np.zeros(placement.stages, dtype=np.int32)
+    offload = np.full(placement.stages * placement.units if copies else 0, -1, dtype=np.int32)
+    launch_next = np.full(tasks - rows, -1, dtype=np.int32)
+    source, target = np.zeros(bound, dtype=np.int32), np.zeros(bound, dtype=np.int32)
+    problem = np.zeros(1, dtype=np.int64)
+    edges = run(
+        kernels.link_rows,
+        (
+            issued.row_ptr, issued.kind, issued.stage, issued.unit, issued.span, issued.edge,
+            lanes.group, placed.place, placed.pos_f, placed.pos_g, placed.recv_at,
+            placed.columns["size_bytes"], placed.columns["fork"],
+            placement.edges[:, 0].copy(), placement.edges[:, 1].copy(),
+            near.pred_ptr, near.pred, near.succ_ptr, near.succ,
+            placement.stage_rank.ravel(), placement.unit_route,
+            placement.stages, placement.units, placement.edges.shape[0], rows, lanes.mode,
+            _RECEIVE.get(policy.name, _NO_RECEIVE), int(batched), policy.eager_bytes,
+        ),
+        (twin, stage_scratch, stage_scratch.copy(), offload, launch_next, source, target, problem),
+        work=rows,
+    )  # fmt: skip
+    if problem[0]:
+        raise explain_deadlock(schedule)
+    return twin, launch_next, source[:edges], target[:edges]
