@@ -37,13 +37,16 @@ class NodeLoader(yaml.SafeLoader):
     def __init__(self, text: str, source: str) -> None:
         super().__init__(text)
         self.source = source
-        self.depth = 0
+        self.depth = self.count = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose as the superclass does, down to a limit."""
+        """Compose as the superclass does, down to a depth and up to a number of nodes."""
         self.depth += 1
+        self.count += 1
         if self.depth > _DEEPEST:
             raise ConfigError(f"values are nested more than {_DEEPEST} deep", file=self.source)
+        if self.count > _MOST_VALUES:
+            raise ConfigError(f"more than {_MOST_VALUES} values", file=self.source)
         try:
             node: yaml.Node | None = super().compose_node(parent, index)
         finally:

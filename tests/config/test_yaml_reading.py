@@ -96,6 +96,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (r'a: "\Uffffffff"', "t: the text is no YAML"),
         ("[" * 3000, "t: values are nested more than 32 deep"),
         ("a: &a [*a]", "values are nested more than 32 deep"),
+        ("[" + "1," * 100_001 + "]", "t: more than 100000 values"),
         (LAUGHS, "more than 100000 values, aliases counted each time"),
     ],
 )
