@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pptrace.config.options import validate_options
 from pptrace_models.accelerator import Accelerator
 from pptrace_models.checked import checked
 from pptrace_models.plugin import pptrace_cost_models, pptrace_devices, pptrace_models
@@ -91,6 +92,14 @@ def test_a_device_is_written_with_units_too() -> None:
     preset = checked(Accelerator, DEVICES["h100-sxm"].values, "device")
     for name in text:
         assert getattr(device, name) == getattr(preset, name)
+
+
+@pytest.mark.parametrize("offer", [*MODELS.values(), *DEVICES.values()], ids=lambda offer: offer.name)
+def test_the_configuration_reads_a_preset_and_what_it_reads_is_read_again(offer: Any) -> None:
+    model = Transformer if offer.name in MODELS else Accelerator
+    read = validate_options(model, offer.values, "preset")
+    assert checked(model, read.model_dump(), "preset") == read
+    assert checked(model, read.model_dump(mode="json"), "preset") == read
 
 
 def test_every_parameter_has_a_description() -> None:

@@ -62,6 +62,13 @@ def test_recomputation_adds_forward_to_the_input_gradient(costs: Callable[..., W
     assert full.i_ns[3] - none.i_ns[3] == none.f_ns[1]  # the head is not computed again
 
 
+def test_an_action_that_computes_again_takes_a_forward_unless_the_backward_already_does(
+    costs: Callable[..., Workload],
+) -> None:
+    assert (costs().recompute_ns == costs().f_ns).all()
+    assert not costs({"recompute": "full"}).recompute_ns.any()
+
+
 def test_latencies_bound_small_work_from_below(costs: Callable[..., Workload]) -> None:
     device = IDEAL | {"peak_bf16": 10**20, "launch_latency": "7 us"}
     workload = costs(device=device, sequence=16)

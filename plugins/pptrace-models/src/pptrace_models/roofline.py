@@ -106,6 +106,7 @@ def _times(
         "b_collective_ns": [cost.i_collective for cost in costs],
         "i_collective_ns": [cost.i_collective for cost in costs],
         "w_collective_ns": [0 for _ in costs],
+        "recompute_ns": [0 if model.recompute == "full" else cost.f for cost in costs],
     }
 
 

@@ -29,10 +29,10 @@ class Transformer(Parameters):
     """Width of the residual stream."""
     heads: Count
     """Query heads."""
-    kv_heads: Count = 0
-    """Key and value heads; by default as many as query heads."""
-    head_dim: Annotated[float, Field(gt=0, le=100_000)] = 0.0
-    """Width of a head, by default hidden over heads; a fraction such as 51.2 will do."""
+    kv_heads: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Key and value heads; 0 for as many as query heads."""
+    head_dim: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+    """Width of a head, 0 for hidden over heads; a fraction such as 51.2 will do."""
     ffn: Width
     """Inner width of the MLP."""
     gated: bool = True
@@ -61,8 +61,8 @@ class Transformer(Parameters):
     """Experts in a mixture-of-experts layer; 0 for a dense model."""
     top_k: Count = 1
     """Experts that each token visits."""
-    expert_ffn: Width = 0
-    """Inner width of an expert; by default that of the MLP."""
+    expert_ffn: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Inner width of an expert; 0 for that of the MLP."""
     moe_every: Count = 1
     """Every how many layers one has experts: layers n, 2n, ... counted from 1."""
 
