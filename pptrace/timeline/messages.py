@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import Kind
 from pptrace.model.columns import Int32s
+from pptrace.timeline.row_index import index_timeline
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Messages", "messages"]
-
-_BACKWARD_KINDS = (Kind.B, Kind.I)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,4 +36,23 @@ def messages(timeline: Timeline) -> Messages:
     An action that spans several units is found by any of them; where several consumers share a
     message, the one that started first counts.
     """
-    raise NotImplementedError
+    placement = timeline.placement
+    index = index_timeline(timeline)
+    edges, units = placement.edges.shape[0], placement.units
+    cell = np.flatnonzero((index.send >= 0) | (index.recv >= 0))
+    forward = cell < edges * units
+    edge, unit = (cell % (edges * units)) // max(units, 1), cell % max(units, 1)
+    low, high = placement.edges[edge, 0] * units + unit, placement.edges[edge, 1] * units + unit
+    found = np.stack([
+        index.send[cell],
+        index.recv[cell],
+        np.where(forward, index.forward[low], index.gradient[high]),
+        np.where(forward, index.forward[high], index.gradient[low]),
+    ])  # fmt: skip
+    first = np.where(found[0] >= 0, found[0], found[1])
+    starts = np.where(found[3] >= 0, timeline.start_ns[found[3]], 0) if len(timeline) else first
+    order = np.lexsort((starts, first))
+    keep = np.ones(order.size, dtype=bool)
+    keep[1:] = first[order][1:] != first[order][:-1]
+    send, recv, producer, consumer = found[:, order[keep]].astype(np.int32)
+    return Messages(send=send, recv=recv, producer=producer, consumer=consumer)

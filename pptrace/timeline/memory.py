@@ -1,0 +1,153 @@
+"""Memory per rank: what is always there, and what the actions hold over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.kernel import run
+from pptrace.model.action import Kind
+from pptrace.model.columns import Int64s
+from pptrace.timeline import kernels
+from pptrace.timeline.counter import Counter
+from pptrace.timeline.row_index import lanes_of
+from pptrace.timeline.timeline import Stream
+
+if TYPE_CHECKING:
+    from pptrace.model.workload import Workload
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Memory", "measure_memory", "memory_counters"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory of every rank; all arrays have shape (ranks,)."""
+
+    weights_bytes: Int64s
+    """Weights."""
+    gradients_bytes: Int64s
+    """Gradient buffers."""
+    optimizer_bytes: Int64s
+    """Optimizer state."""
+    buffer_bytes: Int64s
+    """Point-to-point buffers: one to send and one to receive per boundary shared with another rank."""
+    reserved_bytes: Int64s
+    """What no action accounts for."""
+    peak_activation_bytes: Int64s
+    """The most activations held at once."""
+    peak_at_ns: Int64s
+    """When that is first reached."""
+    peak_activations: Int64s
+    """The most units' activations held at once, each stage's of a unit counted as one."""
+    capacity_bytes: int
+    """The device's memory; 0 where unknown."""
+
+    @property
+    def static_bytes(self) -> Int64s:
+        """What is there from the step's start to its end."""
+        total: Int64s = (
+            self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+            + self.buffer_bytes + self.reserved_bytes
+        )  # fmt: skip
+        return total
+
+    @property
+    def peak_bytes(self) -> Int64s:
+        """The most bytes in use."""
+        total: Int64s = self.static_bytes + self.peak_activation_bytes
+        return total
+
+
+def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
+    """Follow the memory of every rank through a timeline."""
+    ranks = timeline.ranks
+    peak, peak_at, most = (np.zeros(ranks, dtype=np.int64) for _ in range(3))
+    if np.isin(timeline.kind, (Kind.OFFLOAD, Kind.RELOAD)).any():
+        _peaks_with_copies(timeline, workload, peak, peak_at)
+        scratch = (np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64), most)
+    else:
+        scratch = (peak, peak_at, most)
+    run(
+        kernels.follow_memory,
+        (
+            lanes_of(timeline, Stream.COMPUTE), timeline.lane_ptr, timeline.kind, timeline.stage,
+            timeline.span, timeline.start_ns, timeline.end_ns,
+            workload.activation_bytes, workload.weight_activation_bytes, workload.stages,
+        ),
+        scratch,
+        work=len(timeline),
+    )  # fmt: skip
+    held = timeline.placement.copies().astype(np.int64)
+    return Memory(
+        weights_bytes=held @ workload.weights_bytes,
+        gradients_bytes=held @ workload.gradients_bytes,
+        optimizer_bytes=held @ workload.optimizer_bytes,
+        buffer_bytes=_buffers(timeline, workload),
+        reserved_bytes=np.full(ranks, workload.reserved_bytes, dtype=np.int64),
+        peak_activation_bytes=peak,
+        peak_at_ns=peak_at,
+        peak_activations=most,
+        capacity_bytes=workload.capacity_bytes,
+    )
+
+
+def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ...]:
+    """Return each rank's memory over time, static bytes included, as counters."""
+    static = measure_memory(timeline, workload).static_bytes
+    counters = []
+    for rank in range(timeline.ranks):
+        at, delta = _changes(timeline, workload, rank)
+        when, first = np.unique(at, return_index=True)
+        value = static[rank] + np.add.reduceat(delta, first).cumsum() if at.size else at
+        if not when.size or when[0] > 0:
+            when, value = np.concatenate([[0], when]), np.concatenate([[static[rank]], value])
+        counters.append(Counter(rank=rank, name="memory", unit="bytes", at_ns=when, value=value))
+    return tuple(counters)
+
+
+def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:
+    """Return one rank's changes of memory in order of time; at one instant, what is freed comes first."""
+    lanes = np.flatnonzero((timeline.lane_rank == rank) & np.isin(
+        timeline.lane_stream, (Stream.COMPUTE, Stream.COPY_OUT, Stream.COPY_IN)))  # fmt: skip
+    rows = np.concatenate(
+        [np.arange(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1]) for lane in lanes]
+        or [np.zeros(0, dtype=np.int64)]
+    )
+    kind, stage = timeline.kind[rows], timeline.stage[rows]
+    kept = workload.activation_bytes[stage] * timeline.span[rows]
+    weight = workload.weight_activation_bytes[stage] * timeline.span[rows]
+    delta = np.select(
+        [(kind == Kind.F) | (kind == Kind.RELOAD), (kind == Kind.B) | (kind == Kind.OFFLOAD),
+         kind == Kind.I, kind == Kind.W],
+        [kept, -kept, weight - kept, -weight],
+        0,
+    )  # fmt: skip
+    at = np.where(delta > 0, timeline.start_ns[rows], timeline.end_ns[rows])
+    changes = delta != 0
+    order = np.lexsort((delta[changes], at[changes]))
+    return at[changes][order], delta[changes][order]
+
+
+def _peaks_with_copies(timeline: Timeline, workload: Workload, peak: Int64s, peak_at: Int64s) -> None:
+    for rank in range(timeline.ranks):
+        at, delta = _changes(timeline, workload, rank)
+        if at.size:
+            held = delta.cumsum()
+            top = int(np.argmax(held))
+            peak[rank], peak_at[rank] = max(int(held[top]), 0), at[top]
+
+
+def _buffers(timeline: Timeline, workload: Workload) -> Int64s:
+    placement = timeline.placement
+    buffers = np.zeros(placement.ranks, dtype=np.int64)
+    for edge, (low, high) in enumerate(placement.edges):
+        size = int(workload.boundary_bytes[edge])
+        pairs = {(int(route[low]), int(route[high])) for route in placement.stage_rank}
+        for pair in pairs:
+            if pair[0] != pair[1] and min(pair) >= 0:
+                buffers[list(pair)] += 2 * size
+    return buffers
+

@@ -1,0 +1,172 @@
+"""What a step amounts to: its length, where each rank's time went, why it idled, what it held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.kernel import run
+from pptrace.model.action import Kind
+from pptrace.model.columns import Int64s
+from pptrace.timeline import kernels
+from pptrace.timeline.critical_path import CriticalPath, critical_path
+from pptrace.timeline.memory import Memory, measure_memory
+from pptrace.timeline.row_index import index_timeline, lanes_of
+from pptrace.timeline.timeline import Stream
+
+if TYPE_CHECKING:
+    from pptrace.model.workload import Workload
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["IdleCause", "Metrics", "measure"]
+
+
+class IdleCause(IntEnum):
+    """Why a rank's compute stream did no work; every idle nanosecond has exactly one cause."""
+
+    FILL = 0
+    """Before the rank's first action."""
+    DRAIN = 1
+    """After its last."""
+    TRANSFER = 2
+    """The message that it waited for was under way, for as long as it takes with nothing shared."""
+    CONTENTION = 3
+    """The message was under way for longer than that."""
+    HEAD_OF_LINE = 4
+    """The message was ready, but its stream held another task."""
+    PEER_COMPUTE = 5
+    """The message's producer had not computed yet."""
+    REDUCTION = 6
+    """Its gradients were being reduced over the data-parallel replicas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """One step measured over one window for all ranks, from the first action to the optimizer's end."""
+
+    start_ns: int
+    """The window's start."""
+    end_ns: int
+    """The window's end."""
+    busy_ns: Int64s
+    """Shape (ranks,): time in which the compute stream computed."""
+    idle_ns: Int64s
+    """Shape (ranks, causes): idle time by :class:`IdleCause`."""
+    collective_ns: Int64s
+    """Shape (ranks,): busy time in which the rank's own group (tensor parallel and so on) communicated."""
+    reduction_ns: Int64s
+    """Shape (ranks,): time in which gradients were reduced, whether or not something ran beside it."""
+    memory: Memory
+    """Memory per rank."""
+    path: CriticalPath
+    """The critical path."""
+    tokens: int
+    """Tokens of the whole job's step; 0 where unknown."""
+    model_flops: int
+    """Model FLOPs of the whole job's step; 0 where unknown."""
+    peak_flops: int
+    """Peak FLOP/s of the whole job's devices; 0 where unknown."""
+    notes: tuple[str, ...] = ()
+    """How figures were counted."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return int(self.busy_ns.size)
+
+    @property
+    def step_ns(self) -> int:
+        """The step's length."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def bubble(self) -> Fraction:
+        """Idle time over ranks times window."""
+        whole = self.ranks * self.step_ns
+        return Fraction(int(self.idle_ns.sum()), whole) if whole else Fraction(0)
+
+    @property
+    def exposed_ns(self) -> Int64s:
+        """Shape (ranks,): communication that nothing hid: waits for messages and reductions, own collectives."""
+        waits = (IdleCause.TRANSFER, IdleCause.CONTENTION, IdleCause.HEAD_OF_LINE, IdleCause.REDUCTION)
+        total: Int64s = self.idle_ns[:, list(waits)].sum(axis=1) + self.collective_ns
+        return total
+
+    @property
+    def idle_by_cause_ns(self) -> dict[str, int]:
+        """Idle time of all ranks by cause, in the order of :class:`IdleCause`."""
+        return {c.name.lower().replace("_", "-"): int(self.idle_ns[:, c].sum()) for c in IdleCause}
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second of the whole job; None where unknown."""
+        return self.tokens * 1e9 / self.step_ns if self.tokens and self.step_ns else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: no recomputation counted, dense peak; None where unknown."""
+        whole = self.peak_flops * self.step_ns
+        return self.model_flops * 1e9 / whole if self.model_flops and whole else None
+
+    @property
+    def over_capacity(self) -> tuple[int, int, int] | None:
+        """The rank furthest over its device's memory, when, and by how many bytes; None where all fit."""
+        over = self.memory.peak_bytes - self.memory.capacity_bytes
+        if not self.memory.capacity_bytes or int(over.max(initial=0)) <= 0:
+            return None
+        rank = int(np.argmax(over))
+        return rank, int(self.memory.peak_at_ns[rank]), int(over[rank])
+
+
+def measure(timeline: Timeline, workload: Workload) -> Metrics:
+    """Measure a timeline; the workload gives memory, tokens and FLOPs."""
+    placement, index = timeline.placement, index_timeline(timeline)
+    opened, closed = _window(timeline)
+    compute = lanes_of(timeline, Stream.COMPUTE)
+    reduce = lanes_of(timeline, Stream.DATA_PARALLEL)
+    busy = np.zeros(timeline.ranks, dtype=np.int64)
+    idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
+    run(
+        kernels.attribute_idle,
+        (
+            compute, reduce, timeline.lane_ptr, timeline.kind, timeline.stage, timeline.unit, timeline.span,
+            timeline.start_ns, timeline.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
+            *index.near.arguments, placement.unit_route, placement.stage_rank.ravel(),
+            placement.stages, placement.units, placement.edges.shape[0],
+            index.forward, index.gradient, index.send, index.recv, opened, closed,
+        ),
+        (busy, idle),
+        work=len(timeline),
+    )  # fmt: skip
+    took = timeline.end_ns - timeline.start_ns
+    reductions = np.where(timeline.kind == Kind.REDUCE_GRAD, took, 0)
+    return Metrics(
+        start_ns=opened, end_ns=closed, busy_ns=busy, idle_ns=idle.reshape(timeline.ranks, len(IdleCause)),
+        collective_ns=_per_rank(timeline, timeline.collective_ns),
+        reduction_ns=_per_rank(timeline, reductions),
+        memory=measure_memory(timeline, workload), path=critical_path(timeline),
+        tokens=workload.tokens, model_flops=workload.model_flops, peak_flops=workload.peak_flops,
+        notes=workload.notes,
+    )  # fmt: skip
+
+
+def _window(timeline: Timeline) -> tuple[int, int]:
+    if not len(timeline):
+        return 0, 0
+    compute = timeline.lane_stream[timeline.lane_of_row()] == Stream.COMPUTE
+    starts = timeline.start_ns[compute] if compute.any() else timeline.start_ns
+    return int(starts.min()), int((timeline.end_ns + timeline.lag_ns).max())
+
+
+def _per_rank(timeline: Timeline, values: Int64s) -> Int64s:
+    """Sum a row column per rank."""
+    sums = np.concatenate([[0], np.cumsum(values)])
+    bounds = timeline.lane_ptr
+    per_lane = sums[bounds[1:]] - sums[bounds[:-1]]
+    totals = np.zeros(timeline.ranks, dtype=np.int64)
+    np.add.at(totals, timeline.lane_rank, per_lane)
+    return totals
