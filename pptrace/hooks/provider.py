@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pptrace.hooks.offers import (
     CostModelOffer,
@@ -39,7 +39,7 @@ class AnyOffer(Protocol):
 
 Offer_co = TypeVar("Offer_co", covariant=True)
 
-HOOKS: dict[type, str] = {
+HOOKS: dict[type[Any], str] = {
     ScheduleOffer: "pptrace_schedules",
     NetworkOffer: "pptrace_networks",
     CostModelOffer: "pptrace_cost_models",

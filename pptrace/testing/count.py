@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace.model.workload import Workload
-from pptrace.sim.simulate import simulate
-from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from pptrace.schedule.table import Schedule
 
 __all__ = ["Counted", "count"]
@@ -29,6 +26,9 @@ class Counted:
 
 def count(schedule: Schedule) -> Counted:
     """Return a table's figures with a forward of 1, both halves of a backward of 1, and an ideal network."""
+    from pptrace.sim.simulate import simulate
+    from pptrace.timeline.metrics import measure
+
     workload = Workload.uniform(
         schedule.stages,
         edges=len(schedule.placement.edges),
@@ -41,5 +41,5 @@ def count(schedule: Schedule) -> Counted:
     metrics = measure(simulate(schedule, workload), workload)
     return Counted(
         bubble=metrics.bubble,
-        peak_activations=tuple(rank.peak_activations for rank in metrics.ranks),
+        peak_activations=tuple(map(Fraction, metrics.memory.peak_activations.tolist())),
     )

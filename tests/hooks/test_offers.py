@@ -135,7 +135,9 @@ def test_a_hook_that_raises_names_plugin_exception_and_line(install: Install, ge
         _ = Registry.load().schedules
 
     message = str(caught.value)
-    assert message.startswith("plugin 'thrower' (pptrace-thrower 1.2): pptrace_schedules raised ValueError: so sad at ")
+    assert message.startswith(
+        "plugin 'thrower' (pptrace-thrower 1.2): pptrace_schedules raised ValueError: so sad at "
+    )
     assert message.endswith("thrower_of_a_test.py:5")
     assert isinstance(caught.value.__cause__, ValueError)
 
@@ -153,9 +155,7 @@ def test_an_unknown_name_says_which_are_known_which_is_nearest_and_how_to_get_mo
     )
 
 
-@pytest.mark.parametrize(
-    "sort", ["schedule", "network", "cost_model", "model", "device", "exporter", "importer"]
-)
+@pytest.mark.parametrize("sort", ["schedule", "network", "cost_model", "model", "device", "exporter", "importer"])
 def test_every_sort_of_name_can_be_unknown(sort: str) -> None:
     registry = Registry.load(entry_points=False)
 

@@ -36,13 +36,9 @@ def test_a_plugin_that_fails_to_import_is_one_warning_line_and_the_rest_works(
     registry = Registry.load()
 
     assert "my-schedule" in registry.schedules
-    assert capsys.readouterr().err.splitlines() == [
-        "pptrace: warning: plugin 'bad' (pptrace-bad 1.2) is left out: "
-        "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
-    ]
-    assert [str(failure) for failure in registry.failures] == [
-        "plugin 'bad' (pptrace-bad 1.2): ModuleNotFoundError: No module named 'no_such_module_anywhere'"
-    ]
+    who, why = "plugin 'bad' (pptrace-bad 1.2)", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
+    assert capsys.readouterr().err == f"pptrace: warning: {who} is left out: {why}\n"
+    assert [str(failure) for failure in registry.failures] == [f"{who}: {why}"]
 
 
 def test_a_plugin_that_exits_while_it_is_imported_is_left_out(install: Install) -> None:

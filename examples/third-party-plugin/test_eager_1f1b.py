@@ -1,0 +1,16 @@
+"""What eager 1F1B promises, over a grid of sizes."""
+
+from pptrace_eager_1f1b import OFFER
+
+from pptrace.hooks.registry import Registry
+from pptrace.testing import assert_schedule_family
+
+pytest_plugins = ["pptrace.testing.fixtures"]
+
+
+def test_it_keeps_its_promises_for_many_sizes() -> None:
+    assert_schedule_family(OFFER)
+
+
+def test_pptrace_finds_it(registry: Registry) -> None:
+    assert registry.schedule("eager-1f1b").distribution == "pptrace-eager-1f1b"  # noqa: S101 - a test asserts

@@ -1,0 +1,106 @@
+"""``pptrace new-plugin``: write a schedule plugin that installs and runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import tempfile
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+import click
+
+from pptrace.errors import ConfigError, OutputError, PluginError
+from pptrace.hooks.offers import ScheduleOffer
+from pptrace.hooks.registry import Registry
+
+if TYPE_CHECKING:
+    from pptrace.hooks.provider import Provider
+
+__all__ = ["command", "write_plugin"]
+
+_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_FILES = {
+    "pyproject.toml.txt": "pyproject.toml",
+    "readme.md.txt": "README.md",
+    "module.py.txt": "{package}.py",
+    "test.py.txt": "test_{package}.py",
+}
+"""Where each file of the skeleton goes."""
+
+
+@click.command("new-plugin")
+@click.argument("name")
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Folder to make the plugin's folder in.",
+    show_default="here",
+)
+@click.pass_context
+def command(context: click.Context, name: str, into: Path) -> None:
+    """Write a plugin with one schedule called NAME: module, pyproject, README and test."""
+    registry = context.find_object(Registry) or Registry.load(warn=lambda _: None)
+    _check_name(name, registry)
+    folder = write_plugin(name, into)
+    click.echo(f"wrote {folder}")
+    install = f"pip install -e {shlex.quote(str(folder))}"
+    click.echo(f"next: {install} && pptrace show --schedule {name} --pp 4 --microbatches 8")
+
+
+def write_plugin(name: str, into: Path) -> Path:
+    """Write the plugin of a schedule ``name`` into a new folder of ``into``, wholly or not at all.
+
+    Raises:
+        OutputError: the new folder exists, or ``into`` is missing or cannot be written to.
+    """
+    folder = into / f"pptrace-{name}"
+    if folder.exists() or folder.is_symlink():
+        raise OutputError("it exists already; choose another name or another --into", file=folder)
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=".new-plugin-", dir=into))
+    except OSError as error:
+        raise OutputError(f"cannot write here: {error.strerror}", file=into) from error
+    try:
+        _fill(scratch / folder.name, name)
+        (scratch / folder.name).rename(folder)
+    except OSError as error:
+        raise OutputError(f"cannot write the plugin: {error.strerror}", file=folder) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _fill(folder: Path, name: str) -> None:
+    package = f"pptrace_{name.replace('-', '_')}"
+    folder.mkdir()
+    skeleton = resources.files("pptrace.cli") / "skeleton"
+    for source, target in _FILES.items():
+        path = folder / target.format(package=package)
+        text = Template((skeleton / source).read_text(encoding="utf-8"))
+        path.write_text(text.substitute(name=name, package=package), encoding="utf-8")
+
+
+def _check_name(name: str, registry: Registry) -> None:
+    if not _NAME.fullmatch(name):
+        suggestion = "-".join(re.findall(r"[a-z0-9]+", name.lower())) or "my-schedule"
+        message = f"{name!r} is not lower-case letters and digits in words joined by hyphens; try {suggestion}"
+        raise ConfigError(message, key="NAME")
+    for provider in registry.providers:
+        if name in _schedules_of(registry, provider):
+            message = f"{provider} offers a schedule named {name!r} already; choose another name"
+            raise ConfigError(message, key="NAME")
+    others = [*registry.providers, *registry.disabled, *(failure.provider for failure in registry.failures)]
+    if any(provider.distribution == f"pptrace-{name}" for provider in others):
+        raise ConfigError(f"a distribution pptrace-{name} is installed already; choose another name", key="NAME")
+
+
+def _schedules_of(registry: Registry, provider: Provider) -> set[str]:
+    try:
+        return {provided.offer.name for provided in registry.offers_of(provider, ScheduleOffer)}
+    except PluginError:  # a broken plugin is no reason not to write a better one
+        return set()

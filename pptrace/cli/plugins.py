@@ -1,0 +1,133 @@
+"""``pptrace plugins``: which plugins there are, what each offers, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from pptrace.errors import PluginError
+from pptrace.hooks.provider import HOOKS, Failure, Provider
+from pptrace.hooks.registry import Registry
+
+__all__ = ["command"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A plugin that takes part, and what it offers."""
+
+    provider: Provider
+    """The plugin."""
+    offers: dict[str, dict[str, str]]
+    """Summaries by sort and name."""
+
+
+@click.command("plugins")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def command(context: click.Context, *, as_json: bool) -> None:
+    """List plugins, what they offer, and what failed to load and why."""
+    registry = context.find_object(Registry) or Registry.load(warn=lambda _: None)
+    listed, failures = _list(registry)
+    failures += _clashes(registry, failures)
+    if as_json:
+        click.echo(json.dumps(_document(listed, failures, registry.disabled), indent=2))
+    elif click.get_text_stream("stdout").isatty():
+        _print_table(listed)
+        click.echo("".join(f"{line}\n" for line in _troubles(failures, registry.disabled)), nl=False)
+    else:
+        lines = [line for plugin in listed for line in _plain(plugin)]
+        click.echo("\n".join([*lines, *_troubles(failures, registry.disabled)]))
+
+
+def _list(registry: Registry) -> tuple[list[Listed], list[Failure]]:
+    """Return the plugins one by one, so that one whose hook fails hides no other."""
+    listed, failures = [], list(registry.failures)
+    for provider in registry.providers:
+        offers: dict[str, dict[str, str]] = {}
+        for sort, hook in HOOKS.items():
+            try:
+                found = registry.offers_of(provider, sort)
+            except PluginError as error:
+                failures.append(_failure(provider, error))
+                continue
+            if found:
+                offers[_noun(hook)] = {each.offer.name: each.offer.summary for each in found}
+        listed.append(Listed(provider=provider, offers=offers))
+    return listed, failures
+
+
+def _clashes(registry: Registry, known: list[Failure]) -> list[Failure]:
+    """Return the names that two plugins offer, of sorts where nothing else is wrong."""
+    clashes = []
+    for hook in HOOKS.values():
+        try:
+            getattr(registry, hook.removeprefix("pptrace_"))
+        except PluginError as error:
+            provider = next((p for p in registry.providers if p.name == error.plugin), Provider(name=error.plugin))
+            failure = _failure(provider, error)
+            clashes += [failure] if failure not in known else []
+    return clashes
+
+
+def _failure(provider: Provider, error: PluginError) -> Failure:
+    return Failure(provider=provider, reason=str(error).removeprefix(f"{provider}: "))
+
+
+def _noun(hook: str) -> str:
+    return hook.removeprefix("pptrace_").replace("_", " ")
+
+
+def _plain(plugin: Listed) -> list[str]:
+    offers = [f"  {noun}: {', '.join(names)}" for noun, names in plugin.offers.items()]
+    return [_title(plugin.provider), *(offers or ["  offers nothing"])]
+
+
+def _title(provider: Provider) -> str:
+    return f"{provider.distribution or '-'} {provider.version or '-'} ({provider.name})"
+
+
+def _troubles(failures: list[Failure], disabled: list[Provider]) -> list[str]:
+    lines = [f"failed: {failure}" for failure in failures]
+    return lines + [f"disabled: {provider}" for provider in disabled]
+
+
+def _print_table(listed: list[Listed]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("distribution", "version", "plugin", "offers", "names")
+    for plugin in listed:
+        who = (plugin.provider.distribution, plugin.provider.version, plugin.provider.name)
+        for noun, names in plugin.offers.items() or [("nothing", dict[str, str]())]:
+            table.add_row(*who, noun, ", ".join(names))
+            who = ("", "", "")
+    Console().print(table)
+
+
+def _document(listed: list[Listed], failures: list[Failure], disabled: list[Provider]) -> dict[str, Any]:
+    return {
+        "plugins": [
+            {
+                **_identity(plugin.provider),
+                "offers": {
+                    noun: [{"name": name, "summary": summary} for name, summary in names.items()]
+                    for noun, names in plugin.offers.items()
+                },
+            }
+            for plugin in listed
+        ],
+        "failed": [{**_identity(failure.provider), "reason": failure.reason} for failure in failures],
+        "disabled": [_identity(provider) for provider in disabled],
+    }
+
+
+def _identity(provider: Provider) -> dict[str, str]:
+    return {
+        "plugin": provider.name,
+        "distribution": provider.distribution,
+        "version": provider.version,
+    }

@@ -1,0 +1,124 @@
+"""What plugins build is checked, and what they raise is told in one line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pptrace.errors import ConfigError, PluginError
+from pptrace.hooks import CostModelOffer, NetworkOffer, ScheduleOffer
+from pptrace.hooks.build import build_network, build_schedule, build_workload
+from pptrace.hooks.call import call_plugin, one_line
+from pptrace.hooks.provider import Provided, Provider
+from pptrace.model.action import parse_action
+from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
+from pptrace.model.workload import Workload
+from pptrace.schedule.table import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WHO = Provider(name="odd", distribution="pptrace-odd", version="3")
+REQUEST = ScheduleRequest(ranks=2, units=1)
+ROWS = [["0F0", "0B0"], ["1F0", "1B0"]]
+
+
+def schedule_of(built: object) -> Schedule:
+    offer = ScheduleOffer(name="odd", summary="Odd.", build=lambda _: built)  # type: ignore[arg-type, return-value]
+    return build_schedule(Provided(offer=offer, provider=WHO), REQUEST)
+
+
+@pytest.mark.parametrize(
+    "built",
+    [
+        ROWS,
+        ["0F0 0B0", "1F0, 1B0"],
+        (tuple(row) for row in ROWS),
+        [[parse_action(cell) for cell in row] for row in ROWS],
+        [["0F0", None, "", "0B0"], [None, "1F0", "1B0"]],
+        Schedule.from_rows(ROWS),
+    ],
+    ids=["lists", "texts", "generator", "actions", "idle cells", "schedule"],
+)
+def test_a_schedule_may_return_rows_in_any_form(built: object) -> None:
+    assert schedule_of(built).rows() == ROWS
+
+
+@pytest.mark.parametrize(
+    ("built", "message"),
+    [
+        (None, "schedule 'odd' returned None (NoneType), expected a Schedule or one row of actions per rank"),
+        (7, "schedule 'odd' returned 7 (int), expected a Schedule"),
+        ("0F0 0B0", "schedule 'odd' returned '0F0 0B0' (str), expected a Schedule"),
+        ([1, 2], "returned 1 (int) as the row of rank 0, expected a list of actions"),
+        ([["0F0", 0.5]], "returned 0.5 (float) as action 1 of rank 0, expected text such as 0F3"),
+        ([["0F0", "0X0"], ["1F0"]], "cannot be read: row 1, column 2, cell '0X0': not an action"),
+        ([["0F0", "0B0"]], "has 1 ranks where 2 were asked for"),
+        ([[], []], "has 0 microbatches where 1 were asked for"),
+    ],
+)
+def test_a_schedule_that_returns_nonsense_is_the_plugins_error(built: object, message: str) -> None:
+    with pytest.raises(PluginError) as caught:
+        schedule_of(built)
+
+    assert str(caught.value).startswith("plugin 'odd' (pptrace-odd 3): ")
+    assert message in str(caught.value)
+    assert (caught.value.plugin, caught.value.distribution) == ("odd", "pptrace-odd")
+
+
+def test_rows_that_raise_while_they_are_read_are_the_plugins_error() -> None:
+    def rows() -> Iterator[list[str]]:
+        yield ["0F0", "0B0"]
+        raise KeyError("one")
+
+    with pytest.raises(PluginError, match=r"raised KeyError: 'one' at .*test_building\.py:\d+"):
+        schedule_of(rows())
+
+
+def test_a_network_without_paths_is_the_plugins_error() -> None:
+    offer = NetworkOffer(name="odd", summary="Odd.", build=lambda _: "cable")  # type: ignore[arg-type, return-value]
+
+    with pytest.raises(
+        PluginError, match=r"network 'odd' returned 'cable' \(str\), expected an object with links"
+    ):
+        build_network(Provided(offer=offer, provider=WHO), NetworkRequest(ranks=2))
+
+
+@pytest.mark.parametrize(
+    ("built", "message"),
+    [
+        ({"f_ns": 1}, "cost model 'odd' returned {'f_ns': 1} (dict), expected a Workload"),
+        (Workload.uniform(stages=3, f_ns=1, b_ns=2), "returned costs of 3 stages where 2 were asked for"),
+    ],
+)
+def test_a_cost_model_that_returns_nonsense_is_the_plugins_error(built: Any, message: str) -> None:
+    offer = CostModelOffer(name="odd", summary="Odd.", build=lambda _: built)
+
+    with pytest.raises(PluginError) as caught:
+        build_workload(Provided(offer=offer, provider=WHO), CostRequest(ranks=2, stages=2, units=4))
+
+    assert message in str(caught.value)
+
+
+def test_an_error_of_ours_that_a_plugin_raises_passes_as_it_is() -> None:
+    def refuse() -> None:
+        raise ConfigError("no", key="k")
+
+    with pytest.raises(ConfigError, match=r"^k: no$"):
+        call_plugin(WHO, refuse)
+
+
+def test_an_interruption_is_no_fault_of_the_plugin() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call_plugin(WHO, interrupted)
+
+
+def test_a_long_message_is_cut_to_one_readable_line() -> None:
+    text = one_line(ValueError("x\n" * 1000))
+
+    assert len(text) < 330
+    assert text.endswith("…")

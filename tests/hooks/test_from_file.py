@@ -1,0 +1,187 @@
+"""A schedule from a Python file, without packaging."""
+
+from __future__ import annotations
+
+import sys
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pptrace.errors import ConstraintError, PluginError
+from pptrace.hooks.build import build_schedule
+from pptrace.hooks.from_file import is_file_reference, schedule_from_file
+from pptrace.hooks.registry import Registry
+from pptrace.model.request import ScheduleRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REQUEST = ScheduleRequest(ranks=2, units=3)
+ROWS = [["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"], ["1F0", "1F1", "1F2", "1B0", "1B1", "1B2"]]
+
+
+def write(folder: Path, source: str, name: str = "mine.py") -> str:
+    path = folder / name
+    path.write_text(dedent(source), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("signature", "ranks", "units"),
+    [
+        ("request", "request.ranks", "request.units"),
+        ("r=None", "r.ranks", "r.units"),
+        ("ranks, units", "ranks", "units"),
+        ("units, ranks", "ranks", "units"),
+        ("*, units, ranks, chunks=1", "ranks", "units"),
+        ("p, m", "p", "m"),
+        ("p, m, /", "p", "m"),
+        ("stages, units", "stages", "units"),
+    ],
+)
+def test_a_function_gets_the_request_or_the_fields_that_it_names(
+    tmp_path: Path, signature: str, ranks: str, units: str
+) -> None:
+    file = write(
+        tmp_path,
+        f"""
+        def make({signature}):
+            return [[f"{{s}}{{k}}{{u}}" for k in "FB" for u in range({units})] for s in range({ranks})]
+        """,
+    )
+
+    schedule = build_schedule(schedule_from_file(f"{file}:make"), REQUEST)
+
+    assert schedule.rows() == ROWS
+
+
+def test_the_offer_is_called_after_the_file_and_described_by_the_docstring(tmp_path: Path) -> None:
+    file = write(tmp_path, 'def make(request):\n    """All forward.\n\n    More.\n    """\n', "my_best.py")
+
+    offer = schedule_from_file(f"{file}:make").offer
+
+    assert (offer.name, offer.summary) == ("my-best", "All forward.")
+
+
+def test_a_registry_takes_a_file_where_it_takes_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "def make(ranks, units):\n    return ['0F0 0B0', '1F0, 1B0']\n")
+    monkeypatch.chdir(tmp_path)
+
+    provided = Registry.load(entry_points=False).schedule("./mine.py:make")
+
+    assert provided.plugin == "./mine.py:make"
+    rows = build_schedule(provided, ScheduleRequest(ranks=2, units=1)).rows()
+    assert rows == [["0F0", "0B0"], ["1F0", "1B0"]]
+
+
+def test_relative_files_are_found_beside_the_configuration(tmp_path: Path) -> None:
+    write(tmp_path, "def make(request):\n    return []\n")
+
+    assert schedule_from_file("mine.py:make", tmp_path).offer.name == "mine"
+
+
+def test_a_dataclass_in_the_file_works_and_nothing_is_written_beside_it(tmp_path: Path) -> None:
+    source = """
+    from __future__ import annotations
+    from dataclasses import dataclass
+
+    @dataclass
+    class Plan:
+        ranks: int
+
+    def make(ranks, units):
+        return [f"{rank}F0 {rank}B0" for rank in range(Plan(ranks).ranks)]
+    """
+    file = write(tmp_path, source)
+
+    assert build_schedule(schedule_from_file(f"{file}:make"), ScheduleRequest(ranks=2, units=1)).ranks == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+def test_an_edited_file_is_read_again(tmp_path: Path) -> None:
+    for name in ("make", "took"):
+        file = write(tmp_path, f"def {name}(request):\n    return []\n")
+        assert schedule_from_file(f"{file}:{name}")
+
+
+def test_a_constraint_of_a_file_stays_a_constraint(tmp_path: Path) -> None:
+    source = """
+    from pptrace.errors import ConstraintError
+    def make(request):
+        raise ConstraintError("units must be even", nearest="2 or 4")
+    """
+    file = write(tmp_path, source)
+
+    with pytest.raises(ConstraintError, match="units must be even; nearest that work: 2 or 4"):
+        build_schedule(schedule_from_file(f"{file}:make"), REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "message"),
+    [
+        ("def make(request): pass\n", "mak", "has no function 'mak' (did you mean 'make'? known: make)"),
+        ("make = 3\n", "make", "is a int, not a function"),
+        ("x = 1\ndef make(:\n", "make", "mine.py:2: invalid syntax"),
+        ("x = '\0'\n", "make", "source code string cannot contain null bytes"),
+        (
+            "import no_such_module_anywhere\n",
+            "make",
+            "ModuleNotFoundError: No module named 'no_such_module_anywhere' at",
+        ),
+        ("\n\n1 / 0\n", "make", "raised ZeroDivisionError: division by zero at"),
+        ("raise SystemExit(3)\n", "make", "raised SystemExit: 3 at"),
+        ("def make(): pass\n", "make", "takes (), and may take (request), (ranks, units) or any of "),
+        ("def make(a, b, c): pass\n", "make", "takes (a, b, c), and may take (request)"),
+        ("def make(ranks, depth, width): pass\n", "make", "takes (ranks, depth, width), and may take"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_what_and_where(
+    tmp_path: Path, source: str, function: str, message: str
+) -> None:
+    file = write(tmp_path, source)
+
+    with pytest.raises(PluginError) as caught:
+        schedule_from_file(f"{file}:{function}")
+
+    assert message in str(caught.value)
+    assert "mine.py" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_a_folder_and_a_missing_function_name_say_so(tmp_path: Path) -> None:
+    (tmp_path / "folder.py").mkdir()
+
+    with pytest.raises(PluginError, match=r"cannot read gone\.py: No such file or directory"):
+        schedule_from_file("gone.py:make", tmp_path)
+    with pytest.raises(PluginError, match=r"cannot read folder\.py: Is a directory"):
+        schedule_from_file("folder.py:make", tmp_path)
+    with pytest.raises(PluginError, match=r"expected FILE\.py:FUNCTION, such as \./mine\.py:make"):
+        Registry.load(entry_points=False).schedule("./mine.py")
+    with pytest.raises(PluginError, match=r"expected FILE\.py:FUNCTION, such as \./mine\.py:make"):
+        Registry.load(entry_points=False).schedule("./mine.py:")
+
+
+def test_a_function_that_raises_names_its_own_line_not_the_librarys(tmp_path: Path) -> None:
+    file = write(tmp_path, "import json\n\ndef make(request):\n    return json.loads('{')\n")
+
+    with pytest.raises(PluginError) as caught:
+        build_schedule(schedule_from_file(f"{file}:make"), REQUEST)
+
+    assert "make raised JSONDecodeError: " in str(caught.value)
+    assert str(caught.value).endswith(f"at {file}:4")
+
+
+def test_names_of_schedules_and_tables_are_no_file_references() -> None:
+    assert [is_file_reference(text) for text in ("1f1b", "table.csv", "mine.py:make", "mine.py")] == [
+        False, False, True, True,
+    ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def forget_modules() -> object:
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if "@" in name:
+            del sys.modules[name]
