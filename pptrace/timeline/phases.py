@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Phase", "phases"]
 
-_NEVER = np.iinfo(np.int64).max
-_PASSES = (Kind.F, Kind.B, Kind.I, Kind.W)
+_NEVER = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +41,15 @@ def phases(timeline: Timeline) -> tuple[Phase, ...]:
     of its last forward to the end of its last backward, steady is what lies between. A phase without
     length is left out, and a rank without a forward or without a backward has none.
     """
-    rank = timeline.rank_of_row()
     forward = timeline.kind == Kind.F
-    backward = np.isin(timeline.kind, _PASSES[1:])
-    ranks = max(timeline.ranks, int(rank.max(initial=-1)) + 1)
-    start = _first(timeline.start_ns, rank, forward, ranks).tolist()
-    turn = _first(timeline.start_ns, rank, backward, ranks).tolist()
-    last = _last(timeline.end_ns, rank, forward, ranks).tolist()
-    end = _last(timeline.end_ns, rank, backward, ranks).tolist()
+    backward = (timeline.kind >= Kind.B) & (timeline.kind <= Kind.W)
+    ranks, firsts = _ranks(timeline)
+    start = _first(timeline.start_ns, forward, firsts)
+    turn = _first(timeline.start_ns, backward, firsts)
+    last = _last(timeline.end_ns, forward, firsts)
+    end = _last(timeline.end_ns, backward, firsts)
     found = []
-    for index in range(ranks):
+    for index, rank in enumerate(ranks):
         if turn[index] == _NEVER or start[index] == _NEVER:
             continue
         cool = max(last[index], turn[index])
@@ -59,17 +57,25 @@ def phases(timeline: Timeline) -> tuple[Phase, ...]:
         names = ("warm-up", "steady", "cool-down")
         for name, begin, until in zip(names, bounds, bounds[1:], strict=False):
             if until > begin:
-                found.append(Phase(rank=index, name=name, start_ns=begin, end_ns=until))
+                found.append(Phase(rank=rank, name=name, start_ns=begin, end_ns=until))
     return tuple(found)
 
 
-def _first(time: Int64s, rank: NDArray[np.int32], chosen: NDArray[np.bool_], ranks: int) -> Int64s:
-    found = np.full(ranks, _NEVER)
-    np.minimum.at(found, rank[chosen], time[chosen])
-    return found
+def _ranks(timeline: Timeline) -> tuple[list[int], NDArray[np.int64]]:
+    """Return the ranks that have rows, and the first row of each."""
+    filled = np.diff(timeline.lane_ptr) > 0
+    rank, first = np.unique(timeline.lane_rank[filled], return_index=True)
+    return rank.tolist(), timeline.lane_ptr[:-1][filled][first].astype(np.int64)
 
 
-def _last(time: Int64s, rank: NDArray[np.int32], chosen: NDArray[np.bool_], ranks: int) -> Int64s:
-    found = np.full(ranks, -1)
-    np.maximum.at(found, rank[chosen], time[chosen])
+def _first(time: Int64s, chosen: NDArray[np.bool_], firsts: NDArray[np.int64]) -> list[int]:
+    return _of_ranks(np.minimum, np.where(chosen, time, _NEVER), firsts)
+
+
+def _last(time: Int64s, chosen: NDArray[np.bool_], firsts: NDArray[np.int64]) -> list[int]:
+    return _of_ranks(np.maximum, np.where(chosen, time, -1), firsts)
+
+
+def _of_ranks(pick: np.ufunc, time: Int64s, firsts: NDArray[np.int64]) -> list[int]:
+    found: list[int] = pick.reduceat(time, firsts).tolist() if firsts.size else []
     return found

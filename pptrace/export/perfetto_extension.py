@@ -1,0 +1,59 @@
+"""The typed fields of ``proto/pptrace.proto`` and the descriptor that each trace embeds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.model.action import Kind
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+__all__ = ["FIELD_NUMBERS", "FILE_NAME", "MESSAGE", "PACKAGE", "descriptor_set"]
+
+FILE_NAME = "proto/pptrace.proto"
+PACKAGE = "pptrace"
+MESSAGE = "Step"
+
+FIELD_NUMBERS = {
+    "row": 7610,
+    "kind": 7611,
+    "rank": 7612,
+    "stage": 7613,
+    "unit": 7614,
+    "span": 7615,
+    "peer": 7616,
+    "bytes": 7617,
+    "enter_ns": 7618,
+    "lag_ns": 7619,
+    "uncontended_ns": 7620,
+    "collective_ns": 7621,
+    "cause": 7622,
+    "braid": 7623,
+}
+"""Field numbers; 7610 to 7639 are pptrace's share of TrackEvent's extension range."""
+
+
+def descriptor_set() -> FileDescriptorSet:
+    """Return what ``protoc`` makes of ``proto/pptrace.proto``, without Perfetto's own file."""
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
+
+    files = FileDescriptorSet()
+    file = files.file.add(name=FILE_NAME, package=PACKAGE)
+    file.dependency.append("protos/perfetto/trace/perfetto_trace.proto")
+    message = file.message_type.add(name=MESSAGE)
+    kinds = message.enum_type.add(name="Kind")
+    for kind in Kind:
+        kinds.value.add(name=kind.name, number=kind.value)
+    for name, number in FIELD_NUMBERS.items():
+        field = message.extension.add(
+            name=name,
+            extendee=".perfetto.protos.TrackEvent",
+            number=number,
+            label=FieldDescriptorProto.LABEL_OPTIONAL,
+            type=FieldDescriptorProto.TYPE_INT64,
+        )
+        if name == "kind":
+            field.type = FieldDescriptorProto.TYPE_ENUM
+            field.type_name = f".{PACKAGE}.{MESSAGE}.Kind"
+    return files

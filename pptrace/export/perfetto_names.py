@@ -1,0 +1,96 @@
+"""Strings of a trace, each written once and referred to by its number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from pptrace.model.action import COMMUNICATION, COMPUTE, PER_STAGE, Kind
+
+if TYPE_CHECKING:
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import InternedData
+
+    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["CATEGORIES", "KIND_CATEGORY", "Names", "numbered"]
+
+CATEGORIES = ("compute", "communication", "copy", "collective")
+"""Categories; the number of one is its place, counted from 1."""
+
+_DENSE = 1 << 24
+"""Keys below this are numbered by marking them; above, by sorting them."""
+
+
+def _category(kind: Kind) -> str:
+    if kind in COMPUTE:
+        return "compute"
+    if kind in COMMUNICATION:
+        return "communication"
+    return "collective" if kind in PER_STAGE else "copy"
+
+
+KIND_CATEGORY = np.array([CATEGORIES.index(_category(kind)) + 1 for kind in Kind], dtype=np.int8)
+"""The category's number of each kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Slice names such as ``F 3`` and, where asked for, microbatches such as ``mb 3``."""
+
+    names: tuple[str, ...]
+    """Name of each number from 1."""
+    name: Int32s
+    """Each row's name."""
+    microbatches: tuple[str, ...] = ()
+    """Microbatch of each number from 1."""
+    microbatch: Int32s | None = None
+    """Each row's microbatch, -1 for none; None where slices are coloured by their names."""
+
+    @classmethod
+    def of(cls, timeline: Timeline, *, by_microbatch: bool = False) -> Self:
+        """Number the names of a timeline's slices."""
+        spans, span = numbered(timeline.span.astype(np.int64))
+        units = int(timeline.unit.max(initial=-1)) + 2
+        pair = span.astype(np.int64) * units + timeline.unit + 1
+        keys, name = numbered(pair * len(Kind) + timeline.kind)
+        kinds = [kind.name for kind in Kind]
+        texts = _units((keys // len(Kind)).tolist(), units, spans.tolist())
+        names = tuple(kinds[kind] + text for kind, text in zip((keys % len(Kind)).tolist(), texts, strict=True))
+        if not by_microbatch:
+            return cls(names=names, name=name + np.int32(1))
+        keys, place = numbered(pair)
+        return cls(
+            names=names,
+            name=name + np.int32(1),
+            microbatches=tuple(f"mb{text}" for text in _units(keys.tolist(), units, spans.tolist())),
+            microbatch=np.where(timeline.unit < 0, np.int32(-1), place + np.int32(1)),
+        )
+
+    def write(self, interned: InternedData) -> None:
+        """Add the strings to a packet's interned data."""
+        for iid, text in enumerate(CATEGORIES, 1):
+            interned.event_categories.add(iid=iid, name=text)
+        for iid, text in enumerate(self.names, 1):
+            interned.event_names.add(iid=iid, name=text)
+        for iid, text in enumerate(self.microbatches, 1):
+            interned.correlation_id_str.add(iid=iid, str=text.encode())
+
+
+def _units(pairs: list[int], units: int, spans: list[int]) -> list[str]:
+    """Return the text behind each name: nothing, `` 3`` or `` 6+2``."""
+    beyond = ["" if span == 1 else f"+{span}" for span in spans]
+    return [f" {pair % units - 1}{beyond[pair // units]}" if pair % units else "" for pair in pairs]
+
+
+def numbered(keys: Int64s) -> tuple[Int64s, Int32s]:
+    """Return the distinct keys, none below zero, and each row's place among them."""
+    largest = int(keys.max(initial=0))
+    if largest >= _DENSE:
+        distinct, place = np.unique(keys, return_inverse=True)
+        return distinct, place.astype(np.int32)
+    present = np.zeros(largest + 1, dtype=bool)
+    present[keys] = True
+    return np.flatnonzero(present), (np.cumsum(present, dtype=np.int32) - np.int32(1))[keys]

@@ -1,0 +1,150 @@
+"""Reads pptrace's own Perfetto traces back into a timeline."""
+
+from __future__ import annotations
+
+import gzip
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.errors import TraceError
+from pptrace.export.perfetto_events import scan
+from pptrace.export.perfetto_marker import placement_of
+from pptrace.timeline.counter import Counter
+from pptrace.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pptrace.export.perfetto_events import Events
+    from pptrace.model.columns import Int64s
+
+__all__ = ["read"]
+
+_GZIP = b"\x1f\x8b"
+_FIELDS = {
+    "kind": "kind",
+    "stage": "stage",
+    "unit": "unit",
+    "span": "span",
+    "enter_ns": "enter_ns",
+    "lag_ns": "lag_ns",
+    "uncontended_ns": "uncontended_ns",
+    "collective_ns": "collective_ns",
+    "bytes": "size_bytes",
+    "cause": "cause",
+    "braid": "braid",
+}
+"""The timeline's column of each typed field."""
+_DEFAULTS = {"span": 1, "lag_ns": 0, "collective_ns": 0, "bytes": 0}
+"""What an absent field stands for, where that is the same for all rows and not -1."""
+
+
+def read(paths: Sequence[Path]) -> Timeline:
+    """Return the timeline of a trace that pptrace wrote.
+
+    Raises:
+        TraceError: the file is missing, truncated or not pptrace's, or there are several.
+    """
+    if len(paths) != 1:
+        raise TraceError(f"a Perfetto trace holds all its ranks in one file; {len(paths)} were given")
+    path = paths[0]
+    try:
+        raw = path.read_bytes()
+        raw = gzip.decompress(raw) if raw.startswith(_GZIP) else raw
+    except EOFError:
+        raise TraceError("is truncated; write it again", file=path) from None
+    except OSError as error:
+        raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
+    events = scan(raw, str(path))
+    try:
+        return _timeline(events, str(path))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise TraceError(f"is damaged ({error}); write it again", file=path) from None
+
+
+def _timeline(events: Events, file: str) -> Timeline:
+    rank, stream, peer, tracks = (np.array(part, dtype=np.int32) for part in events.step["lanes"])
+    lane_of_track = np.full(max(tracks.max(initial=0), _highest(events)) + 1, -1)
+    lane_of_track[tracks] = np.arange(tracks.size)
+    begin = {name: _joined(events.begins, name) for name in ("position", "track", "start", "row", *_FIELDS)}
+    end = {name: _joined(events.ends, name) for name in ("position", "track", "end")}
+    start, end_ns, order = _matched(begin, end, lane_of_track, file)
+    row = begin["row"][order]
+    if row.size != events.step["slices"] or not np.array_equal(np.sort(row), np.arange(row.size)):
+        raise TraceError(f"holds {row.size} of its {events.step['slices']} slices; write it again", file=file)
+    columns: dict[str, Any] = {"start_ns": np.empty_like(start), "end_ns": np.empty_like(start)}
+    columns["start_ns"][row], columns["end_ns"][row] = start, end_ns
+    for name, column in _FIELDS.items():
+        columns[column] = np.empty_like(start)
+        columns[column][row] = begin[name][order]
+    _fill(columns)
+    sizes = np.bincount(lane_of_track[begin["track"][order]], minlength=tracks.size)
+    return Timeline(
+        placement=placement_of(events.step),
+        lane_rank=rank,
+        lane_stream=stream.astype(np.int8),
+        lane_peer=peer,
+        lane_ptr=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
+        **columns,
+        counters=_counters(events, file),
+        provenance=events.provenance,
+    )
+
+
+def _highest(events: Events) -> int:
+    return max((int(part["track"].max(initial=0)) for part in (*events.begins, *events.ends)), default=0)
+
+
+def _matched(
+    begin: dict[str, Int64s], end: dict[str, Int64s], lane_of_track: Int64s, file: str
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Pair begins and ends as a trace processor does; return starts, ends and the begins' places."""
+    lane = lane_of_track[np.concatenate([begin["track"], end["track"]])]
+    time = np.concatenate([begin["start"], end["end"]])
+    position = np.concatenate([begin["position"], end["position"]])
+    order = np.lexsort((position, time, lane))
+    order = order[lane[order] >= 0]
+    first, second = order[0::2], order[1::2]
+    begins = begin["track"].size
+    if (
+        first.size != second.size
+        or (first >= begins).any()
+        or (second < begins).any()
+        or (lane[first] != lane[second]).any()
+    ):
+        raise TraceError("has slices that overlap or never end; write it again", file=file)
+    return time[first], time[second], first
+
+
+def _fill(columns: dict[str, Any]) -> None:
+    """Replace absent values by what they stand for."""
+    for name, default in _DEFAULTS.items():
+        column = columns[_FIELDS[name]]
+        column[column < 0] = default
+    for column, default in (
+        (columns["enter_ns"], columns["start_ns"]),
+        (columns["uncontended_ns"], columns["end_ns"] - columns["start_ns"]),
+    ):
+        absent = column < 0
+        column[absent] = default[absent]
+
+
+def _counters(events: Events, file: str) -> tuple[Counter, ...]:
+    track, at_ns, value = (_joined(events.points, name) for name in ("track", "at", "value"))
+    order = np.argsort(track, kind="stable")
+    track, at_ns, value = track[order], at_ns[order], value[order]
+    found = []
+    for rank, name, unit, uuid, points in events.step["counters"]:
+        part = slice(np.searchsorted(track, uuid), np.searchsorted(track, uuid, side="right"))
+        if at_ns[part].size != points:
+            raise TraceError(f"holds {at_ns[part].size} of {points} values of {name}; write it again", file=file)
+        found.append(Counter(rank=rank, name=name, unit=unit, at_ns=at_ns[part], value=value[part]))
+    return tuple(found)
+
+
+def _joined(parts: list[dict[str, Int64s]], name: str) -> Int64s:
+    """Concatenate a column of all parts, -1 for a part that lacks it."""
+    arrays = [part[name] if name in part else np.full(part["track"].size, -1) for part in parts]
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)

@@ -1,0 +1,119 @@
+"""The tracks of a trace: one per rank, below it one per stream, its phases and its counters.
+
+A rank's track carries its compute stream, so that the collapsed view already is the schedule's
+diagram. Ranks stand at the top level, under names of equal length: viewers before v57 sort
+processes by their number of slices but tracks by name, and no other order is open to a writer. A
+process per rank and a thread per stream fill the tables ``process`` and ``thread``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from pptrace.export.perfetto_layout import SEQUENCE
+from pptrace.timeline.timeline import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackDescriptor
+
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Tracks", "stream_name"]
+
+_TABLES_SEQUENCE = SEQUENCE + 1
+"""Processes and threads stand apart: a trace processor adds a sequence's thread to all of its slices."""
+
+_STREAM_NAMES = {
+    Stream.COMPUTE: "compute",
+    Stream.COMM: "communication",
+    Stream.SEND: "send",
+    Stream.RECV: "receive",
+    Stream.COPY_OUT: "copy out",
+    Stream.COPY_IN: "copy in",
+    Stream.DATA_PARALLEL: "data parallel",
+}
+
+
+def stream_name(stream: Stream, peer: int) -> str:
+    """Return a lane's name, such as ``send → rank 1``."""
+    name = _STREAM_NAMES[stream]
+    if peer < 0:
+        return name
+    return f"{name} {'←' if stream is Stream.RECV else '→'} rank {peer}"
+
+
+@dataclass(slots=True)
+class Tracks:
+    """Writes track descriptors and hands out their numbers."""
+
+    timeline: Timeline
+    """What the tracks show."""
+    trace: Trace
+    """Where the descriptors go, one packet each."""
+    phases: dict[int, int] = field(default_factory=dict)
+    """Track of each rank's phases, for the ranks that have some."""
+    lanes: list[int] = field(default_factory=list)
+    """Track of each lane."""
+    counters: list[int] = field(default_factory=list)
+    """Track of each counter."""
+    _uuid: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def write(self, phased: set[int]) -> None:
+        """Describe all tracks, those of phases for the ranks in ``phased``."""
+        lane_of_rank: dict[int, list[int]] = {}
+        for lane, rank in enumerate(self.timeline.lane_rank.tolist()):
+            lane_of_rank.setdefault(rank, []).append(lane)
+        self.lanes = [0] * self.timeline.lanes
+        self.counters = [0] * len(self.timeline.counters)
+        digits = len(str(max(self.timeline.ranks - 1, *lane_of_rank, 0)))
+        for rank in sorted({*range(self.timeline.ranks), *lane_of_rank}):
+            self._write_rank(rank, f"rank {rank:0{digits}}", lane_of_rank.get(rank, []), phased)
+
+    def _write_rank(self, rank: int, name: str, lanes: list[int], phased: set[int]) -> None:
+        top = self._add(name=name)
+        top.child_ordering = top.EXPLICIT
+        top.sibling_order_rank = rank
+        process = self._add()
+        process.process.pid = rank + 1
+        process.process.process_name = f"rank {rank}"
+        place = count()
+        if rank in phased:
+            self.phases[rank] = self._child(top, "phases", next(place)).uuid
+        for lane in lanes:
+            self._write_lane(top, rank, lane, next(place))
+        for index, counter in enumerate(self.timeline.counters):
+            if counter.rank == rank:
+                track = self._child(top, counter.name, next(place))
+                track.counter.unit_name = counter.unit
+                track.counter.y_axis_share_key = counter.name
+                self.counters[index] = track.uuid
+
+    def _write_lane(self, top: TrackDescriptor, rank: int, lane: int, place: int) -> None:
+        stream = Stream(int(self.timeline.lane_stream[lane]))
+        peer = int(self.timeline.lane_peer[lane])
+        name = stream_name(stream, peer)
+        thread = self._add()
+        thread.thread.pid = rank + 1
+        thread.thread.tid = self.timeline.ranks + 1 + lane
+        thread.thread.thread_name = name
+        own_track = stream is not Stream.COMPUTE or peer >= 0
+        self.lanes[lane] = self._child(top, name, place).uuid if own_track else top.uuid
+
+    def _child(self, parent: TrackDescriptor, name: str, place: int) -> TrackDescriptor:
+        track = self._add(name=name)
+        track.parent_uuid = parent.uuid
+        track.sibling_order_rank = place
+        track.sibling_merge_behavior = track.SIBLING_MERGE_BEHAVIOR_NONE
+        return track
+
+    def _add(self, name: str = "") -> TrackDescriptor:
+        sequence = SEQUENCE if name else _TABLES_SEQUENCE
+        track: TrackDescriptor = self.trace.packet.add(trusted_packet_sequence_id=sequence).track_descriptor
+        track.uuid = next(self._uuid)
+        if name:
+            track.name = name
+        return track

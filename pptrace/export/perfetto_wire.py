@@ -1,0 +1,154 @@
+"""Protobuf records of one fixed width: columns in, a matrix of bytes out, and back.
+
+A decoder accepts a varint that is longer than it must be, and keeps the last of a field that comes
+twice. So every value is padded to the width of its cell, an absent one is overwritten by a second
+copy of the event's ``type``, and all records of a layout have one length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Cell", "cell_size", "varint"]
+
+_PIECES = {2: ("<u2",), 4: ("<u4",), 8: ("<u8",), 10: ("<u8", "<u2"), 12: ("<u8", "<u4")}
+_LOW = 0x007F007F007F007F
+_STEPS = (
+    (28, 0x00FFFFFFF0000000, 0x000000000FFFFFFF, 4),
+    (14, 0x0FFFC0000FFFC000, 0x00003FFF00003FFF, 2),
+    (7, 0x3F803F803F803F80, _LOW, 1),
+)
+_FULL = 8
+"""Bytes of a varint in one machine word: 56 bits of the value."""
+_LONGEST_FILLER = 11
+_EVENT_TYPE = 9
+"""TrackEvent.type, whose second copy fills the place of an absent value."""
+
+
+def varint(value: int, width: int = 0) -> bytes:
+    """Return a varint, padded to ``width`` bytes.
+
+    >>> varint(300).hex(), varint(1, 3).hex()
+    ('ac02', '818000')
+    """
+    groups = [value >> shift & 0x7F for shift in range(0, max(value.bit_length(), 1, 7 * width), 7)]
+    return bytes([group | 0x80 for group in groups[:-1]] + groups[-1:])
+
+
+def cell_size(tag_bytes: int, largest: int) -> int:
+    """Return the size of the smallest cell whose values reach ``largest``."""
+    bits = largest.bit_length()
+    return next(size for size in (4, 8, 10 if tag_bytes == 1 else 12) if bits <= 7 * (size - tag_bytes))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One field of a record: its tag and a value that every record pads to the same size.
+
+    A value of -1 is an absent one. Values are int64, shape (rows,).
+    """
+
+    name: str
+    """The column that fills it."""
+    number: int
+    """The field's number."""
+    size: int
+    """Bytes of tag and value: 2, 4, 8, 10 or 12."""
+    fixed: bool = False
+    """Whether the value is a fixed64 and no varint."""
+    optional: bool = False
+    """Whether a record may lack it."""
+    event: int = 1
+    """TrackEvent.Type of the record, to overwrite an absent value with."""
+
+    @cached_property
+    def tag(self) -> bytes:
+        """The field's number and wire type."""
+        return varint(self.number << 3 | (1 if self.fixed else 0))
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """The machine words that make up the cell."""
+        return ("<u2", "<u8") if self.fixed else _PIECES[self.size]
+
+    @cached_property
+    def filler(self) -> tuple[int, ...]:
+        """The words of an absent value."""
+        parts = (self.size,) if self.size <= _LONGEST_FILLER else (4, self.size - 4)
+        raw = b"".join(varint(_EVENT_TYPE << 3) + varint(self.event, part - 1) for part in parts)
+        words, at = [], 0
+        for piece in self.pieces:
+            width = np.dtype(piece).itemsize
+            words.append(int.from_bytes(raw[at : at + width], "little"))
+            at += width
+        return tuple(words)
+
+    def encode(self, values: NDArray[np.integer[Any]]) -> list[NDArray[np.uint64]]:
+        """Return the words of each record's cell."""
+        raw = values.astype(np.uint64)
+        tag = np.uint64(int.from_bytes(self.tag, "little"))
+        words = [np.full_like(raw, tag), raw] if self.fixed else self._varints(raw, tag)
+        if self.optional:
+            absent = values < 0
+            words = [np.where(absent, np.uint64(f), w) for f, w in zip(self.filler, words, strict=True)]
+        return words
+
+    def decode(self, words: list[NDArray[np.uint64]]) -> NDArray[np.int64] | None:
+        """Return the values, -1 for an absent one; None where the words are not this cell's."""
+        values: NDArray[np.int64] = (words[1] if self.fixed else self._values(words)).astype(np.int64)
+        if self.optional:
+            absent = np.logical_and.reduce([w == np.uint64(f) for f, w in zip(self.filler, words, strict=True)])
+            values[absent] = -1
+        back = self.encode(values)
+        same = all(np.array_equal(one, other) for one, other in zip(back, words, strict=True))
+        return values if same else None
+
+    def _varints(self, raw: NDArray[np.uint64], tag: np.uint64) -> list[NDArray[np.uint64]]:
+        width = self.size - len(self.tag)
+        shift = np.uint64(8 * len(self.tag))
+        inner = min(width, _FULL)
+        more = 0x8080808080808080 >> 8 * (_FULL - inner)
+        if width == inner:
+            more &= ~(0x80 << 8 * (inner - 1))
+        word = _spread(raw if width <= _FULL else raw & np.uint64(2**56 - 1), inner)
+        word |= np.uint64(more)
+        low = (word << shift) | tag
+        if len(self.pieces) == 1:
+            return [low]
+        high = word >> (np.uint64(64) - shift)
+        return [low, high | ((raw >> np.uint64(56)) << shift)]
+
+    def _values(self, words: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+        shift = np.uint64(8 * len(self.tag))
+        word = words[0] >> shift
+        if len(words) == 1:
+            return _gather(word)
+        word = word | (words[1] << (np.uint64(64) - shift))
+        return _gather(word) | ((words[1] >> shift) << np.uint64(56))
+
+
+def _spread(raw: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
+    """Move each 7 bits of a value to a byte of its own."""
+    if width == 1:
+        return raw.copy()
+    word = raw
+    for bits, high, low, by in _STEPS:
+        if 7 * width <= bits:
+            continue
+        word = ((word & np.uint64(high)) << np.uint64(by)) | (word & np.uint64(low))
+    return word
+
+
+def _gather(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Undo :func:`_spread`, dropping the continuation bits."""
+    word = word & np.uint64(0x7F7F7F7F7F7F7F7F)
+    for _, high, low, by in reversed(_STEPS):
+        word = ((word >> np.uint64(by)) & np.uint64(high)) | (word & np.uint64(low))
+    return word
