@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ def command(context: click.Context, *, as_json: bool) -> None:
     failures += _clashes(registry, failures)
     if as_json:
         click.echo(json.dumps(_document(listed, failures, registry.disabled), indent=2))
-    elif click.get_text_stream("stdout").isatty():
+    elif sys.stdout.isatty():
         _print_table(listed)
         click.echo("".join(f"{line}\n" for line in _troubles(failures, registry.disabled)), nl=False)
     else:

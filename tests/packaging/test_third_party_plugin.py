@@ -1,0 +1,87 @@
+"""A plugin of someone else, installed with pip beside the core, in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.packaging
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "third-party-plugin"
+SIZES = ("--pp", "4", "--microbatches", "8")
+
+
+class Environment:
+    """A virtual environment that knows nothing of this source tree."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+
+    def run(self, program: str, *arguments: str, cwd: Path) -> str:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PPTRACE"))}
+        command = [str(self.bin / program), *arguments]
+        result = subprocess.run(command, cwd=cwd, env=kept, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, f"{command} gave {result.returncode}:\n{result.stdout}\n{result.stderr}"
+        return result.stdout
+
+    def pip(self, *arguments: str, cwd: Path) -> None:
+        self.run("python", "-m", "pip", "--disable-pip-version-check", "-q", *arguments, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Return an environment with the core and the example, both from their wheels."""
+    folder = tmp_path_factory.mktemp("packaging")
+    wheels = folder / "wheels"
+    made = Environment(folder / "venv")
+    made.pip("wheel", "--no-deps", "-w", str(wheels), str(ROOT), str(EXAMPLE), cwd=folder)
+    made.pip("install", *map(str, sorted(wheels.glob("*.whl"))), cwd=folder)
+    return made
+
+
+def test_the_core_lists_the_plugin_with_its_distribution(environment: Environment, tmp_path: Path) -> None:
+    document = json.loads(environment.run("pptrace", "plugins", "--json", cwd=tmp_path))
+
+    (plugin,) = [each for each in document["plugins"] if each["distribution"] == "pptrace-eager-1f1b"]
+    assert plugin["version"] == "0.1.0"
+    assert [offer["name"] for offer in plugin["offers"]["schedules"]] == ["eager-1f1b"]
+    assert document["failed"] == []
+
+
+def test_the_core_simulates_with_the_plugin(environment: Environment, tmp_path: Path) -> None:
+    text = environment.run("pptrace", "simulate", "--schedule", "eager-1f1b", *SIZES, cwd=tmp_path)
+
+    assert "eager-1f1b" in text
+
+
+def test_the_core_simulates_a_schedule_from_a_file(environment: Environment, tmp_path: Path) -> None:
+    rows = "[[f'{r}{k}{u}' for k in 'FB' for u in range(units)] for r in range(ranks)]"
+    (tmp_path / "mine.py").write_text(f"def make(ranks, units):\n    return {rows}\n")
+
+    for command in ("simulate", "show"):
+        environment.run("pptrace", command, "--schedule", "./mine.py:make", *SIZES, cwd=tmp_path)
+
+
+def test_a_new_plugin_installs_passes_its_own_test_and_runs(environment: Environment, tmp_path: Path) -> None:
+    environment.run("pptrace", "new-plugin", "made-here", cwd=tmp_path)
+    folder = tmp_path / "pptrace-made-here"
+
+    environment.pip("install", f"{folder}[test]", cwd=tmp_path)
+
+    assert "2 passed" in environment.run("python", "-m", "pytest", "-q", cwd=folder)
+    for command in ("simulate", "show"):
+        environment.run("pptrace", command, "--schedule", "made-here", *SIZES, cwd=tmp_path)
+
+
+def test_the_examples_own_test_passes(environment: Environment, tmp_path: Path) -> None:
+    environment.pip("install", "pytest", cwd=tmp_path)
+    (tmp_path / "test_example.py").write_text((EXAMPLE / "test_eager_1f1b.py").read_text())
+
+    assert "2 passed" in environment.run("python", "-m", "pytest", "-q", cwd=tmp_path)
