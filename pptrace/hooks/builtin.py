@@ -2,19 +2,162 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pptrace.hooks.offers import CostModelOffer, ExporterOffer, ImporterOffer, NetworkOffer
 from pptrace.hooks.specs import hookimpl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
-    from pptrace.hooks.offers import NetworkOffer
+    from pydantic import BaseModel
 
-__all__ = ["pptrace_networks"]
+    from pptrace.model.request import CostRequest, NetworkRequest
+    from pptrace.model.workload import Workload
+    from pptrace.network.contract import Network
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["pptrace_cost_models", "pptrace_exporters", "pptrace_importers", "pptrace_networks"]
 
 
 @hookimpl
 def pptrace_networks() -> Iterable[NetworkOffer]:
-    """Yield no network yet."""
-    return ()
+    """Offer the networks in which messages never meet."""
+    yield NetworkOffer(
+        name="hockney",
+        summary="Every pair of ranks alone: overhead + bytes / bandwidth + latency.",
+        build=_hockney,
+        options=_hockney_options,
+    )
+    yield NetworkOffer(name="ideal", summary="Messages take no time.", build=_ideal)
+
+
+@hookimpl
+def pptrace_cost_models() -> Iterable[CostModelOffer]:
+    """Offer costs that need no model of anything."""
+    yield CostModelOffer(
+        name="unit",
+        summary="Abstract units of time: forward 1, backward 2 unless said otherwise.",
+        build=_unit,
+        options=_unit_options,
+    )
+    yield CostModelOffer(
+        name="table",
+        summary="Times and bytes per stage, as written or as calibrated.",
+        build=_table,
+        options=_table_options,
+    )
+
+
+@hookimpl
+def pptrace_exporters() -> Iterable[ExporterOffer]:
+    """Offer the writers of both trace formats."""
+    yield ExporterOffer(
+        name="perfetto",
+        summary="Perfetto protobuf with typed fields, for ui.perfetto.dev.",
+        suffixes=(".pftrace",),
+        write=_write_perfetto,
+    )
+    yield ExporterOffer(
+        name="kineto",
+        summary="Chrome JSON as PyTorch's profiler writes it, for any trace viewer.",
+        suffixes=(".json",),
+        write=_write_kineto,
+    )
+
+
+@hookimpl
+def pptrace_importers() -> Iterable[ImporterOffer]:
+    """Offer the readers of our own files."""
+    yield ImporterOffer(
+        name="perfetto",
+        summary="Perfetto traces that pptrace wrote.",
+        recognises=_is_perfetto,
+        read=_read_perfetto,
+    )
+    yield ImporterOffer(
+        name="kineto",
+        summary="Chrome JSON traces that pptrace wrote.",
+        recognises=_is_kineto,
+        read=_read_kineto,
+    )
+
+
+def _hockney(request: NetworkRequest) -> Network:
+    from pptrace.builtin.networks import hockney
+
+    return hockney(request)
+
+
+def _hockney_options() -> type[BaseModel]:
+    from pptrace.builtin.networks import HockneyOptions
+
+    return HockneyOptions
+
+
+def _ideal(request: NetworkRequest) -> Network:
+    from pptrace.network.flat import ideal
+
+    del request
+    return ideal()
+
+
+def _unit(request: CostRequest) -> Workload:
+    from pptrace.builtin.costs import unit
+
+    return unit(request)
+
+
+def _unit_options() -> type[BaseModel]:
+    from pptrace.builtin.costs import UnitOptions
+
+    return UnitOptions
+
+
+def _table(request: CostRequest) -> Workload:
+    from pptrace.builtin.costs import table
+
+    return table(request)
+
+
+def _table_options() -> type[BaseModel]:
+    from pptrace.builtin.costs import TableOptions
+
+    return TableOptions
+
+
+def _write_perfetto(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
+    from pptrace.export.perfetto import write
+
+    write(timeline, path, options)
+
+
+def _is_perfetto(path: Path, head: bytes) -> bool:
+    from pptrace.export.perfetto import recognises
+
+    return recognises(path, head)
+
+
+def _read_perfetto(paths: Sequence[Path]) -> Timeline:
+    from pptrace.export.perfetto import read
+
+    return read(paths)
+
+
+def _write_kineto(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
+    from pptrace.export.kineto import write
+
+    write(timeline, path, options)
+
+
+def _is_kineto(path: Path, head: bytes) -> bool:
+    from pptrace.export.kineto import recognises
+
+    return recognises(path, head)
+
+
+def _read_kineto(paths: Sequence[Path]) -> Timeline:
+    from pptrace.export.kineto import read
+
+    return read(paths)

@@ -188,7 +188,11 @@ def follow_memory(
                 held -= kept[s] * n
                 count -= n
             elif k == 2:
+                # Full recomputation builds here what the weight gradient needs, so memory may rise.
                 held -= (kept[s] - kept_weight[s]) * n
+                if held > peak[rank]:
+                    peak[rank] = held
+                    peak_at[rank] = start[row]
             elif k == 3:
                 held -= kept_weight[s] * n
                 count -= n

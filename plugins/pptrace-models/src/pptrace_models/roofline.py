@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _LARGEST = 2**62
-_BUFFERS = 4
-"""A boundary message is sent and received, forward and backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +57,13 @@ def build(request: CostRequest) -> Workload:
         **_kept(model, part, stages),
         **_state(model, part, device, options, request, stages),
     }
-    _check_range([*(value for column in columns.values() for value in column), boundary * _BUFFERS])
+    _check_range([*(value for column in columns.values() for value in column), boundary])
     arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
     sequences = request.global_batch or request.units * request.micro * request.dp
     return Workload(
         **arrays,
         boundary_bytes=np.full(_edges(request), boundary, dtype=np.int64),
-        reserved_bytes=options.reserved + _BUFFERS * boundary * (request.stages > 1) + _transient(model, part),
+        reserved_bytes=options.reserved + _transient(model, part),
         capacity_bytes=device.memory,
         tokens=sequences * request.sequence,
         model_flops=step_flops(model, sequences, request.sequence),
@@ -170,7 +168,7 @@ def _notes(
     model: Transformer, device: Accelerator, options: RooflineOptions, request: CostRequest
 ) -> tuple[str, ...]:
     skipped = model.causal and model.flash_attention
-    memory_kept = f"{format_size(options.reserved)} reserved and {_BUFFERS} boundary messages"
+    memory_kept = f"{format_size(options.reserved)} reserved"
     notes = [
         f"MFU counts forward and twice that, nothing computed again, against the dense {model.precision} peak"
         + (", with causal attention halved." if model.causal else "."),

@@ -1,0 +1,153 @@
+"""The core's own cost models: abstract units, and a table of times per stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from pptrace.config.quantity import Duration, Size  # noqa: TC001 - pydantic reads them
+from pptrace.errors import ConfigError
+from pptrace.model.workload import Workload
+
+if TYPE_CHECKING:
+    from pptrace.model.request import CostRequest
+
+__all__ = ["TableOptions", "UnitOptions", "table", "unit"]
+
+_Time = Annotated[Duration, Field(ge=0)]
+_Bytes = Annotated[Size, Field(ge=0)]
+_Units = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class UnitOptions(BaseModel):
+    """Costs in abstract units of time, alike on all stages."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    forward: _Units = Field(default=1, description="Units of a forward.")
+    backward: _Units = Field(default=2, description="Units of a full backward.")
+    input_gradient: _Units = Field(default=1, description="Units of a backward for the input gradient alone.")
+    weight_gradient: _Units = Field(default=1, description="Units of a backward for the weight gradient alone.")
+    unit: Annotated[Duration, Field(ge=1)] = Field(
+        default=1_000_000, description="How long a unit is in traces: 1 ms unless said otherwise."
+    )
+    boundary: _Bytes = Field(default=0, description="Bytes of a message between stages.")
+    activation: _Bytes = Field(default=0, description="Bytes that a forward leaves on its stage.")
+
+
+class TableOptions(BaseModel):
+    """Times and bytes per stage: one value for all stages, or a list with one each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    forward: _Time | list[_Time] = Field(description="Forward of one microbatch.")
+    backward: _Time | list[_Time] | None = Field(
+        default=None, description="Full backward; the sum of both gradients' unless given."
+    )
+    input_gradient: _Time | list[_Time] | None = Field(
+        default=None, description="Backward for the input gradient alone; half the backward unless given."
+    )
+    weight_gradient: _Time | list[_Time] | None = Field(
+        default=None, description="Backward for the weight gradient alone; what is left of the backward."
+    )
+    boundary: _Bytes | list[_Bytes] = Field(
+        default=0, description="Bytes of a message from each stage to the next."
+    )
+    activation: _Bytes | list[_Bytes] = Field(default=0, description="Bytes that a forward leaves.")
+    weight_activation: _Bytes | list[_Bytes] = Field(
+        default=0, description="The part of them that the weight gradient needs after the input gradient."
+    )
+    weights: _Bytes | list[_Bytes] = Field(default=0, description="Weights.")
+    gradients: _Bytes | list[_Bytes] = Field(default=0, description="Gradient buffers.")
+    optimizer: _Bytes | list[_Bytes] = Field(default=0, description="Optimizer state.")
+    reduction: _Time | list[_Time] = Field(default=0, description="Reduction of gradients over replicas.")
+    update: _Time | list[_Time] = Field(default=0, description="Optimizer update.")
+    offload: _Time | list[_Time] = Field(default=0, description="Copy of activations to host memory.")
+    reload: _Time | list[_Time] = Field(default=0, description="Copy of activations back.")
+    recompute: _Time | list[_Time] | None = Field(
+        default=None, description="Forward computed again by an action of its own; as the forward."
+    )
+    reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
+    capacity: _Bytes = Field(default=0, description="Memory of a rank's device; 0 where unknown.")
+
+
+def unit(request: CostRequest) -> Workload:
+    """Build costs in abstract units."""
+    options, length = request.options, int(request.options["unit"])
+    return Workload.uniform(
+        request.stages,
+        edges=_edges(request),
+        f_ns=length * options["forward"],
+        b_ns=length * options["backward"],
+        i_ns=length * options["input_gradient"],
+        w_ns=length * options["weight_gradient"],
+        boundary_bytes=options["boundary"],
+        activation_bytes=options["activation"],
+        unit_time_ns=length,
+        tokens=request.global_batch * request.sequence,
+    )
+
+
+def table(request: CostRequest) -> Workload:
+    """Build costs from values per stage.
+
+    Raises:
+        ConfigError: a list has not one value per stage (per boundary for ``boundary``), or there is
+            no backward.
+    """
+    options, stages, edges = request.options, request.stages, _edges(request)
+
+    def spread(key: str, count: int = stages) -> Any:
+        value = options[key]
+        if isinstance(value, list) and len(value) != count:
+            what = "boundaries" if key == "boundary" else "stages"
+            raise ConfigError(
+                f"{len(value)} values for {count} {what}: write one each, or a single value for all",
+                key=f"costs.{key}",
+            )
+        return np.broadcast_to(np.asarray(value, dtype=np.int64), (count,))
+
+    forward = spread("forward")
+    backward = _backward(options, spread)
+    recompute = forward if options["recompute"] is None else spread("recompute")
+    columns = {
+        "activation_bytes": "activation", "weight_activation_bytes": "weight_activation",
+        "weights_bytes": "weights", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer",
+        "reduce_ns": "reduction", "optimizer_ns": "update", "offload_ns": "offload", "reload_ns": "reload",
+    }  # fmt: skip
+    zero = np.zeros(stages, dtype=np.int64)
+    return Workload(
+        f_ns=forward, **backward, recompute_ns=recompute,
+        f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
+        boundary_bytes=spread("boundary", edges),
+        **{column: spread(key) for column, key in columns.items()},
+        reserved_bytes=options["reserved"], capacity_bytes=options["capacity"],
+        tokens=request.global_batch * request.sequence,
+    )  # fmt: skip
+
+
+def _backward(options: Any, spread: Any) -> dict[str, Any]:
+    given = {key: options[key] is not None for key in ("backward", "input_gradient", "weight_gradient")}
+    if given["backward"]:
+        whole = spread("backward")
+        by_input = spread("input_gradient") if given["input_gradient"] else None
+        by_weight = spread("weight_gradient") if given["weight_gradient"] else None
+        if by_input is None:
+            by_input = whole - by_weight if by_weight is not None else whole // 2
+        if by_weight is None:
+            by_weight = whole - by_input
+        if min(by_input.min(), by_weight.min()) < 0:
+            raise ConfigError("takes longer than the whole backward", key="costs.input_gradient")
+        return {"b_ns": whole, "i_ns": by_input, "w_ns": by_weight}
+    if not (given["input_gradient"] and given["weight_gradient"]):
+        raise ConfigError(
+            "missing: write the backward's time, or input_gradient and weight_gradient", key="costs.backward"
+        )
+    by_input, by_weight = spread("input_gradient"), spread("weight_gradient")
+    return {"b_ns": by_input + by_weight, "i_ns": by_input, "w_ns": by_weight}
+
+
+def _edges(request: CostRequest) -> int:
+    return len(request.edges) if request.edges else max(request.stages - 1, 0)

@@ -1,0 +1,110 @@
+"""The command line: commands are found by name, and their modules imported when they run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from typing import Any, NoReturn
+
+import click
+
+from pptrace.errors import PptraceError
+from pptrace.version import __version__
+
+__all__ = ["cli", "main"]
+
+COMMANDS = {
+    "simulate": "Simulate one training step: a summary, and traces with -o.",
+    "show": "Draw a schedule's idealised table.",
+    "validate": "Check a schedule table in a file.",
+    "open": "Open a trace in the Perfetto UI.",
+    "convert": "Convert tables and traces between formats.",
+    "plugins": "List plugins, what they offer, and what failed to load.",
+    "new-plugin": "Write a schedule plugin to start from.",
+    "schema": "Print the JSON Schema of configuration files.",
+    "completion": "Print the shell completion script.",
+}
+"""Commands with the help that ``pptrace --help`` shows, without importing them."""
+
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"pptrace.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from pptrace.errors import nearest
+
+            raise click.UsageError(f"no such command {args[0]!r}{nearest(args[0], COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="pptrace")
+def cli() -> None:
+    """Simulate pipeline-parallel training steps, and look at them in trace viewers.
+
+    First steps: pptrace simulate --schedule 1f1b --pp 4 --microbatches 8
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line; every error that a user can cause is one line and exit code 2."""
+    warnings.showwarning = _show_warning
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Abort:
+        code = _interrupted()
+    except KeyboardInterrupt:
+        code = _interrupted()
+    except click.exceptions.Exit as exit_:
+        code = exit_.exit_code
+    except click.ClickException as error:
+        sys.stderr.write(f"pptrace: {' '.join(error.format_message().split())}\n")
+        code = error.exit_code
+    except PptraceError as error:
+        sys.stderr.write(f"pptrace: {error}\n")
+        code = error.exit_code
+    except BrokenPipeError:
+        # The reader of a pipe went away; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _BROKEN_PIPE
+    except OSError as error:
+        if error.errno is None:
+            raise
+        name = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"pptrace: {name}{error.strerror}\n")
+        code = 2
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted() -> int:
+    sys.stderr.write("\npptrace: interrupted\n")
+    return _INTERRUPTED
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    del category
+    sys.stderr.write(f"pptrace: warning: {message}\n")

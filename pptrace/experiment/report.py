@@ -1,0 +1,89 @@
+"""A run as plain JSON values: for ``--json``, for tables, for other programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pptrace.timeline.metrics import IdleCause
+
+if TYPE_CHECKING:
+    from pptrace.experiment.run import Run
+
+__all__ = ["document", "rank_rows"]
+
+
+def document(run: Run) -> dict[str, Any]:
+    """Return everything measured, with times in ns and sizes in bytes, and where it comes from."""
+    metrics, path = run.metrics, run.metrics.path
+    over = metrics.over_capacity
+    return {
+        "step_ns": metrics.step_ns,
+        "unit_time_ns": run.prepared.workload.unit_time_ns or None,
+        "bubble": float(metrics.bubble),
+        "tokens_per_s": metrics.tokens_per_s,
+        "mfu": metrics.mfu,
+        "busy_ns": int(metrics.busy_ns.sum()),
+        "idle_ns": int(metrics.idle_ns.sum()),
+        "idle_by_cause_ns": metrics.idle_by_cause_ns,
+        "exposed_communication_ns": int(metrics.exposed_ns.sum()),
+        "reduction_ns": int(metrics.reduction_ns.max(initial=0)),
+        "peak_memory_bytes": int(metrics.memory.peak_bytes.max(initial=0)),
+        "device_memory_bytes": metrics.memory.capacity_bytes or None,
+        "over_memory": {"rank": over[0], "at_ns": over[1], "bytes": over[2]} if over else None,
+        "critical_path": {
+            "by_kind_ns": dict(path.by_kind_ns),
+            "by_stage_ns": {str(stage): time for stage, time in path.by_stage_ns.items()},
+            "slowest_stage": path.slowest_stage,
+            "slices": int(path.rows.size),
+        },
+        "ranks": rank_rows(run),
+        "formula": _closed_forms(run),
+        "notes": list(metrics.notes),
+        "provenance": run.provenance,
+    }
+
+
+def rank_rows(run: Run) -> list[dict[str, Any]]:
+    """Return one row per rank."""
+    metrics, memory = run.metrics, run.metrics.memory
+    names = [cause.name.lower() for cause in IdleCause]
+    rows = []
+    for rank in range(metrics.ranks):
+        row: dict[str, Any] = {
+            "rank": rank,
+            "stages": run.prepared.schedule.placement.stages_of(rank),
+            "busy_ns": int(metrics.busy_ns[rank]),
+            "idle_ns": int(metrics.idle_ns[rank].sum()),
+        }
+        row |= {f"idle_{name}_ns": int(metrics.idle_ns[rank, i]) for i, name in enumerate(names)}
+        row |= {
+            "exposed_communication_ns": int(metrics.exposed_ns[rank]),
+            "collective_ns": int(metrics.collective_ns[rank]),
+            "reduction_ns": int(metrics.reduction_ns[rank]),
+            "peak_memory_bytes": int(memory.peak_bytes[rank]),
+            "peak_at_ns": int(memory.peak_at_ns[rank]),
+            "static_bytes": int(memory.static_bytes[rank]),
+            "weights_bytes": int(memory.weights_bytes[rank]),
+            "gradients_bytes": int(memory.gradients_bytes[rank]),
+            "optimizer_bytes": int(memory.optimizer_bytes[rank]),
+            "buffer_bytes": int(memory.buffer_bytes[rank]),
+            "reserved_bytes": int(memory.reserved_bytes[rank]),
+            "peak_activation_bytes": int(memory.peak_activation_bytes[rank]),
+            "peak_activations": int(memory.peak_activations[rank]),
+        }
+        rows.append(row)
+    return rows
+
+
+def _closed_forms(run: Run) -> dict[str, Any] | None:
+    """Return the schedule's own formulas, where it offers any."""
+    choice = run.prepared.resolved.experiment.schedule
+    if choice.kind == "table":
+        return None
+    offer, request = run.registry.schedule(choice.name).offer, run.prepared.request
+    if offer.bubble is None and offer.peak_activations is None:
+        return None
+    return {
+        "bubble": float(offer.bubble(request)) if offer.bubble else None,
+        "peak_activations": [float(p) for p in offer.peak_activations(request)] if offer.peak_activations else None,
+    }

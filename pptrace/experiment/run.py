@@ -1,0 +1,127 @@
+"""A run: one simulated step with everything that can be asked of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pptrace.experiment.prepare import Prepared, prepare
+from pptrace.sim.simulate import simulate as simulate_table
+from pptrace.timeline.metrics import Metrics, measure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pptrace.config.resolve import Resolved
+    from pptrace.hooks.registry import Registry
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Run", "simulate"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulated step; prints as its summary."""
+
+    prepared: Prepared
+    """What was simulated."""
+    timeline: Timeline
+    """Every slice, in columns."""
+    metrics: Metrics
+    """What the step amounts to."""
+    registry: Registry
+    """The plugins, for exports."""
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """Version, plugins with versions, and the whole configuration; no time, host or path."""
+        from pptrace import __version__
+
+        return {
+            "pptrace": __version__,
+            "plugins": dict(self.prepared.plugins),
+            "configuration": self.prepared.resolved.to_dict(),
+        }
+
+    def save(
+        self, *targets: str | Path, only: Sequence[str] = (), color: str = "kind"
+    ) -> list[Path]:
+        """Write the step as traces; the suffix says the format, ``{rank}`` one file per rank.
+
+        Args:
+            targets: such as ``step.pftrace``, ``step.json.gz`` or ``out/rank{rank}.json``.
+            only: parts to keep, such as ``ranks=0,7`` and ``microbatches=0:32``.
+            color: ``kind`` or ``microbatch``.
+
+        Raises:
+            OutputError: a file cannot be written; none was changed then.
+            ConfigError: ``only`` cannot be read.
+        """
+        from pptrace.export.output import exporter_for, save
+        from pptrace.timeline.trim import parse_only, trim
+
+        timeline = replace(self.timeline, counters=self._counters(), provenance=self.provenance)
+        if only:
+            kept = parse_only(only)
+            timeline = trim(timeline, kept.ranks, kept.units)
+        exporters = {name: provided.offer for name, provided in self.registry.exporters.items()}
+        names = [str(target) for target in targets]
+        for name in names:
+            exporter_for(name, exporters)
+        return [path for name in names for path in save(timeline, name, exporters, {"color": color})]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return one row per rank, times in nanoseconds and sizes in bytes; takes well to pandas."""
+        from pptrace.experiment.report import rank_rows
+
+        return rank_rows(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything measured as plain JSON values."""
+        from pptrace.experiment.report import document
+
+        return document(self)
+
+    def summary(self, written: Sequence[Path] = ()) -> str:
+        """Return the summary that the command line prints, as plain text; ``written`` are its traces."""
+        from pptrace.experiment.summary import summary_lines
+
+        return "\n".join(summary_lines(self, written))
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(self.summary())}</pre>"
+
+    def _counters(self) -> Any:
+        from pptrace.timeline.counters import in_flight, link_use
+        from pptrace.timeline.memory import memory_counters
+
+        workload = self.prepared.workload
+        known = bool(workload.activation_bytes.any() or workload.static_bytes.any())
+        groups = [memory_counters(self.timeline, workload) if known else ()]
+        groups += [in_flight(self.timeline), link_use(self.timeline)]
+        counters = [counter for group in groups for counter in group]
+        return tuple(sorted(counters, key=lambda counter: counter.rank))
+
+
+def simulate(resolved: Resolved, registry: Registry) -> Run:
+    """Prepare and simulate a resolved configuration.
+
+    Raises:
+        PptraceError: whatever :func:`~pptrace.experiment.prepare.prepare` and the simulation refuse.
+    """
+    prepared = prepare(resolved, registry)
+    overlap = resolved.experiment.data_parallel.overlap
+    timeline = simulate_table(
+        prepared.schedule, prepared.workload, prepared.network, prepared.policy, overlap_reduction=overlap
+    )
+    return Run(prepared, timeline, measure(timeline, prepared.workload), registry)

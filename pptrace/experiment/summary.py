@@ -1,0 +1,148 @@
+"""A run in at most 25 lines of 80 columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.config.quantity import format_duration, format_size
+from pptrace.experiment.lever import largest_lever
+from pptrace.timeline.metrics import IdleCause
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pptrace.experiment.run import Run
+
+__all__ = ["summary_lines"]
+
+WIDTH = 80
+"""Columns that every line fits."""
+
+ALL_RANKS = 16
+"""Up to here every rank has a line; beyond, the first, middle, last and worst."""
+
+_COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp")
+
+
+def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
+    """Return the summary's lines; the last names the next command, given the traces ``written``."""
+    lines = [*_headline(run), _figures(run), "", *_where_time_goes(run), ""]
+    lines += [*_ranks(run), *_warning(run)]
+    return [line[:WIDTH].rstrip() for line in [*lines, _last(run, written)]]
+
+
+def time_text(run: Run, time_ns: float) -> str:
+    """Return a time as people read it: in units where the costs are units.
+
+    A simulated time is a whole number of nanoseconds; per-rank means need not be.
+    """
+    unit = run.prepared.workload.unit_time_ns
+    if unit:
+        return f"{time_ns / unit:.12g} units"
+    return format_duration(round(time_ns))
+
+
+def _headline(run: Run) -> list[str]:
+    experiment = run.prepared.resolved.experiment
+    parallel, schedule = experiment.parallel, run.prepared.schedule
+    model = (experiment.model.preset or "a model of one's own") if experiment.model else "unit costs"
+    if experiment.model is None and experiment.costs and experiment.costs.name != "unit":
+        model = f"{experiment.costs.name} costs"
+    device = f" on {experiment.device.preset or 'its device'}" if experiment.device else ""
+    sizes = [f"pp {schedule.ranks}"]
+    chunks = schedule.stages // schedule.ranks
+    sizes += [f"vp {chunks}"] if chunks > 1 else []
+    sizes += [f"{k} {v}" for k in ("tp", "cp", "dp", "ep") if (v := getattr(parallel, k)) > 1]
+    policy = experiment.p2p.policy
+    if policy == "ordered" and experiment.p2p.stream != "rank":
+        policy += f" per {experiment.p2p.stream}"
+    network = experiment.network
+    return [
+        f"{model}{device}: {experiment.schedule.name}, {schedule.units} microbatches",
+        f"{', '.join(sizes)}; network {network.name}, p2p {policy}",
+    ]
+
+
+def _figures(run: Run) -> str:
+    metrics = run.metrics
+    parts = [f"step {time_text(run, metrics.step_ns)}"]
+    if metrics.tokens_per_s:
+        parts.append(f"{metrics.tokens_per_s:,.0f} tokens/s")
+    if metrics.mfu:
+        parts.append(f"MFU {metrics.mfu:.1%}")
+    parts.append(f"bubble {float(metrics.bubble):.2%}")
+    memory = metrics.memory
+    peak = int(memory.peak_bytes.max(initial=0))
+    if peak:
+        of = f" of {format_size(memory.capacity_bytes)}" if memory.capacity_bytes else ""
+        parts.append(f"peak {format_size(peak)}{of}")
+    return "  ".join(parts)
+
+
+def _where_time_goes(run: Run) -> list[str]:
+    metrics = run.metrics
+    whole = metrics.ranks * metrics.step_ns or 1
+    causes = [f"{name} {time / whole:.1%}" for name, time in metrics.idle_by_cause_ns.items() if time]
+    path = metrics.path
+    kinds = [f"{kind} {time / (metrics.step_ns or 1):.1%}" for kind, time in path.by_kind_ns.items()]
+    lines = _wrapped("idle by cause  ", causes or ["none"])
+    lines += _wrapped("critical path  ", kinds[:6])
+    if path.slowest_stage >= 0 and run.prepared.schedule.stages > 1:
+        share = path.by_stage_ns[path.slowest_stage] / (metrics.step_ns or 1)
+        lines[-1] = f"{lines[-1]}; most in stage {path.slowest_stage} ({share:.1%})"
+    if metrics.reduction_ns.any():
+        took = time_text(run, int(metrics.reduction_ns.max()))
+        exposed = int(metrics.idle_ns[:, IdleCause.REDUCTION].max())
+        lines.append(f"data parallel  reduction {took}, of which exposed {time_text(run, exposed)}")
+    return lines
+
+
+def _wrapped(title: str, parts: list[str]) -> list[str]:
+    lines = [title]
+    for part in parts:
+        joined = f"{lines[-1]}{'' if lines[-1].endswith('  ') else ', '}{part}"
+        if len(joined) > WIDTH:
+            lines[-1] += ","
+            joined = " " * len(title) + part
+            lines.append(joined)
+        else:
+            lines[-1] = joined
+    return lines
+
+
+def _ranks(run: Run) -> list[str]:
+    metrics = run.metrics
+    shown = list(range(metrics.ranks))
+    if metrics.ranks > ALL_RANKS:
+        worst = int(metrics.idle_ns.sum(axis=1).argmax())
+        shown = sorted({0, metrics.ranks // 2, metrics.ranks - 1, worst})
+    present = [cause for cause in IdleCause if metrics.idle_ns[:, cause].any()]
+    header = "rank   busy   idle" + "".join(f"{_COLUMNS[cause]:>6}" for cause in present) + " exposed"
+    lines = [header + (f"{'peak':>10}" if metrics.memory.peak_bytes.any() else "")]
+    step = metrics.step_ns or 1
+    for rank in shown:
+        idle = metrics.idle_ns[rank]
+        row = f"{rank:4d}{metrics.busy_ns[rank] / step:7.1%}{idle.sum() / step:7.1%}"
+        row += "".join(f"{idle[cause] / step:6.1%}" if idle[cause] else f"{'-':>6}" for cause in present)
+        row += f"{metrics.exposed_ns[rank] / step:8.1%}"
+        if metrics.memory.peak_bytes.any():
+            row += f"{format_size(int(metrics.memory.peak_bytes[rank])):>10}"
+        lines.append(row)
+    if len(shown) < metrics.ranks:
+        lines.append(f"     (first, middle, last and worst of {metrics.ranks} ranks)")
+    return lines
+
+
+def _warning(run: Run) -> list[str]:
+    over = run.metrics.over_capacity
+    if over is None:
+        return []
+    rank, at, size = over
+    return [f"warning: rank {rank} is {format_size(size)} over its memory at {time_text(run, at)}"]
+
+
+def _last(run: Run, written: Sequence[Path]) -> str:
+    traces = [path for path in written if path.name.endswith((".pftrace", ".json", ".gz"))]
+    following = f"pptrace open {traces[0]}" if traces else "add -o step.pftrace for a trace"
+    return f"largest lever: {largest_lever(run)}; next: {following}"
