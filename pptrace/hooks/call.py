@@ -30,16 +30,25 @@ def call_plugin(provider: Provider, function: Callable[P, R], *args: P.args, **k
 
 
 @contextlib.contextmanager
-def plugin_code(provider: Provider, function: object, *, name: str = "") -> Iterator[None]:
+def plugin_code(
+    provider: Provider, function: object, *, name: str = "", passing: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Run a block on behalf of ``function``, a plugin's function or module.
+
+    Args:
+        provider: the plugin.
+        function: what runs; tells the plugin's own frames from others'.
+        name: what a message calls it, its own name by default.
+        passing: exceptions that are not the plugin's fault and pass as they are.
 
     Raises:
         PptraceError: as the plugin raised it, where it is one of ours.
         PluginError: the plugin raised anything else; names plugin, distribution, exception, file and line.
     """
+    known: tuple[type[Exception], ...] = (PptraceError, *passing)
     try:
         yield
-    except PptraceError:
+    except known:
         raise
     except (Exception, SystemExit) as error:  # a plugin may raise anything, and sys.exit() is no answer
         place = _place(error.__traceback__, _package(function))

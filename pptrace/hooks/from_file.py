@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import PluginError, nearest
 from pptrace.hooks.call import plugin_code
+from pptrace.hooks.guard import guarded
 from pptrace.hooks.offers import ScheduleOffer
 from pptrace.hooks.provider import Provided, Provider
 from pptrace.model.request import ScheduleRequest
@@ -74,7 +75,7 @@ def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[S
         summary=(inspect.getdoc(function) or f"{name} of {file}").partition("\n")[0],
         build=_builder(provider, function, name),
     )
-    return Provided(offer=offer, provider=provider)
+    return Provided(offer=guarded(provider, offer), provider=provider)
 
 
 def _run(provider: Provider, file: str, path: Path) -> types.ModuleType:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pptrace.hooks.call import one_line
 from pptrace.hooks.provider import Failure, Provider
 from pptrace.hooks.specs import PROJECT
+from pptrace.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -59,11 +60,7 @@ def find_entry_points(disable: Collection[str]) -> Found:
 
 def core_provider() -> Provider:
     """Return the provider that stands for the core itself."""
-    try:
-        version = metadata.version(PROJECT)
-    except metadata.PackageNotFoundError:  # run from a source tree that is not installed
-        version = ""
-    return Provider(name="builtin", distribution=PROJECT, version=version)
+    return Provider(name="builtin", distribution=PROJECT, version=__version__)
 
 
 def _entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:

@@ -16,6 +16,7 @@ from pptrace.errors import PluginError
 from pptrace.hooks import specs
 from pptrace.hooks.call import one_line, plugin_code, plugin_error
 from pptrace.hooks.check import check_offer
+from pptrace.hooks.guard import guarded
 from pptrace.hooks.loading import core_provider, find_entry_points
 from pptrace.hooks.misfit import misfit
 from pptrace.hooks.offers import (
@@ -62,6 +63,7 @@ class Registry:
         """Plugins that were left out because the user asked so."""
         self._plugins: dict[Provider, object] = {}
         self._offers: dict[tuple[Provider, type], tuple[Provided[Any], ...]] = {}
+        self._files: dict[str, Provided[ScheduleOffer]] = {}
         self._manager = PluginManager(specs.PROJECT)
         self._manager.add_hookspecs(specs)
         if trace is not None:
@@ -143,7 +145,9 @@ class Registry:
         from pptrace.hooks.from_file import is_file_reference, schedule_from_file
 
         if is_file_reference(name):
-            return schedule_from_file(name)
+            if name not in self._files:
+                self._files[name] = schedule_from_file(name)
+            return self._files[name]
         return self._find(self.schedules, name, ScheduleOffer)
 
     def network(self, name: str) -> Provided[NetworkOffer]:
@@ -214,7 +218,9 @@ class Registry:
             listed = list(offers)
         for offer in listed:
             check_offer(provider, offer, sort)
-        return tuple(Provided(offer=offer, provider=provider) for offer in listed)
+        own = plugin is self._plugins.get(core_provider())  # what the core raises is a bug, with its traceback
+        safe = listed if own else [guarded(provider, offer) for offer in listed]
+        return tuple(Provided(offer=offer, provider=provider) for offer in safe)
 
     def _find(self, known: Mapping[str, Provided[Offer]], name: str, sort: type[Offer]) -> Provided[Offer]:
         if name not in known:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.errors import ConfigError, PluginError
-from pptrace.hooks import CostModelOffer, NetworkOffer, ScheduleOffer
+from pptrace.hooks import CostModelOffer, ExporterOffer, ImporterOffer, NetworkOffer, ScheduleOffer, hookimpl
 from pptrace.hooks.build import build_network, build_schedule, build_workload
 from pptrace.hooks.call import call_plugin, one_line
 from pptrace.hooks.provider import Provided, Provider
+from pptrace.hooks.registry import Registry
 from pptrace.model.action import parse_action
 from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
 from pptrace.model.workload import Workload
@@ -18,6 +19,7 @@ from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 WHO = Provider(name="odd", distribution="pptrace-odd", version="3")
 REQUEST = ScheduleRequest(ranks=2, units=1)
@@ -99,6 +101,62 @@ def test_a_cost_model_that_returns_nonsense_is_the_plugins_error(built: Any, mes
         build_workload(Provided(offer=offer, provider=WHO), CostRequest(ranks=2, stages=2, units=4))
 
     assert message in str(caught.value)
+
+
+def guard(**fields: Any) -> Any:
+    class Odd:
+        @hookimpl
+        def pptrace_schedules(self) -> list[ScheduleOffer]:
+            return [ScheduleOffer(name="odd", summary="Odd.", build=lambda _: [], **fields)]
+
+    return Registry.load(entry_points=False, plugins={"odd": Odd()}).schedule("odd").offer
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "options",
+            lambda: dict,
+            "options of schedule 'odd' returned <class 'dict'>, expected a pydantic model class",
+        ),
+        ("bubble", lambda _: 0.5, "bubble of schedule 'odd' returned 0.5, expected a Fraction"),
+        (
+            "peak_activations",
+            lambda _: [1.5],
+            "peak_activations of schedule 'odd' returned [1.5], expected one Fraction",
+        ),
+        ("check", lambda _: {}["x"], "check of schedule 'odd' raised KeyError: 'x' at "),
+    ],
+)
+def test_whoever_calls_an_offer_gets_the_plugins_error(field: str, value: Any, message: str) -> None:
+    function = getattr(guard(**{field: value}), field)
+
+    with pytest.raises(PluginError) as caught:
+        function(*([] if field == "options" else [REQUEST]))
+
+    assert str(caught.value).startswith(f"plugin 'odd': {message}")
+
+
+def test_a_reader_that_returns_nonsense_is_the_plugins_error_and_a_full_disk_is_not(tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    class Odd:
+        @hookimpl
+        def pptrace_importers(self) -> list[ImporterOffer]:
+            return [ImporterOffer(name="odd", summary="Odd.", recognises=lambda *_: True, read=lambda _: 3)]  # type: ignore[arg-type, return-value]
+
+        @hookimpl
+        def pptrace_exporters(self) -> list[ExporterOffer]:
+            return [ExporterOffer(name="odd", summary="Odd.", suffixes=(".odd",), write=full)]
+
+    registry = Registry.load(entry_points=False, plugins={"odd": Odd()})
+
+    with pytest.raises(PluginError, match="read of importer 'odd' returned 3, expected a Timeline"):
+        registry.importer("odd").offer.read([tmp_path])
+    with pytest.raises(OSError, match="No space left on device"):
+        registry.exporter("odd").offer.write(None, tmp_path, {})  # type: ignore[arg-type]
 
 
 def test_an_error_of_ours_that_a_plugin_raises_passes_as_it_is() -> None:

@@ -168,7 +168,7 @@ def test_a_function_that_raises_names_its_own_line_not_the_librarys(tmp_path: Pa
     with pytest.raises(PluginError) as caught:
         build_schedule(schedule_from_file(f"{file}:make"), REQUEST)
 
-    assert "make raised JSONDecodeError: " in str(caught.value)
+    assert "build of schedule 'mine' raised JSONDecodeError: " in str(caught.value)
     assert str(caught.value).endswith(f"at {file}:4")
 
 
