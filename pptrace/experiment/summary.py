@@ -85,9 +85,9 @@ def _where_time_goes(run: Run) -> list[str]:
     whole = metrics.ranks * metrics.step_ns or 1
     causes = [f"{name} {time / whole:.1%}" for name, time in metrics.idle_by_cause_ns.items() if time]
     path = metrics.path
-    kinds = [f"{kind} {time / (metrics.step_ns or 1):.1%}" for kind, time in path.by_kind_ns.items()]
+    kinds = [(kind, f"{time / (metrics.step_ns or 1):.1%}") for kind, time in path.by_kind_ns.items()]
     lines = _wrapped("idle by cause  ", causes or ["none"])
-    lines += _wrapped("critical path  ", kinds[:6])
+    lines += _wrapped("critical path  ", [f"{kind} {share}" for kind, share in kinds if share != "0.0%"])
     if path.slowest_stage >= 0 and run.prepared.schedule.stages > 1:
         share = path.by_stage_ns[path.slowest_stage] / (metrics.step_ns or 1)
         lines[-1] = f"{lines[-1]}; most in stage {path.slowest_stage} ({share:.1%})"
@@ -144,5 +144,5 @@ def _warning(run: Run) -> list[str]:
 
 def _last(run: Run, written: Sequence[Path]) -> str:
     traces = [path for path in written if path.name.endswith((".pftrace", ".json", ".gz"))]
-    following = f"pptrace open {traces[0]}" if traces else "add -o step.pftrace for a trace"
+    following = f"pptrace open {traces[0]}" if traces else "add -o step.pftrace"
     return f"largest lever: {largest_lever(run)}; next: {following}"

@@ -69,7 +69,7 @@ def with_sends(schedule: Schedule) -> IssueOrder:
         receives = np.isin(issued.kind, (Kind.RECV_F, Kind.RECV_B))
         return _select(issued, np.flatnonzero(~receives))
     sent, _ = _count(schedule)
-    out = _empty(schedule.placement, len(schedule) + int(sent.sum()), schedule.ranks)
+    out = _empty(len(schedule) + int(sent.sum()), schedule.ranks)
     placement, near = schedule.placement, neighbours(schedule.placement)
     run(
         kernels.insert_sends,
@@ -90,7 +90,7 @@ def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueO
         return as_issued(schedule)
     sent, received = _count(schedule)
     lengths = np.diff(schedule.row_ptr) + sent + received
-    out = _empty(schedule.placement, int(lengths.sum()), schedule.ranks)
+    out = _empty(int(lengths.sum()), schedule.ranks)
     out["row_ptr"][1:] = np.cumsum(lengths)
     walked, _ = walk(schedule, out)
     if walked < len(schedule):
@@ -127,7 +127,7 @@ def walk(schedule: Schedule, out: dict[str, np.ndarray] | None = None) -> tuple[
     """
     placement, near = schedule.placement, neighbours(schedule.placement)
     emit = out is not None
-    columns = out or _empty(placement, 0, schedule.ranks)
+    columns = out or _empty(0, schedule.ranks)
     cells = placement.stages * placement.units
     head = np.zeros(schedule.ranks, dtype=np.int32)
     scratch = (head, head.copy(), np.zeros(cells, dtype=np.int8), np.zeros(cells, dtype=np.int8))
@@ -168,12 +168,11 @@ def _count(schedule: Schedule) -> tuple[Int32s, Int32s]:
     return sent, received
 
 
-def _empty(placement: Placement, rows: int, ranks: int) -> dict[str, np.ndarray]:
-    del placement
+def _empty(rows: int, ranks: int) -> dict[str, np.ndarray]:
     out: dict[str, np.ndarray] = {"row_ptr": np.zeros(ranks + 1, dtype=np.int32)}
-    out["kind"] = np.zeros(rows, dtype=np.int8)
+    out["kind"] = np.empty(rows, dtype=np.int8)
     for name in _COLUMNS[1:]:
-        out[name] = np.full(rows, -1, dtype=np.int32)
+        out[name] = np.empty(rows, dtype=np.int32)
     return out
 
 

@@ -94,6 +94,7 @@ def insert_sends(
             out_unit[at] = unit[row]
             out_span[at] = span[row]
             out_braid[at] = braid[row]
+            out_edge[at] = -1
             at += 1
             if k > 2:
                 continue
@@ -180,6 +181,7 @@ def place_messages(
                     out_unit[at] = unit[row]
                     out_span[at] = span[row]
                     out_braid[at] = braid[row]
+                    out_edge[at] = -1
                     write[rank] = at + 1
             if emit:
                 for row in range(first, end):

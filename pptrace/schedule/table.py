@@ -123,7 +123,7 @@ class Schedule:
     @property
     def has_communication(self) -> bool:
         """Whether the table places its own sends and receives."""
-        return bool(np.isin(self.kind, (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)).any())
+        return bool(((self.kind >= Kind.SEND_F) & (self.kind <= Kind.RECV_B)).any())
 
     def __len__(self) -> int:
         return int(self.kind.size)

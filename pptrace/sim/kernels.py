@@ -27,6 +27,8 @@ def key_lanes(
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             k = kind[row]
             lane = 0
+            peer[row] = -1
+            group[row] = -1
             if 4 <= k and k <= 7:
                 other_stage = edge_to[edge[row]] if k == 4 or k == 7 else edge_from[edge[row]]
                 other = stage_rank[unit_route[unit[row]] * stages + other_stage]
@@ -78,6 +80,11 @@ def place_rows(
             out_unit[at] = unit[row]
             out_span[at] = n
             out_braid[at] = braid[row]
+            size_bytes[at] = 0
+            path[at] = -1
+            fork[at] = -1
+            collective_ns[at] = 0
+            lag_ns[at] = 0
             if 4 <= k and k <= 7:
                 sends = k == 4 or k == 6
                 pair = pair_of[rank * ranks + peer[row]] if sends else pair_of[peer[row] * ranks + rank]
@@ -280,8 +287,8 @@ def sort_edges(source, target, edges, ptr, sorted_target):
 
 
 def sweep(
-    duration, lag, following, following_peer, edge_ptr, edge, twin, rows,
-    waiting, ready, start, end, cause,
+    duration, lag, following, following_peer, edge_ptr, edge, twin, rows, rendezvous,
+    waiting, ready, start, cause,
 ):  # fmt: skip
     """Run every task as soon as all that it waits for has happened; return the tasks run.
 
@@ -292,7 +299,7 @@ def sweep(
     for t in range(tasks):
         if following[t] >= 0:
             waiting[following[t]] += 1
-        if following_peer[t] >= 0:
+        if rendezvous and following_peer[t] >= 0:
             waiting[following_peer[t]] += 1
     for i in range(edge_ptr[tasks]):
         t = edge[i]
@@ -310,7 +317,6 @@ def sweep(
             done += 1
             begun = start[t]
             ended = begun + duration[t]
-            end[t] = ended
             arrived = ended + lag[t]
             for i in range(edge_ptr[t], edge_ptr[t + 1]):
                 d = edge[i]
@@ -327,7 +333,7 @@ def sweep(
                 if waiting[d] == 0:
                     ready[top] = d
                     top += 1
-            d = following_peer[t]
+            d = following_peer[t] if rendezvous else -1
             if d >= 0:
                 if ended > start[d] or cause[d] < 0:
                     start[d] = ended

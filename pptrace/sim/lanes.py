@@ -53,8 +53,8 @@ def assign_lanes(issued: IssueOrder, policy: Policy) -> Lanes:
     placement, rows = issued.placement, len(issued)
     ranks = placement.ranks
     mode = _mode(policy)
-    key, peer = np.zeros(rows, dtype=np.int32), np.full(rows, -1, dtype=np.int32)
-    group = np.full(rows, -1, dtype=np.int32)
+    key, peer = np.empty(rows, dtype=np.int32), np.empty(rows, dtype=np.int32)
+    group = np.empty(rows, dtype=np.int32)
     count = np.zeros(ranks * (5 + 3 * ranks), dtype=np.int32)
     groups = run(
         kernels.key_lanes,

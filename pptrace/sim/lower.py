@@ -110,17 +110,17 @@ def _place(
         raise ScheduleError(f"a message of {largest} bytes is too large: check the costs' units")
     messages = edges * placement.units * 2
     receive = _RECEIVE.get(policy.name, _NO_RECEIVE)
-    place = np.zeros(rows, dtype=np.int32)
+    place = np.empty(rows, dtype=np.int32)
     cursor = lanes.first.copy()
     positions = [np.full(size, -1, dtype=np.int32) for size in (cells, cells, messages, messages if receive else 0)]
-    columns: dict[str, Any] = {"kind": np.zeros(rows, dtype=np.int8)}
+    columns: dict[str, Any] = {"kind": np.empty(rows, dtype=np.int8)}
     for name in ("stage", "unit", "span", "braid"):
-        columns[name] = np.zeros(rows, dtype=np.int32)
-    columns["size_bytes"] = np.zeros(rows, dtype=np.int64)
+        columns[name] = np.empty(rows, dtype=np.int32)
+    columns["size_bytes"] = np.empty(rows, dtype=np.int64)
     for name in ("path", "fork"):
-        columns[name] = np.full(rows, -1, dtype=np.int32)
+        columns[name] = np.empty(rows, dtype=np.int32)
     for name in ("collective_ns", "duration_ns", "lag_ns"):
-        columns[name] = np.zeros(rows, dtype=np.int64)
+        columns[name] = np.empty(rows, dtype=np.int64)
     run(
         kernels.place_rows,
         (
@@ -209,16 +209,13 @@ def _edges(
     placement, rows, near = issued.placement, len(issued), neighbours(issued.placement)
     batched = policy.name is PolicyName.BATCHED
     tasks = rows + (2 * lanes.groups if batched else 0)
-    message = (issued.kind >= Kind.SEND_F) & (issued.kind <= Kind.RECV_B)
-    copies = int(np.isin(issued.kind, (Kind.OFFLOAD, Kind.RELOAD)).any())
-    bound = int(issued.span[message | (issued.kind > Kind.RECV_B)].sum()) * 3 + 2 * rows * (batched or copies)
-    bound += 2 * int((~message).sum()) if copies or (issued.kind > Kind.RECV_B).any() else 0
-    bound += 2 * int(message.sum())
+    copies = int(((issued.kind == Kind.OFFLOAD) | (issued.kind == Kind.RELOAD)).any())
+    bound = _most_edges(issued, batched=batched)
     twin = np.full(rows, -1, dtype=np.int32)
     stage_scratch = np.zeros(placement.stages, dtype=np.int32)
     offload = np.full(placement.stages * placement.units if copies else 0, -1, dtype=np.int32)
     launch_next = np.full(tasks - rows, -1, dtype=np.int32)
-    source, target = np.zeros(bound, dtype=np.int32), np.zeros(bound, dtype=np.int32)
+    source, target = np.empty(bound, dtype=np.int32), np.empty(bound, dtype=np.int32)
     problem = np.zeros(1, dtype=np.int64)
     edges = run(
         kernels.link_rows,
@@ -238,3 +235,13 @@ def _edges(
     if problem[0]:
         raise explain_deadlock(schedule)
     return twin, launch_next, source[:edges], target[:edges]
+
+
+def _most_edges(issued: IssueOrder, *, batched: bool) -> int:
+    """Return a bound of the edges that no stream implies: forks, twins and consumers of each row."""
+    away = issued.kind >= Kind.SEND_F
+    rows = int(np.count_nonzero(away))
+    widest = int(issued.span.max(initial=1))
+    units = rows if widest == 1 else int(issued.span[away].sum())
+    own = 0 if int(issued.kind.max(initial=0)) <= Kind.RECV_B else 2 * (len(issued) - rows)
+    return 2 * rows + 2 * units + (2 * rows if batched else 0) + own

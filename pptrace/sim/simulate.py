@@ -62,19 +62,19 @@ def simulate(
 def run_graph(graph: TaskGraph) -> tuple[Int64s, Int64s, Int32s, Int32s, int]:
     """Run the sweep; return start, end, cause and what is left to wait for of each task, and the tasks run."""
     tasks = graph.tasks
-    waiting, ready = np.zeros(tasks, dtype=np.int32), np.zeros(tasks, dtype=np.int32)
-    start, end = np.zeros(tasks, dtype=np.int64), np.zeros(tasks, dtype=np.int64)
+    waiting, ready = np.zeros(tasks, dtype=np.int32), np.empty(tasks, dtype=np.int32)
+    start = np.zeros(tasks, dtype=np.int64)
     cause = np.full(tasks, -1, dtype=np.int32)
     done = run(
         kernels.sweep,
         (
             graph.duration_ns, graph.lag_ns, graph.next, graph.next_peer,
-            graph.edge_ptr, graph.edge, graph.twin, graph.rows,
+            graph.edge_ptr, graph.edge, graph.twin, graph.rows, int((graph.next_peer >= 0).any()),
         ),
-        (waiting, ready, start, end, cause),
+        (waiting, ready, start, cause),
         work=tasks,
     )  # fmt: skip
-    return start, end, cause, waiting, done
+    return start, start + graph.duration_ns, cause, waiting, done
 
 
 def _timeline(graph: TaskGraph, start: Int64s, end: Int64s, cause: Int32s) -> Timeline:
@@ -84,7 +84,7 @@ def _timeline(graph: TaskGraph, start: Int64s, end: Int64s, cause: Int32s) -> Ti
     start, end, cause = start[:rows], end[:rows], _row_causes(graph, cause)
     for column in (start, end, cause, duration, lag):
         column[ghosts] = column[graph.twin[ghosts]]
-    enter = np.zeros(rows, dtype=np.int64)
+    enter = np.empty(rows, dtype=np.int64)
     run(kernels.enter_times, (graph.lane_ptr, graph.twin, graph.fork, start, end), (enter,), work=rows)
     timeline = Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,

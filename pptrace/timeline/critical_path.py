@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.kernel import run
 from pptrace.model.action import COMMUNICATION, Kind
 from pptrace.model.columns import Int32s
+from pptrace.timeline import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,33 +41,26 @@ class CriticalPath:
 
 def critical_path(timeline: Timeline) -> CriticalPath:
     """Walk back from the slice that ends last (the lowest row on a tie) along the recorded causes."""
-    rows: list[int] = []
-    by_kind: dict[str, int] = {}
-    by_stage: dict[int, int] = {}
     if not len(timeline):
         return CriticalPath(rows=np.zeros(0, dtype=np.int32), by_kind_ns={}, by_stage_ns={})
-    row = int(np.argmax(timeline.end_ns))
-    until = int(timeline.end_ns[row])
-    while row >= 0:
-        rows.append(row)
-        begin, end = int(timeline.start_ns[row]), int(timeline.end_ns[row])
-        kind = Kind(int(timeline.kind[row]))
-        ran = max(min(end, until) - begin, 0)
-        wire = max(min(until, end + int(timeline.lag_ns[row])) - max(end, begin), 0) if until > end else 0
-        _add(by_kind, kind.name, ran)
-        _add(by_kind, "wire", wire)
-        _add(by_kind, "wait", until - begin - ran - wire)
-        if kind not in COMMUNICATION:
-            _add(by_stage, int(timeline.stage[row]), ran)
-        row, until = int(timeline.cause[row]), begin
-    _add(by_kind, "wait", until - int(timeline.start_ns.min()))
+    last = int(np.argmax(timeline.end_ns))
+    found = np.empty(len(timeline), dtype=np.int32)
+    length = run(kernels.follow_causes, (timeline.cause, last), (found,), work=len(timeline))
+    rows = found[:length][::-1].copy()
+    begin, end = timeline.start_ns[rows], timeline.end_ns[rows]
+    until = np.append(begin[1:], end[-1])
+    ran = np.maximum(np.minimum(end, until) - begin, 0)
+    wire = np.minimum(np.maximum(until - np.maximum(end, begin), 0), timeline.lag_ns[rows])
+    waited = int((until - begin - ran - wire).sum()) + int(begin[0] - timeline.start_ns.min())
+    kinds = np.zeros(len(Kind), dtype=np.int64)
+    np.add.at(kinds, timeline.kind[rows], ran)
+    by_kind = {Kind(kind).name: int(time) for kind, time in enumerate(kinds)}
+    by_kind |= {"wire": int(wire.sum()), "wait": waited}
+    computes = np.isin(timeline.kind[rows], [kind for kind in Kind if kind not in COMMUNICATION])
+    stages = np.zeros(timeline.placement.stages, dtype=np.int64)
+    np.add.at(stages, timeline.stage[rows][computes], ran[computes])
     return CriticalPath(
-        rows=np.array(rows[::-1], dtype=np.int32),
-        by_kind_ns=dict(sorted(by_kind.items(), key=lambda item: (-item[1], item[0]))),
-        by_stage_ns=dict(sorted(by_stage.items())),
+        rows=rows,
+        by_kind_ns=dict(sorted(((k, v) for k, v in by_kind.items() if v), key=lambda item: (-item[1], item[0]))),
+        by_stage_ns={stage: int(time) for stage, time in enumerate(stages) if time},
     )
-
-
-def _add(totals: dict[Any, int], key: str | int, value: int) -> None:
-    if value:
-        totals[key] = totals.get(key, 0) + value

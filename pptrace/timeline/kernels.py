@@ -3,7 +3,7 @@
 Columns are lists or arrays of integers, alike in use, hence without annotations.
 """
 
-__all__ = ["attribute_idle", "follow_memory", "index_rows"]
+__all__ = ["attribute_idle", "follow_causes", "follow_memory", "index_rows"]
 
 
 def index_rows(
@@ -48,7 +48,7 @@ def attribute_idle(
     compute_lane, reduce_lane, lane_ptr, kind, stage, unit, span, start, end, lag, uncontended, cause,
     succ_ptr, succ, succ_edge, pred_ptr, pred, pred_edge, unit_route, stage_rank,
     stages, units, edges, forward, gradient, send, recv, opened, closed,
-    busy, idle,
+    collective, busy, idle, communicated, reductions,
 ):  # fmt: skip
     """Split each rank's window into busy time and idle time by cause.
 
@@ -58,6 +58,10 @@ def attribute_idle(
     for rank in range(len(compute_lane)):
         lane = compute_lane[rank]
         base = rank * 7
+        if reduce_lane[rank] >= 0:
+            for r in range(lane_ptr[reduce_lane[rank]], lane_ptr[reduce_lane[rank] + 1]):
+                if kind[r] == 10:
+                    reductions[rank] += end[r] - start[r]
         if lane < 0:
             idle[base + 1] += closed - opened
             continue
@@ -150,6 +154,7 @@ def attribute_idle(
             took = end[row] - start[row]
             if k <= 3 or k >= 13:
                 busy[rank] += took
+                communicated[rank] += collective[row]
             elif row < first:
                 idle[base] += took
             elif row > last:
@@ -196,3 +201,14 @@ def follow_memory(
             elif k == 3:
                 held -= kept_weight[s] * n
                 count -= n
+
+
+def follow_causes(cause, last, path):
+    """Walk back from ``last`` along the causes; return how many rows the path holds, last first."""
+    found = 0
+    row = last
+    while row >= 0 and found < len(path):
+        path[found] = row
+        found += 1
+        row = cause[row]
+    return found

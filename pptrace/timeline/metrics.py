@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.action import Kind
 from pptrace.model.columns import Int64s
 from pptrace.timeline import kernels
 from pptrace.timeline.critical_path import CriticalPath, critical_path
@@ -128,7 +127,7 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
     opened, closed = _window(timeline)
     compute = lanes_of(timeline, Stream.COMPUTE)
     reduce = lanes_of(timeline, Stream.DATA_PARALLEL)
-    busy = np.zeros(timeline.ranks, dtype=np.int64)
+    busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
     idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
     run(
         kernels.attribute_idle,
@@ -137,17 +136,14 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
             timeline.start_ns, timeline.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
             *index.near.arguments, placement.unit_route, placement.stage_rank.ravel(),
             placement.stages, placement.units, placement.edges.shape[0],
-            index.forward, index.gradient, index.send, index.recv, opened, closed,
+            index.forward, index.gradient, index.send, index.recv, opened, closed, timeline.collective_ns,
         ),
-        (busy, idle),
+        (busy, idle, collective, reduction),
         work=len(timeline),
     )  # fmt: skip
-    took = timeline.end_ns - timeline.start_ns
-    reductions = np.where(timeline.kind == Kind.REDUCE_GRAD, took, 0)
     return Metrics(
         start_ns=opened, end_ns=closed, busy_ns=busy, idle_ns=idle.reshape(timeline.ranks, len(IdleCause)),
-        collective_ns=_per_rank(timeline, timeline.collective_ns),
-        reduction_ns=_per_rank(timeline, reductions),
+        collective_ns=collective, reduction_ns=reduction,
         memory=measure_memory(timeline, workload), path=critical_path(timeline),
         tokens=workload.tokens, model_flops=workload.model_flops, peak_flops=workload.peak_flops,
         notes=workload.notes,
@@ -155,18 +151,11 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
 
 
 def _window(timeline: Timeline) -> tuple[int, int]:
-    if not len(timeline):
+    """Return when the first compute slice starts and the last slice of all ends."""
+    filled = np.flatnonzero(np.diff(timeline.lane_ptr) > 0)
+    if not filled.size:
         return 0, 0
-    compute = timeline.lane_stream[timeline.lane_of_row()] == Stream.COMPUTE
-    starts = timeline.start_ns[compute] if compute.any() else timeline.start_ns
-    return int(starts.min()), int((timeline.end_ns + timeline.lag_ns).max())
-
-
-def _per_rank(timeline: Timeline, values: Int64s) -> Int64s:
-    """Sum a row column per rank."""
-    sums = np.concatenate([[0], np.cumsum(values)])
-    bounds = timeline.lane_ptr
-    per_lane = sums[bounds[1:]] - sums[bounds[:-1]]
-    totals = np.zeros(timeline.ranks, dtype=np.int64)
-    np.add.at(totals, timeline.lane_rank, per_lane)
-    return totals
+    first, last = timeline.lane_ptr[filled], timeline.lane_ptr[filled + 1] - 1
+    compute = timeline.lane_stream[filled] == Stream.COMPUTE
+    starts = timeline.start_ns[first[compute] if compute.any() else first]
+    return int(starts.min()), int(timeline.end_ns[last].max())
