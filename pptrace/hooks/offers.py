@@ -119,6 +119,8 @@ class ExporterOffer:
     """File name endings that choose it, such as ``.pftrace``; ``.gz`` behind one is handled outside."""
     write: Callable[[Timeline, Path, Mapping[str, Any]], None]
     """Writes the timeline to a path (a temporary name; the caller renames it)."""
+    takes_rank: bool = False
+    """Whether ``write`` takes an option ``rank`` and writes that rank alone; else timelines are trimmed for it."""
     api: int = API
 
 

@@ -1,0 +1,174 @@
+"""Columns from events: what the reader of our own Chrome JSON makes of one file, and of several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from pptrace.errors import TraceError
+from pptrace.export.kineto_lanes import process_of
+from pptrace.model.action import Kind
+from pptrace.model.placement import Placement
+from pptrace.timeline.counter import Counter
+from pptrace.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["Part", "joined"]
+
+_KINDS = {kind.name: int(kind) for kind in Kind}
+_KERNELS = frozenset({"kernel", "gpu_memcpy"})
+_KEYS = {
+    "stage": "stage",
+    "unit": "microbatch",
+    "span": "span",
+    "lag_ns": "lag_ns",
+    "uncontended_ns": "uncontended_ns",
+    "collective_ns": "collective_ns",
+    "size_bytes": "bytes",
+    "braid": "braid",
+    "cause": "cause",
+    "row": "correlation",
+}
+_ASSUMED = {"span": 1, "braid": -1, "cause": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One file's rows, numbered as in the whole timeline."""
+
+    own: dict[str, Any]
+    """What the file says of itself."""
+    columns: dict[str, NDArray[np.int64]]
+    """Columns of the timeline, and ``row``; ``cause`` is a row too, 0 for none."""
+    counters: tuple[Counter, ...]
+    """In the order of display."""
+
+    @classmethod
+    def of(cls, own: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> Self:
+        """Gather one file's events."""
+        pieces: dict[str, list[NDArray[np.int64]]] = {}
+        launches: list[NDArray[np.int64]] = []
+        steps: dict[tuple[int, str, str], list[tuple[int, int]]] = {
+            (process_of(rank), name, unit): [] for rank, name, unit in own["counters"]
+        }
+        for events in batches:
+            slices = [event for event in events if event["ph"] == "X"]
+            for name, values in _kernels([e for e in slices if e["cat"] in _KERNELS]).items():
+                pieces.setdefault(name, []).append(values)
+            launches.append(_launches([e for e in slices if e["cat"] == "cuda_runtime"]))
+            for event in events:
+                if event["ph"] == "C":
+                    ((unit, value),) = event["args"].items()
+                    steps[event["pid"], event["name"], unit].append((_ns(event["ts"]), value))
+        columns = {name: np.concatenate(values) for name, values in pieces.items()}
+        columns["enter_ns"] = _entered(columns["row"], np.concatenate(launches, axis=1))
+        counters = zip(own["counters"], steps.values(), strict=True)
+        return cls(
+            own=own,
+            columns=columns,
+            counters=tuple(_counter(rank, name, unit, found) for (rank, name, unit), found in counters),
+        )
+
+
+def joined(parts: Sequence[tuple[Path, Part]]) -> Timeline:
+    """Return the timeline of files that were written together.
+
+    Raises:
+        TraceError: a file tells of another run than the first, repeats a rank, or has lost rows.
+    """
+    if not parts:
+        raise TraceError("no trace file was given")
+    first = parts[0][1].own
+    seen: set[int] = set()
+    for path, part in parts:
+        ranks = {lane[0] for lane in part.own["lanes"]}
+        if any(part.own[key] != first[key] for key in ("placement", "provenance")):
+            raise TraceError(f"not of the same run as {parts[0][0]}; read them apart", file=path)
+        if seen & ranks:
+            raise TraceError(f"rank {min(seen & ranks)} is in another of the files too", file=path)
+        if sum(lane[3] for lane in part.own["lanes"]) != part.columns["row"].size:
+            raise TraceError("slices are missing; was it cut short or edited?", file=path)
+        seen |= ranks
+    return _timeline([part for _, part in parts])
+
+
+def _timeline(parts: Sequence[Part]) -> Timeline:
+    lanes = np.array(sorted(lane for part in parts for lane in part.own["lanes"]), dtype=np.int64).reshape(-1, 4)
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    row = columns.pop("row")
+    order = np.argsort(row, kind="stable")
+    columns = {name: values[order] for name, values in columns.items()}
+    columns["cause"] = _found(row[order], columns["cause"])
+    counters = sorted((counter for part in parts for counter in part.counters), key=lambda c: c.rank)
+    placement = parts[0].own["placement"]
+    return Timeline(
+        placement=Placement(
+            ranks=placement["ranks"],
+            stage_rank=np.array(placement["stage_rank"], dtype=np.int32),
+            unit_route=np.array(placement["unit_route"], dtype=np.int32),
+            edges=np.array(placement["edges"], dtype=np.int32).reshape(-1, 2),
+        ),
+        lane_rank=lanes[:, 0].astype(np.int32),
+        lane_stream=lanes[:, 1].astype(np.int8),
+        lane_peer=lanes[:, 2].astype(np.int32),
+        lane_ptr=np.concatenate([[0], np.cumsum(lanes[:, 3])]),
+        counters=tuple(counters),
+        provenance=parts[0].own["provenance"],
+        **columns,
+    )
+
+
+def _kernels(events: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.int64]]:
+    start, dur = _times(events, "ts"), _times(events, "dur")
+    args = [event["args"] for event in events]
+    columns = {name: _integers([a.get(key, _ASSUMED.get(name, 0)) for a in args]) for name, key in _KEYS.items()}
+    columns["uncontended_ns"] = _integers(
+        [a.get("uncontended_ns", usual) for a, usual in zip(args, dur.tolist(), strict=True)]
+    )
+    kind = _integers([_KINDS[a["kind"]] for a in args])
+    return {**columns, "kind": kind, "start_ns": start, "end_ns": start + dur}
+
+
+def _launches(events: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
+    """Return the launched rows and their times, shape (2, launches)."""
+    return np.stack([_integers([event["args"]["correlation"] for event in events]), _times(events, "ts")])
+
+
+def _entered(row: NDArray[np.int64], launches: NDArray[np.int64]) -> NDArray[np.int64]:
+    launched, at_ns = launches[:, np.argsort(launches[0], kind="stable")]
+    found = np.searchsorted(launched, row)
+    if not np.array_equal(launched[np.minimum(found, launched.size - 1)], row):
+        msg = "a kernel has lost its launch"
+        raise ValueError(msg)
+    entered: NDArray[np.int64] = at_ns[found]
+    return entered
+
+
+def _found(row: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each wanted row is among the sorted ones, -1 where it is not."""
+    at = np.minimum(np.searchsorted(row, wanted), max(row.size - 1, 0))
+    return np.where(row[at] == wanted, at, -1) if row.size else at
+
+
+def _counter(rank: int, name: str, unit: str, steps: Sequence[tuple[int, int]]) -> Counter:
+    table = np.array(steps, dtype=np.int64).reshape(-1, 2)
+    return Counter(rank=rank, name=name, unit=unit, at_ns=table[:, 0], value=table[:, 1])
+
+
+def _times(events: Sequence[dict[str, Any]], key: str) -> NDArray[np.int64]:
+    return _integers([_ns(event[key]) for event in events])
+
+
+def _ns(microseconds: float) -> int:
+    return round(microseconds * 1000)
+
+
+def _integers(values: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(values, dtype=np.int64)

@@ -1,0 +1,102 @@
+"""Flows from a message's producer through its transfer to its consumer, as points on slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.timeline.messages import messages
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["END", "START", "STEP", "Points", "flow_points"]
+
+START, STEP, END = range(3)
+"""Phases ``s``, ``t`` and ``f`` of a flow."""
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Points of flows, sorted by the row of the timeline that each lies on."""
+
+    row_ptr: Int64s
+    """Shape (rows + 1,): row ``r`` has the points ``row_ptr[r]:row_ptr[r + 1]``."""
+    phase: Int8s
+    """:data:`START`, :data:`STEP` or :data:`END`."""
+    at_ns: Int64s
+    """A time within the row's slice."""
+    flow: Int32s
+    """What the points of one flow share: the row of its transfer."""
+
+
+def flow_points(timeline: Timeline) -> Points:
+    """Return the flows of all messages that touch two slices at least."""
+    found = messages(timeline)
+    rows = np.stack([found.producer, found.send, found.recv, found.consumer])
+    transfer = np.where(found.send >= 0, found.send, found.recv)
+    if not len(timeline):
+        rows, transfer = rows[:, :0], transfer[:0]
+    rows = _in_time(rows, timeline.start_ns)
+    at, kept = _times(rows, timeline)
+    count = kept.sum(axis=0)
+    kept &= count > 1
+    position = np.cumsum(kept, axis=0) - 1
+    phase = np.where(position == 0, START, np.where(position < count - 1, STEP, END)).astype(np.int8)
+    row = rows[kept]
+    order = np.argsort(row, kind="stable")
+    return Points(
+        row_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(timeline)))]),
+        phase=phase[kept][order],
+        at_ns=at[kept][order],
+        flow=np.broadcast_to(transfer, rows.shape)[kept][order],
+    )
+
+
+def _in_time(rows: Int32s, start_ns: Int64s) -> Int32s:
+    """Order each message's rows by their starts: the clocks of measured ranks may disagree."""
+    latest = np.full(rows.shape[1], np.iinfo(np.int64).min)
+    wrong = np.zeros(rows.shape[1], dtype=bool)
+    for row in rows:
+        start = np.where(row >= 0, start_ns[row], latest)
+        wrong |= start < latest
+        latest = start
+    if wrong.any():
+        rows = rows.copy()
+        several = rows[:, wrong]
+        key = np.where(several >= 0, start_ns[several], _NEVER)
+        rows[:, wrong] = np.take_along_axis(several, np.argsort(key, axis=0, kind="stable"), axis=0)
+    return rows
+
+
+def _times(rows: Int32s, timeline: Timeline) -> tuple[Int64s, NDArray[np.bool_]]:
+    """Return a time on each slice and whether the flow touches it.
+
+    A flow leaves its first slice late and enters the others early, each a nanosecond behind the one
+    before, as viewers sort by time. Where slices without length leave no room for that, the order in
+    the file decides, and a slice that it puts wrong is passed over.
+    """
+    at = timeline.start_ns[rows]
+    last = np.maximum(at, timeline.end_ns[rows] - 1)
+    kept = rows >= 0
+    following = np.full(rows.shape[1], _NEVER)
+    for column in range(len(rows) - 1, 0, -1):
+        following = np.where(kept[column], at[column], following)
+    begun = np.full(rows.shape[1], -_NEVER)
+    before = np.full(rows.shape[1], -1)
+    for column in range(len(rows)):
+        first = begun == -_NEVER
+        at[column] = np.where(
+            first, np.minimum(last[column], following), np.clip(begun + 1, at[column], last[column])
+        )
+        kept[column] &= (at[column] > begun) | ((at[column] == begun) & (rows[column] > before))
+        begun = np.where(kept[column], at[column], begun)
+        before = np.where(kept[column], rows[column], before)
+    return at, kept

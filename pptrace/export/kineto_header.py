@@ -1,0 +1,87 @@
+"""What stands before the slices of a file: who wrote it, and the names of processes and streams."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pptrace.export.kineto_lanes import host_of, process_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pptrace.export.kineto_lanes import Lane
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["FORMAT", "header", "named"]
+
+FORMAT = 1
+"""Version of what a file says beyond the dialect."""
+
+
+def header(timeline: Timeline, lanes: Sequence[Lane], rank: int | None) -> bytes:
+    """Return everything up to the first event, on one line.
+
+    ``distributedInfo`` comes first because Holistic Trace Analysis takes the first ``"rank": N``,
+    and only with that blank.
+    """
+    ranks = list(range(timeline.ranks))
+    distributed = {
+        "rank": rank or 0,
+        "world_size": len(ranks),
+        "backend": "nccl",
+        "pg_count": 1,
+        "pg_config": [{"pg_name": "1", "pg_desc": "mesh_pp", "pg_size": len(ranks), "ranks": ranks}],
+    }
+    top = {
+        "pptraceFormat": FORMAT,
+        "distributedInfo": distributed,
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "simulated"}],
+        "displayTimeUnit": "ms",
+        "metadata": {"pptrace": _own(timeline, lanes)},
+    }
+    return json.dumps(top)[:-1].encode() + b', "traceEvents": [\n'
+
+
+def named(timeline: Timeline, lanes: Sequence[Lane]) -> Iterator[dict[str, Any]]:
+    """Yield the names and the order of processes and threads."""
+    threads = {counter.rank: process_of(counter.rank) for counter in timeline.counters}
+    threads |= {lane.rank: lane.thread for lane in reversed(lanes)}
+    for rank in sorted(threads):
+        device, host = process_of(rank), host_of(rank, timeline.ranks)
+        yield from _process(device, threads[rank], f"rank {rank}", f"GPU {rank}", rank)
+        yield from _process(host, host, f"rank {rank} host", "CPU", host)
+        yield from _thread(host, host, "host", 0)
+    for lane in lanes:
+        yield from _thread(process_of(lane.rank), lane.thread, lane.title, lane.thread)
+
+
+def _own(timeline: Timeline, lanes: Sequence[Lane]) -> dict[str, Any]:
+    """Return what a reader needs beyond the events."""
+    placement = timeline.placement
+    return {
+        "placement": {
+            "ranks": placement.ranks,
+            "stage_rank": placement.stage_rank.tolist(),
+            "unit_route": placement.unit_route.tolist(),
+            "edges": placement.edges.tolist(),
+        },
+        "lanes": [[lane.rank, lane.stream, lane.peer, lane.rows.stop - lane.rows.start] for lane in lanes],
+        "counters": [[c.rank, c.name, c.unit] for c in timeline.counters],
+        "provenance": dict(timeline.provenance),
+    }
+
+
+def _process(pid: int, tid: int, name: str, label: str, order: int) -> Iterator[dict[str, Any]]:
+    for key, args in (
+        ("process_name", {"name": name}),
+        ("process_labels", {"labels": label}),
+        ("process_sort_index", {"sort_index": order}),
+    ):
+        yield {"ph": "M", "name": key, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _thread(pid: int, tid: int, name: str, order: int) -> Iterator[dict[str, Any]]:
+    for key, args in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": order})):
+        yield {"ph": "M", "name": key, "pid": pid, "tid": tid, "ts": 0, "args": args}

@@ -1,0 +1,65 @@
+"""Which rank a message of a slice goes to or comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from pptrace.model.action import Kind
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int32s
+    from pptrace.model.placement import Placement
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Peers"]
+
+_FORWARD = (Kind.SEND_F, Kind.RECV_B)
+"""Kinds whose peer holds the next stage; that of any other holds the one before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """The neighbours of each stage on each route; -1 where a stage has none, or several."""
+
+    unit_route: Int32s
+    """Shape (units,): each unit's route."""
+    after: Int32s
+    """Shape (routes, stages): the rank that holds the next stage."""
+    before: Int32s
+    """Shape (routes, stages): the rank that holds the stage before."""
+
+    @classmethod
+    def of(cls, placement: Placement) -> Self:
+        """Find the neighbours along the placement's edges."""
+        source, target = placement.edges[:, 0], placement.edges[:, 1]
+        return cls(
+            unit_route=placement.unit_route,
+            after=_only(placement.stage_rank, source, target),
+            before=_only(placement.stage_rank, target, source),
+        )
+
+    def among(self, timeline: Timeline, rows: slice) -> Int32s:
+        """Return the peer of each row's message, by its stage, unit and direction."""
+        unit, stage = timeline.unit[rows], timeline.stage[rows]
+        known = (unit >= 0) & (unit < self.unit_route.size) & (stage < self.after.shape[1])
+        route = np.zeros_like(unit)
+        route[known] = self.unit_route[unit[known]]
+        stage = np.where(known, stage, 0)
+        peer = np.where(
+            np.isin(timeline.kind[rows], _FORWARD), self.after[route, stage], self.before[route, stage]
+        )
+        return np.where(known, peer, np.int32(-1))
+
+
+def _only(stage_rank: Int32s, at: Int32s, neighbour: Int32s) -> Int32s:
+    """Return the rank of each stage's neighbour where it has one only on the route."""
+    count = np.zeros_like(stage_rank)
+    rank = np.full_like(stage_rank, -1)
+    for stage, other in zip(at.tolist(), neighbour.tolist(), strict=True):
+        held = (stage_rank[:, stage] >= 0) & (stage_rank[:, other] >= 0)
+        count[held, stage] += 1
+        rank[held, stage] = stage_rank[held, other]
+    return np.where(count == 1, rank, np.int32(-1))

@@ -1,0 +1,201 @@
+"""Encode slices of a lane: each with its annotation, launch, kernel and flows, as lines of JSON.
+
+A slice becomes five events, and one more per flow that touches it, side by side, because viewers
+bind a flow to the slice that came last before it where times are equal. The simulated host is free:
+annotations and launches take no time, so they nest whatever the order of the launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from pptrace.export.kineto_cells import Block, Part, microseconds, number, scattered, stacked, words
+from pptrace.export.kineto_flows import Points, flow_points
+from pptrace.export.kineto_lanes import host_of, process_of
+from pptrace.export.kineto_names import Names
+from pptrace.export.kineto_peers import Peers
+from pptrace.export.kineto_words import COLORS, WORDS, collective
+from pptrace.model.action import COMMUNICATION, Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pptrace.export.kineto_lanes import Lane
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Encoder"]
+
+_LAUNCH = [b'"%s"' % word.launch.encode() for word in WORDS.values()]
+_CATEGORY = [b'"%s"' % word.category.encode() for word in WORDS.values()]
+_KIND = [b'"%s"' % kind.name.encode() for kind in WORDS]
+_KERNEL = {int(kind): word.name.encode() for kind, word in WORDS.items()}
+_UNNUMBERED = frozenset(int(kind) for kind, word in WORDS.items() if not word.numbered)
+_KIND_COLORS = [b'"%s"' % word.color.encode() for word in WORDS.values()]
+_COLORS = [b'"%s"' % color.encode() for color in COLORS]
+_OPTIONAL = {
+    "span": b',"span":',
+    "lag_ns": b',"lag_ns":',
+    "uncontended_ns": b',"uncontended_ns":',
+    "collective_ns": b',"collective_ns":',
+    "size_bytes": b',"bytes":',
+    "braid": b',"braid":',
+}
+_PHASES = [b'"s"', b'"t"', b'"f","bp":"e"']
+_USUAL_FLOWS = 2
+_FIRST = 100_000
+"""The first row's correlation: HTA puts event numbers in a column that is as narrow as correlations need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """Turns rows of a timeline into text."""
+
+    timeline: Timeline
+    """What is written; its causes count rows as the file does."""
+    first_row: int
+    """What the file adds to a row's number."""
+    points: Points
+    """Flows through the rows."""
+    peers: Peers
+    """Who talks to whom."""
+    names: Names
+    """How names end."""
+    whole: bool
+    """Whether all times are whole microseconds."""
+    color: str
+    """``kind`` or ``microbatch``."""
+
+    @classmethod
+    def of(cls, timeline: Timeline, first_row: int, color: str) -> Self:
+        """Prepare to write a timeline."""
+        times = (timeline.enter_ns, timeline.start_ns, timeline.end_ns)
+        return cls(
+            timeline=timeline,
+            first_row=first_row,
+            points=flow_points(timeline),
+            peers=Peers.of(timeline.placement),
+            names=Names.of(timeline),
+            whole=not any(bool((column % 1000).any()) for column in times),
+            color=color,
+        )
+
+    def flows_at_once(self, rows: slice) -> int:
+        """Return the most flows that touch one of some rows."""
+        ptr = self.points.row_ptr[rows.start : rows.stop + 1]
+        return int(np.diff(ptr).max(initial=0))
+
+    def encode(self, lane: Lane, rows: slice) -> Block:
+        """Return the lines of some rows of one lane."""
+        timeline = self.timeline
+        kinds = timeline.kind[rows]
+        row_id = number(np.arange(rows.start, rows.stop) + (self.first_row + _FIRST))
+        enter = self._time(timeline.enter_ns[rows])
+        start = self._time(timeline.start_ns[rows])
+        dur = self._time(timeline.end_ns[rows] - timeline.start_ns[rows])
+        host = b',"pid":%d,"tid":%d,"ts":' % ((host_of(lane.rank, timeline.ranks),) * 2)
+        device = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank), lane.thread)
+        lines = [
+            b'{"ph":"X","cat":"user_annotation","name":', self._action(rows), host, *enter,
+            b',"dur":0,"args":{"External id":', row_id, b"}},\n",
+            b'{"ph":"X","cat":"cuda_runtime","name":', words(kinds, _LAUNCH), host, *enter,
+            b',"dur":0,"args":{"External id":', row_id, b',"correlation":', row_id, b"}},\n",
+            b'{"ph":"s","id":', row_id, host, *enter, b',"cat":"ac2g","name":"ac2g"},\n',
+            b'{"ph":"X","cat":', words(kinds, _CATEGORY), b',"name":', self._kernel(rows), device, *start,
+            b',"dur":', *dur, b',"cname":', self._color(rows),
+            b',"args":{"device":0,"stream":%d,"correlation":' % lane.thread, row_id,
+            *self._facts(rows), self._message(lane, rows), b"}},\n",
+            b'{"ph":"f","id":', row_id, device, *start, b',"cat":"ac2g","name":"ac2g","bp":"e"},\n',
+        ]  # fmt: skip
+        return self._with_flows(lines, device, rows)
+
+    def _time(self, times_ns: NDArray[np.int64]) -> list[Part]:
+        return microseconds(times_ns, whole=self.whole)
+
+    def _action(self, rows: slice) -> Block:
+        stage = self.timeline.stage[rows].astype(np.int64)
+        code = stage * len(WORDS) + self.timeline.kind[rows]
+        texts = {
+            int(c): b'"PP:%d%s' % (c // len(WORDS), Kind(int(c) % len(WORDS)).name.encode())
+            for c in np.unique(code)
+        }
+        return self.names.after(code, texts, rows)
+
+    def _kernel(self, rows: slice) -> Block:
+        kinds = self.timeline.kind[rows]
+        texts = {int(kind): b'"' + _KERNEL[int(kind)] for kind in np.flatnonzero(np.bincount(kinds))}
+        return self.names.after(kinds, texts, rows, plain=_UNNUMBERED)
+
+    def _color(self, rows: slice) -> Part:
+        if self.color == "kind":
+            return words(self.timeline.kind[rows], _KIND_COLORS)
+        return words(np.maximum(self.timeline.unit[rows], 0) % len(_COLORS), _COLORS)
+
+    def _facts(self, rows: slice) -> list[Part]:
+        timeline = self.timeline
+        parts: list[Part] = [b',"kind":', words(timeline.kind[rows], _KIND)]
+        parts += [b',"stage":', _number(timeline.stage[rows]), b',"microbatch":', _number(timeline.unit[rows])]
+        cause = timeline.cause[rows].astype(np.int64)
+        assumed = {"span": 1, "uncontended_ns": timeline.end_ns[rows] - timeline.start_ns[rows], "braid": -1}
+        for name, key in _OPTIONAL.items():
+            values = getattr(timeline, name)[rows]
+            if (values != assumed.get(name, 0)).any():
+                parts += [key, _number(values)]
+        return [*parts, b',"cause":', _number(np.where(cause < 0, 0, cause + _FIRST))]
+
+    def _message(self, lane: Lane, rows: slice) -> Part:
+        """Return what NCCL's profiler hook tells of a send or receive."""
+        timeline = self.timeline
+        kinds = timeline.kind[rows]
+        if not np.isin(kinds, list(COMMUNICATION)).any():
+            return b""
+        peer = (
+            self.peers.among(timeline, rows) if lane.peer < 0 else np.full_like(kinds, lane.peer, dtype=np.int32)
+        )
+        size, sized = np.unique(timeline.size_bytes[rows], return_inverse=True)
+        peer_count = timeline.ranks + 1
+        keys, code = np.unique((sized * len(WORDS) + kinds) * peer_count + peer + 1, return_inverse=True)
+        texts = [
+            collective(
+                Kind(int(key) // peer_count % len(WORDS)),
+                size_bytes=int(size[int(key) // peer_count // len(WORDS)]),
+                peer=int(key) % peer_count - 1,
+                ranks=timeline.ranks,
+            )
+            for key in keys
+        ]
+        return words(code, texts)
+
+    def _with_flows(self, parts: list[Part], device: bytes, rows: slice) -> Block:
+        count = rows.stop - rows.start
+        ptr = self.points.row_ptr[rows.start : rows.stop + 1]
+        per_row = np.diff(ptr)
+        most = int(per_row.max(initial=0))
+        slots: list[Block] = []
+        for slot in range(most):
+            hit = np.flatnonzero(per_row > slot)
+            slots.append(scattered(self._flow_lines(ptr[hit] + slot, device), hit, count))
+        block = stacked(count, [*parts, *slots])
+        if most <= _USUAL_FLOWS:
+            return block
+        keep = np.ones(block.shape, dtype=bool)
+        end = block.shape[1] - sum(cells.shape[1] for cells in slots)
+        for index, cells in enumerate(slots):
+            keep[:, end : end + cells.shape[1]] = (per_row > index)[:, None]
+            end += cells.shape[1]
+        return block[keep]
+
+    def _flow_lines(self, points: NDArray[np.int64], device: bytes) -> Block:
+        flow = number(self.points.flow[points].astype(np.int64) + (self.first_row + _FIRST))
+        at = microseconds(self.points.at_ns[points], whole=False)
+        phase = words(self.points.phase[points], _PHASES)
+        fixed = b',"cat":"p2p","name":"p2p"},\n'
+        return stacked(points.size, [b'{"ph":', phase, b',"id":', flow, device, *at, fixed])
+
+
+def _number(values: NDArray[np.integer]) -> Part:
+    """Return a cell per line, or the one number that all lines share."""
+    first = int(values[0])
+    return b"%d" % first if bool((values == first).all()) else number(values)

@@ -1,0 +1,108 @@
+"""Write a timeline as Chrome JSON in Kineto's dialect, as PyTorch's profiler does for NCCL runs.
+
+Perfetto, chrome://tracing and Holistic Trace Analysis read it. An event is a line; blanks within a
+line align its numbers. Lines are made by the thousand, from columns, and written while the next
+thousands are made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.errors import ConfigError
+from pptrace.export.kineto_cells import microseconds, number, stacked
+from pptrace.export.kineto_header import header, named
+from pptrace.export.kineto_lanes import lanes_of, part_of, process_of
+from pptrace.export.kineto_slices import Encoder
+from pptrace.export.kineto_spans import spans, step_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from pptrace.export.kineto_cells import Block
+    from pptrace.timeline.counter import Counter
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["COLOR_BY", "write"]
+
+COLOR_BY = ("kind", "microbatch")
+"""What slices may be coloured by, where the viewer heeds ``cname``; Perfetto goes by their names."""
+
+_ROWS = 4096
+_IN_FLIGHT = 4
+
+
+def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
+    """Write all ranks to one file, or with ``rank`` that rank's alone; ``color`` is one of :data:`COLOR_BY`.
+
+    Rows keep the numbers that they have in the whole timeline, so files written rank by rank can
+    be read as one again. Flows between ranks are left out of such files.
+
+    Raises:
+        ConfigError: an option has no such value.
+        OSError: the file cannot be written.
+    """
+    rank, color = _checked(timeline, options)
+    part, first_row = (timeline, 0) if rank is None else part_of(timeline, rank)
+    encoder = Encoder.of(part, first_row, color)
+    with path.open("wb") as file, ThreadPoolExecutor(max_workers=1) as writer:
+        waiting: deque[Future[int]] = deque()
+        for text in _texts(encoder, rank, step_of(timeline)):
+            waiting.append(writer.submit(file.write, text))
+            if len(waiting) > _IN_FLIGHT:
+                waiting.popleft().result()
+        for future in waiting:
+            future.result()
+
+
+def _checked(timeline: Timeline, options: Mapping[str, Any]) -> tuple[int | None, str]:
+    rank, color = options.get("rank"), options.get("color", COLOR_BY[0])
+    if color not in COLOR_BY:
+        raise ConfigError(f"{color!r} is none of {', '.join(COLOR_BY)}", key="color")
+    if rank is not None and rank not in timeline.lane_rank:
+        raise ConfigError(f"the timeline has no rank {rank}", key="rank")
+    return rank, color
+
+
+def _texts(encoder: Encoder, rank: int | None, step: tuple[int, int]) -> Iterator[bytes | memoryview]:
+    """Yield the file piece by piece; a name comes last, for no comma may follow the last event."""
+    timeline = encoder.timeline
+    lanes = lanes_of(timeline)
+    names = [json.dumps(event).encode() for event in named(timeline, lanes)]
+    yield header(timeline, lanes, rank) + b"".join(name + b",\n" for name in names[:-1])
+    for event, start, end in spans(timeline, lanes, step):
+        yield _span(event, start, end, whole=encoder.whole)
+    for lane in lanes:
+        for rows in _steps(lane.rows, encoder.flows_at_once(lane.rows)):
+            yield encoder.encode(lane, rows).data.cast("B")
+    for counter in timeline.counters:
+        for rows in _steps(slice(0, counter.at_ns.size)):
+            yield _counted(counter, rows).data.cast("B")
+    yield b"".join(names[-1:]) + b"\n]}\n"
+
+
+def _steps(rows: slice, width: int = 1) -> Iterator[slice]:
+    """Cut rows into pieces of about the same size in bytes, where a row may have ``width`` flows."""
+    step = max(1, _ROWS // max(1, width))
+    for start in range(rows.start, rows.stop, step):
+        yield slice(start, min(start + step, rows.stop))
+
+
+def _span(event: bytes, start: int, end: int, *, whole: bool) -> bytes:
+    times = [microseconds(np.array([time]), whole=whole) for time in (start, end - start)]
+    return stacked(1, [event, *times[0], b',"dur":', *times[1], b',"args":{}},\n']).tobytes()
+
+
+def _counted(counter: Counter, rows: slice) -> Block:
+    """Return a line per step of a counter; times keep their nanoseconds whatever the slices' do."""
+    at = counter.at_ns[rows]
+    name, unit = json.dumps(counter.name).encode(), json.dumps(counter.unit).encode()
+    head = b'{"ph":"C","name":%s,"pid":%d,"ts":' % (name, process_of(counter.rank))
+    value = number(counter.value[rows])
+    return stacked(at.size, [head, *microseconds(at, whole=False), b',"args":{%s:' % unit, value, b"}},\n"])

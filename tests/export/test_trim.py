@@ -1,0 +1,125 @@
+"""Trimming keeps the chosen ranks and microbatches, and says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pptrace.errors import ConfigError
+from pptrace.model.action import Action, Kind
+from pptrace.model.placement import Placement
+from pptrace.timeline.build import from_slices
+from pptrace.timeline.counter import Counter
+from pptrace.timeline.timeline import Slice, Stream, Timeline
+from pptrace.timeline.trim import Only, parse_only, trim
+
+UNITS = 6
+
+
+@pytest.fixture
+def timeline() -> Timeline:
+    """Return three ranks with a forward per unit, one over two units, and an optimizer."""
+    slices = []
+    for rank in range(3):
+        actions = [Action(kind=Kind.F, stage=rank, unit=unit) for unit in range(4)]
+        actions.append(Action(kind=Kind.F, stage=rank, unit=4, span=2))
+        actions.append(Action(kind=Kind.OPTIMIZER, stage=rank))
+        for at, action in enumerate(actions):
+            slices.append(Slice(rank=rank, stream=Stream.COMPUTE, action=action, start_ns=at, end_ns=at + 1))
+    counters = tuple(
+        Counter(rank=rank, name="memory", unit="bytes", at_ns=np.array([0]), value=np.array([1]))
+        for rank in range(3)
+    )
+    made = from_slices(slices, Placement.looped(3, UNITS))
+    return replace(made, cause=np.arange(len(made)) - 1, counters=counters, provenance={"version": "1"})
+
+
+def test_nothing_asked_for_is_the_same_timeline(timeline: Timeline) -> None:
+    assert trim(timeline, None, None) is timeline
+
+
+def test_ranks_keep_their_numbers_lanes_and_counters(timeline: Timeline) -> None:
+    found = trim(timeline, [2, 0], None)
+    assert found.lane_rank.tolist() == [0, 2]
+    assert found.lane_ptr.tolist() == [0, 6, 12]
+    assert found.placement == timeline.placement
+    assert [counter.rank for counter in found.counters] == [0, 2]
+
+
+def test_a_slice_stays_if_any_of_its_microbatches_does_or_it_has_none(timeline: Timeline) -> None:
+    found = trim(timeline, [1], [1, 5])
+    assert [str(found[row].action) for row in range(len(found))] == ["1F1", "1F4+2", "1OPTIMIZER"]
+
+
+def test_causes_follow_their_rows_or_become_unknown(timeline: Timeline) -> None:
+    found = trim(timeline, [0, 2], [0, 1])
+    assert found.cause.tolist() == [-1, 0, -1, -1, 3, -1]
+
+
+def test_a_lane_left_empty_goes(timeline: Timeline) -> None:
+    computing = timeline.kind != Kind.OPTIMIZER
+    no_optimizer = from_slices([timeline[row] for row in np.flatnonzero(computing)], timeline.placement)
+    assert trim(no_optimizer, None, []).lanes == 0
+
+
+def test_the_provenance_says_what_is_left(timeline: Timeline) -> None:
+    once = trim(timeline, [0, 2], None)
+    twice = trim(once, None, [0, 1, 2, 5])
+    assert once.provenance == {"version": "1", "trimmed": {"ranks": "0,2"}}
+    assert twice.provenance["trimmed"] == {"ranks": "0,2", "microbatches": "0:3,5"}
+    assert parse_only([f"microbatches={twice.provenance['trimmed']['microbatches']}"]).units == (0, 1, 2, 5)
+
+
+def test_everything_asked_for_keeps_every_column(timeline: Timeline) -> None:
+    assert trim(timeline, [0, 1, 2], range(UNITS)).difference(timeline) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "only"),
+    [
+        ([], Only()),
+        (["ranks=0,7"], Only(ranks=(0, 7))),
+        (["microbatches=0:3"], Only(units=(0, 1, 2))),
+        (["ranks=3,1:3,1", "microbatches=:2"], Only(ranks=(1, 2, 3), units=(0, 1))),
+    ],
+)
+def test_selections_are_numbers_and_half_open_ranges(text: list[str], only: Only) -> None:
+    assert parse_only(text) == only
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (["ranks"], "only: 'ranks' is not a selection such as ranks=0,7"),
+        (["rank=1"], "did you mean 'ranks'"),
+        (["ranks="], "only.ranks: '' is neither a number nor a range"),
+        (["ranks=a"], "only.ranks: 'a' is neither"),
+        (["ranks=-1"], "only.ranks: '-1' is neither"),
+        (["ranks=0,"], "only.ranks: '' is neither"),
+        (["microbatches=3:3"], "only.microbatches: '3:3' is neither"),
+        (["microbatches=4:"], "only.microbatches: '4:' is neither"),
+        (["microbatches=0:8:2"], "only.microbatches: '0:8:2' is neither"),
+        (["microbatches=0:99999999999999"], "is neither"),
+        (["ranks=1", "ranks=2"], "only.ranks: given twice"),
+    ],
+)
+def test_a_selection_that_is_none_is_refused_in_one_line(text: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_only(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "units", "message"),
+    [
+        ([3], None, "only.ranks: 3 is not there; known: 0 to 2"),
+        (None, [6], "only.microbatches: 6 is not there; known: 0 to 5"),
+    ],
+)
+def test_what_is_not_there_cannot_be_kept(
+    timeline: Timeline, ranks: list[int] | None, units: list[int] | None, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trim(timeline, ranks, units)
