@@ -132,12 +132,10 @@ def main() -> None:
     parser.add_argument("--read", action="store_true", help="read the file back, too")
     options = parser.parse_args()
     timeline = staircase(64, -(-options.slices // (4 * 64 - 2)))
-    print(f"{len(timeline):,} slices; best of {options.repeat} runs after the first; events are lines of the file")
+    print(f"{len(timeline):,} slices; best of {options.repeat} runs after the first; events are lines")
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "trace.json"
-        before = resident_bytes()
         _report("pptrace", lambda to: write(timeline, to, {}), path, len(timeline), options.repeat + 1)
-        print(f"{'':28} {(resident_bytes() - before) / len(timeline):.0f} bytes of memory per slice")
         if options.read:
             begin = time.perf_counter()
             same = read([path]).difference(timeline) == ""
@@ -148,14 +146,18 @@ def main() -> None:
 
 
 def _report(label: str, call: Callable[[Path], object], path: Path, slices: int, repeat: int) -> None:
+    before = resident_bytes()
     times = [timed(call, path) for _ in range(repeat)]
     seconds = min(times[1:] or times)
+    held = (resident_bytes() - before) / slices
     with path.open("rb") as file:
-        complete = np.array([[b'"ph":"X"' in line, True] for line in file]).sum(axis=0)
-    x_events, lines = (complete / seconds / 1e6).tolist()
+        complete = sum(b'"ph":"X"' in line for line in file)
+    with path.open("rb") as file:
+        lines = sum(1 for _ in file)
     print(
-        f"{label:28} {slices / seconds / 1e6:5.2f} M slices/s {x_events:5.2f} M complete events/s "
-        f"{lines:5.2f} M events/s {seconds:6.2f} s (first {times[0]:.2f}) {path.stat().st_size / slices:5.0f} B/slice"
+        f"{label:28} {slices / seconds / 1e6:5.2f} M slices/s {complete / seconds / 1e6:5.2f} M complete events/s "
+        f"{lines / seconds / 1e6:5.2f} M events/s {seconds:6.2f} s (first {times[0]:.2f}) "
+        f"{path.stat().st_size / slices:5.0f} B/slice, {held:.0f} B/slice of memory"
     )
 
 
