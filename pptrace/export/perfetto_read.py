@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
+_DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
+"""What JSON and arrays raise where a file was tampered with."""
 _GZIP = b"\x1f\x8b"
 _FIELDS = {
     "kind": "kind",
@@ -53,24 +56,22 @@ def read(paths: Sequence[Path]) -> Timeline:
     try:
         raw = path.read_bytes()
         raw = gzip.decompress(raw) if raw.startswith(_GZIP) else raw
-    except EOFError:
-        raise TraceError("is truncated; write it again", file=path) from None
+    except (EOFError, zlib.error):
+        raise TraceError("is truncated or damaged; write it again", file=path) from None
     except OSError as error:
         raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
-    events = scan(raw, str(path))
     try:
-        return _timeline(events, str(path))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise TraceError(f"is damaged ({error}); write it again", file=path) from None
+        return _timeline(scan(raw, str(path)), str(path))
+    except _DAMAGE as error:
+        raise TraceError(f"is damaged ({' '.join(str(error).split())}); write it again", file=path) from None
 
 
 def _timeline(events: Events, file: str) -> Timeline:
-    rank, stream, peer, tracks = (np.array(part, dtype=np.int32) for part in events.step["lanes"])
-    lane_of_track = np.full(max(tracks.max(initial=0), _highest(events)) + 1, -1)
-    lane_of_track[tracks] = np.arange(tracks.size)
+    rank, stream, peer = (np.array(part, dtype=np.int32) for part in events.step["lanes"][:3])
+    tracks = np.array(events.step["lanes"][3], dtype=np.int64)
     begin = {name: _joined(events.begins, name) for name in ("position", "track", "start", "row", *_FIELDS)}
     end = {name: _joined(events.ends, name) for name in ("position", "track", "end")}
-    start, end_ns, order = _matched(begin, end, lane_of_track, file)
+    start, end_ns, order = _matched(begin, end, tracks, file)
     row = begin["row"][order]
     if row.size != events.step["slices"] or not np.array_equal(np.sort(row), np.arange(row.size)):
         raise TraceError(f"holds {row.size} of its {events.step['slices']} slices; write it again", file=file)
@@ -80,7 +81,7 @@ def _timeline(events: Events, file: str) -> Timeline:
         columns[column] = np.empty_like(start)
         columns[column][row] = begin[name][order]
     _fill(columns)
-    sizes = np.bincount(lane_of_track[begin["track"][order]], minlength=tracks.size)
+    sizes = np.bincount(_lanes(begin["track"][order], tracks), minlength=tracks.size)
     return Timeline(
         placement=placement_of(events.step),
         lane_rank=rank,
@@ -93,15 +94,20 @@ def _timeline(events: Events, file: str) -> Timeline:
     )
 
 
-def _highest(events: Events) -> int:
-    return max((int(part["track"].max(initial=0)) for part in (*events.begins, *events.ends)), default=0)
+def _lanes(track: Int64s, tracks: Int64s) -> Int64s:
+    """Return the lane of each track, -1 for a track that is no lane's."""
+    order = np.argsort(tracks)
+    place = np.minimum(np.searchsorted(tracks[order], track), max(tracks.size - 1, 0))
+    if not tracks.size:
+        return np.full_like(track, -1)
+    return np.where(tracks[order][place] == track, order[place], -1)
 
 
 def _matched(
-    begin: dict[str, Int64s], end: dict[str, Int64s], lane_of_track: Int64s, file: str
+    begin: dict[str, Int64s], end: dict[str, Int64s], tracks: Int64s, file: str
 ) -> tuple[Int64s, Int64s, Int64s]:
     """Pair begins and ends as a trace processor does; return starts, ends and the begins' places."""
-    lane = lane_of_track[np.concatenate([begin["track"], end["track"]])]
+    lane = _lanes(np.concatenate([begin["track"], end["track"]]), tracks)
     time = np.concatenate([begin["start"], end["end"]])
     position = np.concatenate([begin["position"], end["position"]])
     order = np.lexsort((position, time, lane))

@@ -64,14 +64,14 @@ class Tracks:
 
     def write(self, phased: set[int]) -> None:
         """Describe all tracks, those of phases for the ranks in ``phased``."""
-        lane_of_rank: dict[int, list[int]] = {}
+        lanes: dict[int, list[int]] = {counter.rank: [] for counter in self.timeline.counters}
         for lane, rank in enumerate(self.timeline.lane_rank.tolist()):
-            lane_of_rank.setdefault(rank, []).append(lane)
+            lanes.setdefault(rank, []).append(lane)
         self.lanes = [0] * self.timeline.lanes
         self.counters = [0] * len(self.timeline.counters)
-        digits = len(str(max(self.timeline.ranks - 1, *lane_of_rank, 0)))
-        for rank in sorted({*range(self.timeline.ranks), *lane_of_rank}):
-            self._write_rank(rank, f"rank {rank:0{digits}}", lane_of_rank.get(rank, []), phased)
+        digits = len(str(max(lanes, default=0)))
+        for rank in sorted(lanes):
+            self._write_rank(rank, f"rank {rank:0{digits}}", lanes[rank], phased)
 
     def _write_rank(self, rank: int, name: str, lanes: list[int], phased: set[int]) -> None:
         top = self._add(name=name)

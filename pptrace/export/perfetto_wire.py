@@ -44,7 +44,7 @@ def varint(value: int, width: int = 0) -> bytes:
 
 def cell_size(tag_bytes: int, largest: int) -> int:
     """Return the size of the smallest cell whose values reach ``largest``."""
-    bits = largest.bit_length()
+    bits = min(largest.bit_length(), 63)
     return next(size for size in (4, 8, 10 if tag_bytes == 1 else 12) if bits <= 7 * (size - tag_bytes))
 
 
@@ -52,7 +52,8 @@ def cell_size(tag_bytes: int, largest: int) -> int:
 class Cell:
     """One field of a record: its tag and a value that every record pads to the same size.
 
-    A value of -1 is an absent one. Values are int64, shape (rows,).
+    Where a record may lack it, -1 stands for an absent value; only a varint of ten bytes, a cell of 12
+    with a tag of two, holds other values below zero.
     """
 
     name: str
@@ -123,7 +124,14 @@ class Cell:
         if len(self.pieces) == 1:
             return [low]
         high = word >> (np.uint64(64) - shift)
-        return [low, high | ((raw >> np.uint64(56)) << shift)]
+        return [low, high | (self._above(raw) << shift)]
+
+    def _above(self, raw: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the bytes of a varint behind its first eight: one, or two where a sign may follow."""
+        ninth = raw >> np.uint64(56)
+        if self.size - len(self.tag) == _FULL + 1:
+            return ninth
+        return (ninth & np.uint64(0x7F)) | np.uint64(0x80) | ((raw >> np.uint64(63)) << np.uint64(8))
 
     def _values(self, words: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
         shift = np.uint64(8 * len(self.tag))
@@ -131,7 +139,10 @@ class Cell:
         if len(words) == 1:
             return _gather(word)
         word = word | (words[1] << (np.uint64(64) - shift))
-        return _gather(word) | ((words[1] >> shift) << np.uint64(56))
+        above = words[1] >> shift
+        sign: NDArray[np.uint64] = (above >> np.uint64(8)) << np.uint64(63)
+        ninth: NDArray[np.uint64] = (above & np.uint64(0x7F)) << np.uint64(56)
+        return _gather(word) | ninth | sign
 
 
 def _spread(raw: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:

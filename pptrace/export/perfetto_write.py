@@ -65,7 +65,6 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
     slices = Slices(timeline, np.array(tracks.lanes, dtype=np.int64), names)
     runs = list(slices.runs())
     counters = CounterPoints.of(timeline.counters, tracks.counters)
-    counters.write_negative(head)
     sizes = [(run.layout, run.rows.size) for run in runs] + [(counters.layout, counters.at_ns.size)]
     marker = step_json(timeline, tracks.lanes, tracks.counters, sizes)
     head.packet.add().trace_attributes.attribute.add(key=STEP_KEY, string_value=marker)

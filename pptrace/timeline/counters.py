@@ -95,8 +95,8 @@ def _counters(name: str, unit: str, rank: Int32s, at_ns: Int64s, change: Int64s)
     for end in ends.tolist():
         value = total[start:end] - before
         kept = np.diff(value, prepend=0) != 0
-        found.append(
-            Counter(rank=int(rank[start]), name=name, unit=unit, at_ns=at_ns[start:end][kept], value=value[kept])
-        )
+        at, value = at_ns[start:end][kept], value[kept]
+        if at.size:
+            found.append(Counter(rank=int(rank[start]), name=name, unit=unit, at_ns=at, value=value))
         before, start = int(total[end - 1]), end
     return tuple(found)
