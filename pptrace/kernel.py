@@ -44,7 +44,11 @@ def run(
     """
     if compiles(work):
         frozen = [_read_only(value) if isinstance(value, np.ndarray) else value for value in inputs]
-        return int(_compiled(kernel)(*frozen, *outputs) or 0)
+        try:
+            return int(_compiled(kernel)(*frozen, *outputs) or 0)
+        except OSError:  # compiling succeeded, keeping the code did not; nothing has run yet
+            warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=2)
+            return int(_uncached(kernel)(*frozen, *outputs) or 0)
     lists = [value.tolist() if isinstance(value, np.ndarray) else value for value in inputs]
     filled = [array.tolist() for array in outputs]
     result = kernel(*lists, *filled)
@@ -67,10 +71,19 @@ def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
     import numba
 
     try:
-        return numba.njit(cache=True, nogil=True)(kernel)  # type: ignore[no-any-return]
+        compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)(kernel)
     except RuntimeError:
         warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=3)
-        return numba.njit(cache=False, nogil=True)(kernel)  # type: ignore[no-any-return]
+        return _uncached(kernel)
+    return compiled
+
+
+@cache
+def _uncached(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    import numba
+
+    compiled: Callable[..., Any] = numba.njit(cache=False, nogil=True)(kernel)
+    return compiled
 
 
 _NO_CACHE = (

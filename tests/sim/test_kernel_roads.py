@@ -1,0 +1,117 @@
+"""Kernels have one source: interpreted on lists and compiled on arrays, they agree bit for bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from pptrace import kernel
+from pptrace.model.workload import Workload
+from pptrace.network.flat import Flat
+from pptrace.schedule.issue_order import Receive
+from pptrace.schedule.table import Schedule
+from pptrace.schedule.validate import validate
+from pptrace.sim.policy import Policy, PolicyName
+from pptrace.sim.simulate import simulate
+from pptrace.timeline.messages import messages
+from pptrace.timeline.metrics import Metrics, measure
+
+if TYPE_CHECKING:
+    from pptrace.timeline.timeline import Timeline
+
+RANKS, UNITS = 4, 6
+
+
+def one_f_one_b() -> Schedule:
+    rows = []
+    for rank in range(RANKS):
+        warm = RANKS - 1 - rank
+        row = [f"{rank}F{unit}" for unit in range(warm)]
+        for unit in range(UNITS - warm):
+            row += [f"{rank}F{unit + warm}", f"{rank}I{unit}", f"{rank}W{unit}"]
+        rows.append(row + [f"{rank}B{unit}" for unit in range(UNITS - warm, UNITS)])
+    return Schedule.from_rows(rows)
+
+
+def step(policy: Policy) -> tuple[Timeline, Metrics]:
+    workload = Workload.uniform(
+        RANKS, f_ns=[10, 12, 9, 14], i_ns=11, w_ns=[7, 9, 8, 5], boundary_bytes=1000, activation_bytes=64,
+        weight_activation_bytes=16, reduce_ns=5, optimizer_ns=3, b_collective_ns=2,
+    )  # fmt: skip
+    network = Flat(rate_kbps=333_000_000, latency_ns=2, overhead_ns=1)
+    schedule = one_f_one_b()
+    validate(schedule)
+    timeline = simulate(schedule, workload, network, policy)
+    return timeline, measure(timeline, workload)
+
+
+POLICIES = [Policy(name=name) for name in PolicyName] + [
+    Policy(name=PolicyName.BLOCKING, receive=Receive.DEFERRED),
+    Policy(name=PolicyName.ORDERED, receive=Receive.DEFERRED, eager_bytes=1000),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name.value}-{p.receive.value}-{p.eager_bytes}")
+def test_both_roads_give_the_same_step(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreted, by_list = step(policy)
+    monkeypatch.setattr(kernel, "COMPILE_FROM", 0)
+
+    compiled, by_array = step(policy)
+
+    assert interpreted.difference(compiled) == ""
+    for field in fields(Metrics):
+        one, other = getattr(by_list, field.name), getattr(by_array, field.name)
+        if isinstance(one, np.ndarray):
+            assert np.array_equal(one, other), field.name
+    assert by_list.path.by_kind_ns == by_array.path.by_kind_ns
+    for name in ("send", "recv", "producer", "consumer"):
+        assert np.array_equal(getattr(messages(interpreted), name), getattr(messages(compiled), name))
+
+
+def test_a_small_step_never_imports_numba() -> None:
+    code = (
+        "import sys; from pptrace.schedule.table import Schedule; from pptrace.model.workload import Workload;"
+        "from pptrace.sim.simulate import simulate; from pptrace.timeline.metrics import measure;"
+        "w = Workload.uniform(1, f_ns=1, b_ns=2);"
+        "measure(simulate(Schedule.from_rows([['0F0', '0B0']]), w), w);"
+        "sys.exit('numba' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_disabling_compilation_interprets_steps_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+
+    assert not kernel.compiles(10**9)
+
+
+def test_code_that_cannot_be_cached_still_runs_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numba
+
+    whole = numba.njit
+
+    def unwritable(*, cache: bool, nogil: bool) -> object:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return whole(cache=cache, nogil=nogil)
+
+    def double(values: np.ndarray, out: np.ndarray) -> int:
+        for i in range(len(values)):
+            out[i] = 2 * values[i]
+        return len(values)
+
+    monkeypatch.setattr(numba, "njit", unwritable)
+    monkeypatch.setattr(kernel, "COMPILE_FROM", 0)
+    out = np.zeros(3, dtype=np.int64)
+
+    with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR"):
+        result = kernel.run(double, (np.arange(3),), (out,), work=3)
+
+    assert result == 3
+    assert out.tolist() == [0, 2, 4]
