@@ -90,11 +90,11 @@ class FlowColumn:
         return -1, int(self.ids.ids.max(initial=-1))
 
 
-def field_columns(timeline: Timeline, flows: Flows) -> dict[str, Column]:
+def field_columns(timeline: Timeline, flows: Flows, first_row: int) -> dict[str, Column]:
     """Return the columns of the typed fields."""
     t = timeline
     return {
-        "row": PlainColumn(np.arange(len(t), dtype=np.int64)),
+        "row": PlainColumn(np.arange(first_row, first_row + len(t), dtype=np.int64)),
         "kind": PlainColumn(t.kind),
         "rank": PlainColumn(t.rank_of_row()),
         "stage": PlainColumn(t.stage),

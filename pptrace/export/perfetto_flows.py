@@ -25,7 +25,7 @@ class FlowIds:
     row_ptr: Int64s
     """Shape (rows + 1,): row ``r`` has ``ids[row_ptr[r]:row_ptr[r + 1]]``."""
     ids: Int64s
-    """Ids from 1."""
+    """Ids, not zero."""
 
     @classmethod
     def of(cls, rows: Int64s, ids: Int64s, size: int) -> Self:
@@ -66,10 +66,10 @@ class Flows:
     """The rank at a transfer's other end, -1 where there is none or none known."""
 
     @classmethod
-    def of(cls, timeline: Timeline) -> Self:
-        """Find them."""
+    def of(cls, timeline: Timeline, first_row: int) -> Self:
+        """Find them; a flow's id is its transfer's row, counted from 1 over all ranks."""
         found = messages(timeline)
-        ids = np.arange(1, found.send.size + 1, dtype=np.int64)
+        ids = np.where(found.send >= 0, found.send, found.recv).astype(np.int64) + first_row + 1
         rows = np.concatenate([found.producer, found.send, found.recv]).astype(np.int64)
         return cls(
             leaving=FlowIds.of(rows, np.tile(ids, 3), len(timeline)),

@@ -51,12 +51,14 @@ def step_json(
     lane_tracks: Sequence[int],
     counter_tracks: Sequence[int],
     runs: Sequence[tuple[Layout, int]],
+    first_row: int,
 ) -> str:
     """Return all that slices and counters do not say, and the runs of records behind."""
     placement = timeline.placement
     return json.dumps(
         {
             "slices": len(timeline),
+            "first_row": first_row,
             "placement": {
                 "ranks": placement.ranks,
                 "stages": placement.stages,

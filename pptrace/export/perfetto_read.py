@@ -11,6 +11,7 @@ import numpy as np
 from pptrace.errors import TraceError
 from pptrace.export.perfetto_events import scan
 from pptrace.export.perfetto_marker import placement_of
+from pptrace.export.perfetto_parts import Part, joined
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.timeline import Timeline
 
@@ -45,14 +46,15 @@ _DEFAULTS = {"span": 1, "lag_ns": 0, "collective_ns": 0, "bytes": 0}
 
 
 def read(paths: Sequence[Path]) -> Timeline:
-    """Return the timeline of a trace that pptrace wrote.
+    """Return the timeline that was written to ``paths``, one file for all ranks or one per rank.
 
     Raises:
-        TraceError: the file is missing, truncated or not pptrace's, or there are several.
+        TraceError: a file is missing, truncated, not pptrace's or does not belong with the others.
     """
-    if len(paths) != 1:
-        raise TraceError(f"a Perfetto trace holds all its ranks in one file; {len(paths)} were given")
-    path = paths[0]
+    return joined([_read_one(path) for path in paths])
+
+
+def _read_one(path: Path) -> Part:
     try:
         raw = path.read_bytes()
         raw = gzip.decompress(raw) if raw.startswith(_GZIP) else raw
@@ -61,7 +63,8 @@ def read(paths: Sequence[Path]) -> Timeline:
     except OSError as error:
         raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
     try:
-        return _timeline(scan(raw, str(path)), str(path))
+        events = scan(raw, str(path))
+        return Part(path=path, timeline=_timeline(events, str(path)), first_row=events.step["first_row"])
     except _DAMAGE as error:
         raise TraceError(f"is damaged ({' '.join(str(error).split())}); write it again", file=path) from None
 
@@ -72,7 +75,7 @@ def _timeline(events: Events, file: str) -> Timeline:
     begin = {name: _joined(events.begins, name) for name in ("position", "track", "start", "row", *_FIELDS)}
     end = {name: _joined(events.ends, name) for name in ("position", "track", "end")}
     start, end_ns, order = _matched(begin, end, tracks, file)
-    row = begin["row"][order]
+    row = begin["row"][order] - events.step["first_row"]
     if row.size != events.step["slices"] or not np.array_equal(np.sort(row), np.arange(row.size)):
         raise TraceError(f"holds {row.size} of its {events.step['slices']} slices; write it again", file=file)
     columns: dict[str, Any] = {"start_ns": np.empty_like(start), "end_ns": np.empty_like(start)}

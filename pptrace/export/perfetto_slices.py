@@ -54,10 +54,10 @@ class Run:
 class Slices:
     """A timeline's slices with the tracks, names and flows that they refer to."""
 
-    def __init__(self, timeline: Timeline, lane_uuid: Int64s, names: Names) -> None:
+    def __init__(self, timeline: Timeline, lane_uuid: Int64s, names: Names, first_row: int = 0) -> None:
         self._timeline = timeline
-        self._flows = Flows.of(timeline)
-        self._column = event_columns(timeline, lane_uuid, names) | field_columns(timeline, self._flows)
+        self._flows = Flows.of(timeline, first_row)
+        self._column = event_columns(timeline, lane_uuid, names) | field_columns(timeline, self._flows, first_row)
         self._bounds = {name: column.bounds for name, column in self._column.items()}
 
     def runs(self) -> Iterator[Run]:

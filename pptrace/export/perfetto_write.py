@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from pptrace.errors import OutputError
+from pptrace.errors import ConfigError, OutputError
+from pptrace.export.kineto_lanes import part_of
 from pptrace.export.perfetto_counters import CounterPoints
 from pptrace.export.perfetto_extension import descriptor_set
 from pptrace.export.perfetto_layout import BEGIN, END, SEQUENCE, Layout
@@ -31,10 +32,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
+    from pptrace.model.columns import Int64s
     from pptrace.timeline.phases import Phase
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["write"]
+    _Columns: TypeAlias = Callable[[Layout, Int64s], Mapping[str, NDArray[np.integer[Any]]]]
+    _Run: TypeAlias = tuple[Layout, Int64s, _Columns]
+
+__all__ = ["COLOR_BY", "write"]
+
+_BY_MICROBATCH = "microbatch"
+COLOR_BY = ("kind", _BY_MICROBATCH)
+"""What slices may be coloured by."""
 
 _STATE_CLEARED = 1
 _NOT_NEGATIVE = (
@@ -44,38 +53,48 @@ _NOT_NEGATIVE = (
 
 
 def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    """Write ``timeline`` to ``path``.
+    """Write all ranks to one file, or with the option ``rank`` that rank's alone.
 
-    Options: ``color``, ``kind`` (the default) or ``microbatch``, says what slices of one colour have in
-    common; ``title`` names the trace.
+    ``color``, one of :data:`COLOR_BY`, says what slices of one colour have in common; ``title`` names the
+    trace. Rows keep the numbers that they have in the whole timeline, so files written rank by rank can be
+    read as one again.
 
     Raises:
-        OutputError: a value that the format cannot hold, or a file that cannot be written.
+        ConfigError: an option has no such value.
+        OutputError: a value that the format cannot hold.
+        OSError: the file cannot be written.
     """
+    color = _checked(timeline, options)
+    first_row = 0
+    if options.get("rank") is not None:
+        timeline, first_row = part_of(timeline, options["rank"])
+    head, runs = _encoded(timeline, first_row, color, str(options.get("title", "")))
+    with path.open("wb") as file:
+        file.write(head)
+        for layout, rows, columns in runs:
+            _write_run(file, layout, rows, columns)
+
+
+def _encoded(timeline: Timeline, first_row: int, color: str, title: str) -> tuple[bytes, list[_Run]]:
+    """Return the packets that describe a trace, and its runs of records."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-    _check(timeline, path)
     head = Trace()
-    names = Names.of(timeline, by_microbatch=options.get("color", "kind") == "microbatch")
-    _write_attributes(head, timeline, str(options.get("title", "")))
+    names = Names.of(timeline, by_microbatch=color == _BY_MICROBATCH)
+    _write_attributes(head, timeline, title)
     _write_interned(head, names)
     tracks, parts = Tracks(timeline, head), phases(timeline)
     tracks.write({phase.rank for phase in parts})
     _write_phases(head, parts, tracks.phases)
-    slices = Slices(timeline, np.array(tracks.lanes, dtype=np.int64), names)
-    runs = list(slices.runs())
+    slices = Slices(timeline, np.array(tracks.lanes, dtype=np.int64), names, first_row)
+    runs: list[_Run] = [(run.layout, run.rows, slices.columns) for run in slices.runs()]
     counters = CounterPoints.of(timeline.counters, tracks.counters)
-    sizes = [(run.layout, run.rows.size) for run in runs] + [(counters.layout, counters.at_ns.size)]
-    marker = step_json(timeline, tracks.lanes, tracks.counters, sizes)
+    runs.append((counters.layout, np.arange(counters.at_ns.size), counters.columns))
+    sizes = [(layout, rows.size) for layout, rows, _ in runs]
+    marker = step_json(timeline, tracks.lanes, tracks.counters, sizes, first_row)
     head.packet.add().trace_attributes.attribute.add(key=STEP_KEY, string_value=marker)
-    try:
-        with path.open("wb") as file:
-            file.write(head.SerializeToString())
-            for run in runs:
-                _write_run(file, run.layout, run.rows, slices.columns)
-            _write_run(file, counters.layout, np.arange(counters.at_ns.size), counters.columns)
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror}", file=path) from None
+    whole: bytes = head.SerializeToString()
+    return whole, runs
 
 
 def _write_attributes(head: Trace, timeline: Timeline, title: str) -> None:
@@ -103,12 +122,7 @@ def _write_phases(head: Trace, parts: Sequence[Phase], tracks: Mapping[int, int]
         end.track_event.type, end.track_event.track_uuid = END, tracks[part.rank]
 
 
-def _write_run(
-    file: BinaryIO,
-    layout: Layout,
-    rows: NDArray[np.int64],
-    columns: Callable[[Layout, NDArray[np.int64]], Mapping[str, NDArray[np.integer]]],
-) -> None:
+def _write_run(file: BinaryIO, layout: Layout, rows: Int64s, columns: _Columns) -> None:
     records = layout.blank(min(layout.chunk_rows, rows.size))
     for start in range(0, rows.size, layout.chunk_rows):
         chosen = rows[start : start + layout.chunk_rows]
@@ -116,15 +130,20 @@ def _write_run(
         file.write(records[: chosen.size].data)
 
 
-def _check(timeline: Timeline, path: Path) -> None:
+def _checked(timeline: Timeline, options: Mapping[str, Any]) -> str:
+    """Return the option ``color``; refuse options and values that cannot be written."""
+    rank, color = options.get("rank"), str(options.get("color", COLOR_BY[0]))
+    if color not in COLOR_BY:
+        raise ConfigError(f"{color!r} is none of {', '.join(COLOR_BY)}", key="color")
+    if rank is not None and rank not in timeline.lane_rank:
+        raise ConfigError(f"the timeline has no rank {rank}", key="rank")
     for name in _NOT_NEGATIVE:
         values = getattr(timeline, name)
         if values.size and values.min() < 0:
             row = int(np.argmin(values))
-            raise OutputError(
-                f"{name} of row {row} is {values[row]}; a Perfetto trace has no negative ones", file=path
-            )
-    early = [c for c in timeline.counters if c.at_ns.size and c.at_ns[0] < 0]
-    if early:
-        where = f"counter {early[0].name!r} of rank {early[0].rank}"
-        raise OutputError(f"{where} starts before time 0; a Perfetto trace has no negative times", file=path)
+            raise OutputError(f"{name} of row {row} is {values[row]}; a Perfetto trace has no negative ones")
+    for counter in timeline.counters:
+        if counter.at_ns.size and counter.at_ns[0] < 0:
+            which = f"counter {counter.name!r} of rank {counter.rank}"
+            raise OutputError(f"{which} starts before time 0; a Perfetto trace has no negative times")
+    return color

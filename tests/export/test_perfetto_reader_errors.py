@@ -103,10 +103,20 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         read([tmp_path / "none.pftrace"])
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_trace_is_one_file(count: int, trace: Path) -> None:
-    with pytest.raises(TraceError, match=f"{count} were given"):
-        read([trace] * count)
+def test_files_of_the_same_ranks_are_refused(trace: Path) -> None:
+    with pytest.raises(TraceError, match="was not written beside"):
+        read([trace, trace])
+    with pytest.raises(TraceError, match="no trace file was given"):
+        read([])
+
+
+def test_files_of_two_runs_are_refused(trace: Path) -> None:
+    other = trace.with_name("other.pftrace")
+    action = Action(kind=Kind.F, stage=1, unit=0)
+    slices = [Slice(rank=1, stream=Stream.COMPUTE, action=action, start_ns=0, end_ns=1)]
+    write(from_slices(slices, Placement.looped(2, 3)), other, {})
+    with pytest.raises(TraceError, match=r"other\.pftrace: is not of the same run"):
+        read([trace, other])
 
 
 def test_a_trace_of_a_later_format_is_refused(trace: Path) -> None:

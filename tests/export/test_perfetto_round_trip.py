@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-from pptrace.errors import OutputError
+from pptrace.errors import ConfigError, OutputError
 from pptrace.export.perfetto import read, recognises, write
 from pptrace.model.action import PER_STAGE, Action, Kind
 from pptrace.model.placement import Placement
@@ -157,9 +157,37 @@ def test_a_counter_before_the_step_is_refused_with_its_name(tmp_path: Path) -> N
         write(replace(one_slice(), counters=(early,)), tmp_path / "step.pftrace", {})
 
 
-def test_a_folder_that_is_missing_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="cannot be written"):
-        write(one_slice(), tmp_path / "none" / "step.pftrace", {})
+@given(timeline=timelines())
+@QUICK
+def test_files_written_rank_by_rank_are_read_as_one(timeline: Timeline, tmp_path: Path) -> None:
+    ranks = sorted(set(timeline.lane_rank.tolist()))
+    counters = tuple(counter for counter in timeline.counters if counter.rank in ranks)
+    timeline = replace(timeline, counters=counters)
+    paths = [tmp_path / f"rank{rank}.pftrace" for rank in ranks]
+    for rank, path in zip(ranks, paths, strict=True):
+        write(timeline, path, {"rank": rank})
+    assert not timeline.difference(read(paths[::-1]))
+
+
+def test_a_file_of_one_rank_alone_forgets_causes_on_others(tmp_path: Path) -> None:
+    actions = [Action(kind=Kind.F, stage=rank, unit=0) for rank in (0, 1, 1)]
+    slices = [
+        Slice(rank=action.stage, stream=Stream.COMPUTE, action=action, start_ns=at, end_ns=at + 1)
+        for at, action in enumerate(actions)
+    ]
+    timeline = replace(from_slices(slices, Placement.looped(2, 1)), cause=np.array([-1, 0, 1]))
+    write(timeline, tmp_path / "rank1.pftrace", {"rank": 1})
+    alone = read([tmp_path / "rank1.pftrace"])
+    assert alone.cause.tolist() == [-1, 0]
+    assert alone.lane_rank.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"), [("color", "stage", "is none of kind, microbatch"), ("rank", 7, "no rank 7")]
+)
+def test_an_option_without_such_a_value_is_refused(key: str, value: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: .*{why}"):
+        write(one_slice(), tmp_path / "step.pftrace", {key: value})
 
 
 def one_slice() -> Timeline:
