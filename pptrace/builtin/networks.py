@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.config.quantity import Duration, Rate  # noqa: TC001 - pydantic reads it
+from pptrace.config.quantity import Duration, Rate
 from pptrace.errors import ConfigError
 from pptrace.model.request import NetworkRequest  # noqa: TC001 - one import per module reads best
 from pptrace.network.flat import Flat

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.config.quantity import Duration, Rate, Size  # noqa: TC001 # pydantic evaluates annotations
+from pptrace.config.quantity import Duration, Rate, Size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
