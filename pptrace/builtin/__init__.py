@@ -1,0 +1,1 @@
+"""Networks and costs that the core itself offers."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.config.quantity import Duration, Size  # noqa: TC001 - pydantic reads them
+from pptrace.config.quantity import Duration, Size
 from pptrace.errors import ConfigError
 from pptrace.model.workload import Workload
 

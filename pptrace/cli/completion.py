@@ -11,7 +11,7 @@ __all__ = ["command"]
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print the completion script of a shell.
+    r"""Print the completion script of a shell.
 
     \b
     bash: eval "$(pptrace completion bash)"

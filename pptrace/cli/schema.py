@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pptrace.hooks.provider import Provided
 
 __all__ = ["command"]
 
 
 @click.command("schema")
 def command() -> None:
-    """Print the JSON Schema of configuration files, the installed plugins' options included.
+    r"""Print the JSON Schema of configuration files, the installed plugins' options included.
 
     \b
     pptrace schema > pptrace.schema.json
@@ -22,7 +28,7 @@ def command() -> None:
     from pptrace.hooks.registry import Registry
 
     registry = Registry.load()
-    sections = {
+    sections: dict[str, Mapping[str, Provided[Any]]] = {
         "schedule": registry.schedules,
         "network": registry.networks,
         "costs": registry.cost_models,

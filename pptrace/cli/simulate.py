@@ -67,7 +67,7 @@ def command(
     explain: bool,
     **flags: str | None,
 ) -> None:
-    """Simulate one training step of CONFIG, a YAML file, with flags over it.
+    r"""Simulate one training step of CONFIG, a YAML file, with flags over it.
 
     \b
     pptrace simulate llama.yaml -o step.pftrace

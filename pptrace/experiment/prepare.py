@@ -127,13 +127,13 @@ def _sized(resolved: Resolved, table: Schedule) -> Resolved:
         ("batch.microbatches", experiment.batch.microbatches, table.units, "microbatches"),
     ):
         if asked is not None and asked != there:
-            raise resolved.error(key, f"{experiment.schedule.name} has {there} {what}, not {asked}: remove the key")
+            raise resolved.error(
+                key, f"{experiment.schedule.name} has {there} {what}, not {asked}: remove the key"
+            )
     origin = f"table {Path(experiment.schedule.name).name}"
     step = experiment.parallel.dp * experiment.batch.micro
     parallel = experiment.parallel.model_copy(update={"pp": table.ranks})
-    batch = experiment.batch.model_copy(
-        update={"microbatches": table.units, "global_batch": table.units * step}
-    )
+    batch = experiment.batch.model_copy(update={"microbatches": table.units, "global_batch": table.units * step})
     origins = {**resolved.origins, "parallel.pp": origin, "batch.microbatches": origin, "batch.global": origin}
     return replace(
         resolved, experiment=experiment.model_copy(update={"parallel": parallel, "batch": batch}), origins=origins

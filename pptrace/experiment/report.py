@@ -85,5 +85,7 @@ def _closed_forms(run: Run) -> dict[str, Any] | None:
         return None
     return {
         "bubble": float(offer.bubble(request)) if offer.bubble else None,
-        "peak_activations": [float(p) for p in offer.peak_activations(request)] if offer.peak_activations else None,
+        "peak_activations": [float(p) for p in offer.peak_activations(request)]
+        if offer.peak_activations
+        else None,
     }

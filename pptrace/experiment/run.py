@@ -45,9 +45,7 @@ class Run:
             "configuration": self.prepared.resolved.to_dict(),
         }
 
-    def save(
-        self, *targets: str | Path, only: Sequence[str] = (), color: str = "kind"
-    ) -> list[Path]:
+    def save(self, *targets: str | Path, only: Sequence[str] = (), color: str = "kind") -> list[Path]:
         """Write the step as traces; the suffix says the format, ``{rank}`` one file per rank.
 
         Args:

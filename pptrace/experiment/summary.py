@@ -54,7 +54,7 @@ def _headline(run: Run) -> list[str]:
     chunks = schedule.stages // schedule.ranks
     sizes += [f"vp {chunks}"] if chunks > 1 else []
     sizes += [f"{k} {v}" for k in ("tp", "cp", "dp", "ep") if (v := getattr(parallel, k)) > 1]
-    policy = experiment.p2p.policy
+    policy: str = experiment.p2p.policy
     if policy == "ordered" and experiment.p2p.stream != "rank":
         policy += f" per {experiment.p2p.stream}"
     network = experiment.network

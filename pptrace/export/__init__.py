@@ -1,0 +1,1 @@
+"""Writers and readers of trace files."""

@@ -1,0 +1,1 @@
+"""The vocabulary: actions, placement, workload, requests."""

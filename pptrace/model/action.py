@@ -141,6 +141,6 @@ def _parse_braid(text: str) -> Action:
 
 
 def _number(digits: str, text: str) -> int:
-    if len(digits) > 10 or int(digits) > _LARGEST:
+    if len(digits) > len(str(_LARGEST)) or int(digits) > _LARGEST:
         raise TableError(f"{digits} is too large", cell=text)
     return int(digits)

@@ -100,9 +100,7 @@ class Placement:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Placement):
             return NotImplemented
-        return self.ranks == other.ranks and not difference(
-            self, other, ("stage_rank", "unit_route", "edges")
-        )
+        return self.ranks == other.ranks and not difference(self, other, ("stage_rank", "unit_route", "edges"))
 
     __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 

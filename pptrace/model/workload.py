@@ -59,7 +59,7 @@ class Workload:
     w_collective_ns: Int64s
     """The same part of ``w_ns``."""
     boundary_bytes: Int64s
-    """Shape (edges,): bytes that one unit carries over each edge of the stages' graph; gradients weigh the same."""
+    """Shape (edges,): bytes of one unit over each edge of the stages' graph; gradients weigh the same."""
     activation_bytes: Int64s
     """Bytes that one unit's forward leaves until its backward."""
     weight_activation_bytes: Int64s

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.columns import Int32s
 from pptrace.network.contract import Links, Paths
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int32s
 
 __all__ = ["Flat", "ideal"]
 

@@ -1,0 +1,1 @@
+"""Tables of actions: read, indexed, validated, with messages in place."""

@@ -13,6 +13,7 @@ from pptrace.schedule.neighbours import neighbours
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pptrace.model.columns import Int32s
     from pptrace.schedule.table import Schedule
 
 __all__ = ["cycle_text", "explain_deadlock"]
@@ -54,14 +55,16 @@ def cycle_text(cycle: Sequence[str]) -> str:
     return " -> ".join([*shown, cycle[0]])
 
 
-def _missing(schedule: Schedule, first: int, head: Sequence[int]) -> tuple[int, int]:
+def _missing(schedule: Schedule, first: int, head: Int32s) -> tuple[int, int]:
     """Return the member of the stuck action at ``first`` that waits, and the position it waits for."""
     placement, near = schedule.placement, neighbours(schedule.placement)
     positions = index_schedule(schedule)
     rank = schedule.rank_at(first)
     row = first
     while row == first or (
-        row < schedule.row_ptr[rank + 1] and schedule.braid[row] >= 0 and schedule.braid[row] == schedule.braid[first]
+        row < schedule.row_ptr[rank + 1]
+        and schedule.braid[row] >= 0
+        and schedule.braid[row] == schedule.braid[first]
     ):
         kind, stage = int(schedule.kind[row]), int(schedule.stage[row])
         forward = kind == Kind.F

@@ -9,10 +9,10 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.action import Kind
-from pptrace.model.columns import Int32s
 from pptrace.schedule.kernels import index_actions
 
 if TYPE_CHECKING:
+    from pptrace.model.columns import Int32s
     from pptrace.schedule.table import Schedule
 
 __all__ = ["ABSENT", "SLOT_OF_KIND", "Positions", "Problem", "index_schedule"]
@@ -52,7 +52,7 @@ class Positions:
     slots: int
     """Slots that the schedule uses: 2 (F, B), 3 (also I, W), 7 (also messages) or 10."""
     flat: Int32s
-    """Shape (slots × stages × units,): position or ``ABSENT``."""
+    """Shape (slots x stages x units,): position or ``ABSENT``."""
     stages: int
     """Number of stages."""
     units: int
@@ -86,9 +86,7 @@ def index_schedule(schedule: Schedule) -> Positions:
     )  # fmt: skip
     code, row, other = (int(value) for value in problem)
     found = Problem(code=code, row=row, other=other) if code else None
-    return Positions(
-        slots=slots, flat=flat, stages=placement.stages, units=placement.units, problem=found
-    )
+    return Positions(slots=slots, flat=flat, stages=placement.stages, units=placement.units, problem=found)
 
 
 def _slots_in_use(kind: Any) -> int:

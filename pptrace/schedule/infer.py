@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from pptrace.model.columns import Int32s
 from pptrace.model.placement import Placement, chain
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int32s
 
 __all__ = ["infer_placement"]
 
 
-def infer_placement(
-    row_ptr: Int32s, kind: Int32s, stage: Int32s, unit: Int32s, span: Int32s
-) -> Placement:
+def infer_placement(row_ptr: Int32s, kind: Int32s, stage: Int32s, unit: Int32s, span: Int32s) -> Placement:
     """Return the placement that a table's own rows imply, its stages a chain.
 
     A unit's stage is on the rank of its first action (of the lowest rank, where ranks disagree:

@@ -12,11 +12,11 @@ from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.action import Kind
 from pptrace.model.columns import Int8s, Int32s, column
-from pptrace.model.placement import Placement
 from pptrace.schedule import kernels
 from pptrace.schedule.neighbours import neighbours
 
 if TYPE_CHECKING:
+    from pptrace.model.placement import Placement
     from pptrace.schedule.table import Schedule
 
 __all__ = ["IssueOrder", "Receive", "as_issued", "with_messages", "with_sends"]
@@ -67,7 +67,7 @@ def with_sends(schedule: Schedule) -> IssueOrder:
     if schedule.has_communication:
         issued = as_issued(schedule)
         receives = np.isin(issued.kind, (Kind.RECV_F, Kind.RECV_B))
-        return _select(issued, np.flatnonzero(~receives))
+        return _select(issued, np.flatnonzero(~receives).astype(np.int32))
     sent, _ = _count(schedule)
     out = _empty(len(schedule) + int(sent.sum()), schedule.ranks)
     placement, near = schedule.placement, neighbours(schedule.placement)
@@ -190,7 +190,8 @@ def _deferred(issued: IssueOrder) -> IssueOrder:
         (np.zeros(longest, dtype=np.int32), order),
         work=len(issued),
     )  # fmt: skip
-    assert orphans == 0, "every receive placed has its consumer"  # noqa: S101 - placed by us just now
+    if orphans:
+        raise ScheduleError(f"{orphans} receives have no consumer")
     return _select(issued, order, row_ptr=issued.row_ptr)
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.columns import Int32s
-
 if TYPE_CHECKING:
+    from pptrace.model.columns import Int32s
     from pptrace.model.placement import Placement
 
 __all__ = ["Neighbours", "neighbours"]

@@ -9,13 +9,14 @@ import numpy as np
 
 from pptrace.model.action import PER_STAGE, Action, Kind, parse_action
 from pptrace.model.columns import Int8s, Int32s, column, difference
-from pptrace.model.placement import Placement
 from pptrace.schedule.infer import infer_placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import ArrayLike
+
+    from pptrace.model.placement import Placement
 
 __all__ = ["Schedule"]
 
@@ -76,9 +77,7 @@ class Schedule:
         )
 
     @classmethod
-    def from_rows(
-        cls, rows: Sequence[Iterable[str | Action | None]], placement: Placement | None = None
-    ) -> Self:
+    def from_rows(cls, rows: Sequence[Iterable[str | Action | None]], placement: Placement | None = None) -> Self:
         """Build a schedule from one list of actions (or their text) per rank; ``None`` and ``""`` are idle cells.
 
         Without a placement, stages are where their actions are, and the stages form a chain.

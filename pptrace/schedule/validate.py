@@ -10,7 +10,7 @@ from pptrace.errors import ScheduleError
 from pptrace.model.action import Action, Kind
 from pptrace.schedule import index as slots
 from pptrace.schedule.deadlock import explain_deadlock
-from pptrace.schedule.index import Positions, index_schedule
+from pptrace.schedule.index import Positions, Problem, index_schedule
 from pptrace.schedule.issue_order import walk
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def validate_structure(schedule: Schedule) -> Positions:
         raise ScheduleError("the table is empty: write one row of actions per rank")
     positions = index_schedule(schedule)
     if positions.problem is not None:
-        raise _describe(schedule, positions)
+        raise _describe(schedule, positions.problem)
     _check_present(schedule, positions)
     _check_order(schedule, positions)
     if positions.slots > slots.RECV_B:
@@ -76,16 +76,15 @@ def validate_structure(schedule: Schedule) -> Positions:
     return positions
 
 
-def _describe(schedule: Schedule, positions: Positions) -> ScheduleError:
-    problem = positions.problem
-    assert problem is not None  # noqa: S101 - the caller has checked
+def _describe(schedule: Schedule, problem: Problem) -> ScheduleError:
     row, rank = problem.row, schedule.rank_at(problem.row)
     action = schedule.action(row)
     where = f"rank {rank}, action {row - int(schedule.row_ptr[rank]) + 1} ({action})"
     if problem.code == slots.OUT_OF_STAGES:
         text = f"{where}: stage {action.stage} is out of range: stages are 0 to {schedule.stages - 1}"
     elif problem.code == slots.OUT_OF_UNITS:
-        text = f"{where}: microbatch {action.unit + action.span - 1} is out of range: they are 0 to {schedule.units - 1}"
+        last = action.unit + action.span - 1
+        text = f"{where}: microbatch {last} is out of range: they are 0 to {schedule.units - 1}"
     elif problem.code == slots.TWICE:
         first = problem.other
         text = (

@@ -1,0 +1,1 @@
+"""Lowering, kernels and the simulated step."""

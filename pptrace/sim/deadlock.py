@@ -86,5 +86,7 @@ def _eager_remedy(
             continue
         again = lower(schedule, workload, network, replace(policy, eager_bytes=size))
         if run_graph(again)[4] == again.tasks - again.ghosts().size:
-            return f"; it would run with eager messages from {size} bytes (p2p: {{policy: ordered, eager: {size} B}})"
+            return (
+                f"; it would run with eager messages from {size} bytes (p2p: {{policy: ordered, eager: {size} B}})"
+            )
     return "; no eager size lets it run: reorder the receives (receive: asap) or use another policy"

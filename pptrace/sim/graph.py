@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.columns import Int8s, Int32s, Int64s
-from pptrace.model.placement import Placement
-from pptrace.network.contract import Paths
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.model.placement import Placement
+    from pptrace.network.contract import Paths
 
 __all__ = ["TaskGraph"]
 

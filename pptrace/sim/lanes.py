@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.columns import Int8s, Int32s
 from pptrace.sim import kernels
 from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
+    from pptrace.model.columns import Int8s, Int32s
     from pptrace.schedule.issue_order import IssueOrder
 
 __all__ = ["Lanes", "assign_lanes"]

@@ -10,7 +10,6 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.action import Kind
-from pptrace.model.columns import Int8s, Int32s, Int64s
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.issue_order import IssueOrder, with_messages, with_sends
 from pptrace.schedule.neighbours import neighbours
@@ -21,6 +20,7 @@ from pptrace.sim.policy import Policy, PolicyName
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
+    from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network, Paths
     from pptrace.schedule.table import Schedule
@@ -112,7 +112,9 @@ def _place(
     receive = _RECEIVE.get(policy.name, _NO_RECEIVE)
     place = np.empty(rows, dtype=np.int32)
     cursor = lanes.first.copy()
-    positions = [np.full(size, -1, dtype=np.int32) for size in (cells, cells, messages, messages if receive else 0)]
+    positions = [
+        np.full(size, -1, dtype=np.int32) for size in (cells, cells, messages, messages if receive else 0)
+    ]
     columns: dict[str, Any] = {"kind": np.empty(rows, dtype=np.int8)}
     for name in ("stage", "unit", "span", "braid"):
         columns[name] = np.empty(rows, dtype=np.int32)

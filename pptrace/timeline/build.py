@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,13 +25,16 @@ def from_slices(slices: Iterable[Slice], placement: Placement) -> Timeline:
     """
     ordered = sorted(slices, key=lambda s: (*_lane(s), s.start_ns, s.end_ns))
     lanes = [(key, len(list(group))) for key, group in groupby(ordered, key=_lane)]
+    columns: dict[str, Any] = {
+        name: np.array([_value(s, name) for s in ordered], dtype=np.int64) for name in ROW_COLUMNS
+    }
     timeline = Timeline(
         placement=placement,
         lane_rank=np.array([rank for (rank, _, _), _ in lanes], dtype=np.int32),
         lane_stream=np.array([stream for (_, stream, _), _ in lanes], dtype=np.int8),
         lane_peer=np.array([peer for (_, _, peer), _ in lanes], dtype=np.int32),
         lane_ptr=np.cumsum([0, *(count for _, count in lanes)]),
-        **{name: np.array([_value(s, name) for s in ordered], dtype=np.int64) for name in ROW_COLUMNS},
+        **columns,
     )
     for lane in range(timeline.lanes):
         rows = slice(int(timeline.lane_ptr[lane]), int(timeline.lane_ptr[lane + 1]))

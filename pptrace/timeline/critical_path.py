@@ -9,12 +9,12 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.action import COMMUNICATION, Kind
-from pptrace.model.columns import Int32s
 from pptrace.timeline import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pptrace.model.columns import Int32s
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["CriticalPath", "critical_path"]

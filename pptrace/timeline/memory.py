@@ -9,13 +9,13 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.action import Kind
-from pptrace.model.columns import Int64s
 from pptrace.timeline import kernels
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.row_index import lanes_of
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
+    from pptrace.model.columns import Int64s
     from pptrace.model.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
@@ -150,4 +150,3 @@ def _buffers(timeline: Timeline, workload: Workload) -> Int64s:
             if pair[0] != pair[1] and min(pair) >= 0:
                 buffers[list(pair)] += 2 * size
     return buffers
-

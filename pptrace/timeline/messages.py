@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.columns import Int32s
 from pptrace.timeline.row_index import index_timeline
 
 if TYPE_CHECKING:
+    from pptrace.model.columns import Int32s
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Messages", "messages"]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.columns import Int64s
 from pptrace.timeline import kernels
 from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.memory import Memory, measure_memory
@@ -18,6 +17,7 @@ from pptrace.timeline.row_index import index_timeline, lanes_of
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
+    from pptrace.model.columns import Int64s
     from pptrace.model.workload import Workload
     from pptrace.timeline.timeline import Timeline
 

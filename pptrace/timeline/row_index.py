@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.columns import Int32s
 from pptrace.schedule.neighbours import Neighbours, neighbours
 from pptrace.timeline import kernels
-from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
-    from pptrace.timeline.timeline import Timeline
+    from pptrace.model.columns import Int32s
+    from pptrace.timeline.timeline import Stream, Timeline
 
 __all__ = ["RowIndex", "index_timeline", "lanes_of"]
 
@@ -26,13 +25,13 @@ class RowIndex:
     near: Neighbours
     """The stages' graph."""
     forward: Int32s
-    """Shape (stages × units,): the forward's row."""
+    """Shape (stages x units,): the forward's row."""
     gradient: Int32s
-    """Shape (stages × units,): the full or input-gradient backward's row."""
+    """Shape (stages x units,): the full or input-gradient backward's row."""
     send: Int32s
-    """Shape (2 × edges × units,): the sender's row of each message, forward edges first."""
+    """Shape (2 x edges x units,): the sender's row of each message, forward edges first."""
     recv: Int32s
-    """Shape (2 × edges × units,): the receiver's row of each message."""
+    """Shape (2 x edges x units,): the receiver's row of each message."""
 
 
 def index_timeline(timeline: Timeline) -> RowIndex:

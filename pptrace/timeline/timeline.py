@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.model.action import Action, Kind
 from pptrace.model.columns import Int8s, Int32s, Int64s, column, difference
-from pptrace.model.placement import Placement
-from pptrace.timeline.counter import Counter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pptrace.model.placement import Placement
+    from pptrace.timeline.counter import Counter
 
 __all__ = ["Slice", "Stream", "Timeline"]
 
