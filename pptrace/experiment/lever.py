@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 __all__ = ["largest_lever"]
 
 _ADVICE = {
-    "fill+drain": "more microbatches or chunks",
+    "bubble": "more microbatches",
     "transfer": "a faster network",
     "contention": "less shared links",
     "head-of-line": "another p2p policy",
-    "peer-compute": "even stages",
     "reduction": "overlap the reduction",
     "collectives": "less tp",
 }
+
+_EVEN = 1.05
+"""The busiest rank over the mean from which a bubble is laid to uneven stages."""
 
 _SMALL = 0.005
 """Below this part of the step nothing is worth a change."""
@@ -37,11 +39,10 @@ def largest_lever(run: Run) -> str:
         return "none"
     idle = metrics.idle_ns.sum(axis=0)
     parts = {
-        "fill+drain": int(idle[IdleCause.FILL] + idle[IdleCause.DRAIN]),
+        "bubble": int(idle[IdleCause.FILL] + idle[IdleCause.DRAIN] + idle[IdleCause.PEER_COMPUTE]),
         "transfer": int(idle[IdleCause.TRANSFER]),
         "contention": int(idle[IdleCause.CONTENTION]),
         "head-of-line": int(idle[IdleCause.HEAD_OF_LINE]),
-        "peer-compute": int(idle[IdleCause.PEER_COMPUTE]),
         "reduction": int(idle[IdleCause.REDUCTION]),
         "collectives": int(metrics.collective_ns.sum()),
     }
@@ -49,4 +50,6 @@ def largest_lever(run: Run) -> str:
     share = parts[name] / whole
     if share < _SMALL:
         return "compute alone"
-    return f"{name} {share:.1%} ({_ADVICE[name]})"
+    uneven = int(metrics.busy_ns.max()) * metrics.ranks > _EVEN * int(metrics.busy_ns.sum())
+    advice = "even stages" if name == "bubble" and uneven else _ADVICE[name]
+    return f"{name} {share:.1%}, try {advice}"

@@ -19,6 +19,9 @@ __all__ = ["summary_lines"]
 WIDTH = 80
 """Columns that every line fits."""
 
+LINES = 25
+"""Lines that a terminal shows at once."""
+
 ALL_RANKS = 16
 """Up to here every rank has a line; beyond, the first, middle, last and worst."""
 
@@ -26,10 +29,19 @@ _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp")
 
 
 def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
-    """Return the summary's lines; the last names the next command, given the traces ``written``."""
-    lines = [*_headline(run), _figures(run), "", *_where_time_goes(run), ""]
-    lines += [*_ranks(run), *_warning(run)]
-    return [line[:WIDTH].rstrip() for line in [*lines, _last(run, written)]]
+    """Return the summary's lines; the last names the next command, given the traces ``written``.
+
+    Where all would be too many lines, blank ones go first, then the data-parallel one.
+    """
+    parts = [
+        [*_headline(run), _figures(run)], [""], _where_time_goes(run), _reduction(run), [""],
+        _ranks(run), _warning(run), _last(run, written),
+    ]  # fmt: skip
+    for dropped in ([], [1, 4], [1, 3, 4]):
+        lines = [line for index, part in enumerate(parts) if index not in dropped for line in part]
+        if len(lines) <= LINES:
+            break
+    return [line[:WIDTH].rstrip() for line in lines]
 
 
 def time_text(run: Run, time_ns: float) -> str:
@@ -83,19 +95,31 @@ def _figures(run: Run) -> str:
 def _where_time_goes(run: Run) -> list[str]:
     metrics = run.metrics
     whole = metrics.ranks * metrics.step_ns or 1
-    causes = [f"{name} {time / whole:.1%}" for name, time in metrics.idle_by_cause_ns.items() if time]
-    path = metrics.path
-    kinds = [(kind, f"{time / (metrics.step_ns or 1):.1%}") for kind, time in path.by_kind_ns.items()]
-    lines = _wrapped("idle by cause  ", causes or ["none"])
-    lines += _wrapped("critical path  ", [f"{kind} {share}" for kind, share in kinds if share != "0.0%"])
+    idle = [(name, f"{time / whole:.1%}") for name, time in metrics.idle_by_cause_ns.items()]
+    causes = [f"{name} {share}" for name, share in idle if share != "0.0%"]
+    return [*_wrapped("idle by cause  ", causes or ["none"]), _path(run)]
+
+
+def _path(run: Run) -> str:
+    path, step = run.metrics.path, run.metrics.step_ns or 1
+    most = ""
     if path.slowest_stage >= 0 and run.prepared.schedule.stages > 1:
-        share = path.by_stage_ns[path.slowest_stage] / (metrics.step_ns or 1)
-        lines[-1] = f"{lines[-1]}; most in stage {path.slowest_stage} ({share:.1%})"
-    if metrics.reduction_ns.any():
-        took = time_text(run, int(metrics.reduction_ns.max()))
-        exposed = int(metrics.idle_ns[:, IdleCause.REDUCTION].max())
-        lines.append(f"data parallel  reduction {took}, of which exposed {time_text(run, exposed)}")
-    return lines
+        most = f"; most in stage {path.slowest_stage} ({path.by_stage_ns[path.slowest_stage] / step:.1%})"
+    line = "critical path  "
+    for kind, time in path.by_kind_ns.items():
+        part = f"{'' if line.endswith('  ') else ', '}{kind} {time / step:.1%}"
+        if time * 2000 >= step and len(line + part + most) <= WIDTH:
+            line += part
+    return line + most
+
+
+def _reduction(run: Run) -> list[str]:
+    metrics = run.metrics
+    if not metrics.reduction_ns.any():
+        return []
+    took = time_text(run, int(metrics.reduction_ns.max()))
+    exposed = time_text(run, int(metrics.idle_ns[:, IdleCause.REDUCTION].max()))
+    return [f"data parallel  reduction {took}, of which exposed {exposed}"]
 
 
 def _wrapped(title: str, parts: list[str]) -> list[str]:
@@ -142,7 +166,9 @@ def _warning(run: Run) -> list[str]:
     return [f"warning: rank {rank} is {format_size(size)} over its memory at {time_text(run, at)}"]
 
 
-def _last(run: Run, written: Sequence[Path]) -> str:
+def _last(run: Run, written: Sequence[Path]) -> list[str]:
     traces = [path for path in written if path.name.endswith((".pftrace", ".json", ".gz"))]
-    following = f"pptrace open {traces[0]}" if traces else "add -o step.pftrace"
-    return f"largest lever: {largest_lever(run)}; next: {following}"
+    lever = f"lever: {largest_lever(run)}"
+    following = f"next: pptrace open {traces[0]}" if traces else "next: add -o step.pftrace"
+    joined = f"{lever}; {following}"
+    return [joined] if len(joined) <= WIDTH else [lever, following]
