@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pptrace.export.kineto_lanes import host_of, process_of
+from pptrace.export.kineto_lanes import HOST, process_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,16 +45,17 @@ def header(timeline: Timeline, lanes: Sequence[Lane], rank: int | None) -> bytes
 
 
 def named(timeline: Timeline, lanes: Sequence[Lane]) -> Iterator[dict[str, Any]]:
-    """Yield the names and the order of processes and threads."""
-    threads = {counter.rank: process_of(counter.rank) for counter in timeline.counters}
-    threads |= {lane.rank: lane.thread for lane in reversed(lanes)}
-    for rank in sorted(threads):
-        device, host = process_of(rank), host_of(rank, timeline.ranks)
-        yield from _process(device, threads[rank], f"rank {rank}", f"GPU {rank}", rank)
-        yield from _process(host, host, f"rank {rank} host", "CPU", host)
-        yield from _thread(host, host, "host", 0)
+    """Yield the names and the order of processes and threads.
+
+    Numbers are as wide as the last rank's, for viewers that sort by name.
+    """
+    width = len(str(timeline.ranks - 1))
+    ranks = {lane.rank for lane in lanes} | {counter.rank for counter in timeline.counters}
+    for rank in sorted(ranks):
+        yield from _name("process", process_of(rank), HOST, f"rank {rank:0{width}}", rank)
+        yield from _name("thread", process_of(rank), HOST, "host", 0)
     for lane in lanes:
-        yield from _thread(process_of(lane.rank), lane.thread, lane.title, lane.thread)
+        yield from _name("thread", process_of(lane.rank), lane.thread, lane.title, lane.thread)
 
 
 def _own(timeline: Timeline, lanes: Sequence[Lane]) -> dict[str, Any]:
@@ -73,15 +74,6 @@ def _own(timeline: Timeline, lanes: Sequence[Lane]) -> dict[str, Any]:
     }
 
 
-def _process(pid: int, tid: int, name: str, label: str, order: int) -> Iterator[dict[str, Any]]:
-    for key, args in (
-        ("process_name", {"name": name}),
-        ("process_labels", {"labels": label}),
-        ("process_sort_index", {"sort_index": order}),
-    ):
-        yield {"ph": "M", "name": key, "pid": pid, "tid": tid, "ts": 0, "args": args}
-
-
-def _thread(pid: int, tid: int, name: str, order: int) -> Iterator[dict[str, Any]]:
-    for key, args in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": order})):
+def _name(what: str, pid: int, tid: int, name: str, order: int) -> Iterator[dict[str, Any]]:
+    for key, args in ((f"{what}_name", {"name": name}), (f"{what}_sort_index", {"sort_index": order})):
         yield {"ph": "M", "name": key, "pid": pid, "tid": tid, "ts": 0, "args": args}

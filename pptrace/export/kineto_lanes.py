@@ -12,7 +12,10 @@ from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS, Stream
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Lane", "host_of", "lanes_of", "part_of", "process_of"]
+__all__ = ["HOST", "Lane", "lanes_of", "part_of", "process_of"]
+
+HOST = 1
+"""Thread of each process that launches."""
 
 _COMPUTE = 7
 _OTHERS = 20
@@ -89,10 +92,5 @@ def part_of(timeline: Timeline, rank: int) -> tuple[Timeline, int]:
 
 
 def process_of(rank: int) -> int:
-    """Return the process of a rank's device: at least 1, for viewers keep 0 for themselves."""
+    """Return the process of a rank: at least 1, for viewers keep 0 for themselves."""
     return rank + 1
-
-
-def host_of(rank: int, ranks: int) -> int:
-    """Return the process and main thread of a rank's host, which viewers list behind all devices."""
-    return ranks + rank + 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from pptrace.export.kineto_cells import Block, Part, microseconds, number, scattered, stacked, words
 from pptrace.export.kineto_flows import Points, flow_points
-from pptrace.export.kineto_lanes import host_of, process_of
+from pptrace.export.kineto_lanes import HOST, process_of
 from pptrace.export.kineto_names import Names
 from pptrace.export.kineto_peers import Peers
 from pptrace.export.kineto_words import COLORS, WORDS, collective
@@ -95,7 +95,7 @@ class Encoder:
         enter = self._time(timeline.enter_ns[rows])
         start = self._time(timeline.start_ns[rows])
         dur = self._time(timeline.end_ns[rows] - timeline.start_ns[rows])
-        host = b',"pid":%d,"tid":%d,"ts":' % ((host_of(lane.rank, timeline.ranks),) * 2)
+        host = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank), HOST)
         device = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank), lane.thread)
         lines = [
             b'{"ph":"X","cat":"user_annotation","name":', self._action(rows), host, *enter,
@@ -107,7 +107,7 @@ class Encoder:
             b',"dur":', *dur, b',"cname":', self._color(rows),
             b',"args":{"device":0,"stream":%d,"correlation":' % lane.thread, row_id,
             *self._facts(rows), self._message(lane, rows), b"}},\n",
-            b'{"ph":"f","id":', row_id, device, *start, b',"cat":"ac2g","name":"ac2g","bp":"e"},\n',
+            b'{"ph":"f","id":', row_id, device, *start, b',"cat":"ac2g","name":"ac2g","bp":"e"},',
         ]  # fmt: skip
         return self._with_flows(lines, device, rows)
 
@@ -177,11 +177,11 @@ class Encoder:
         for slot in range(most):
             hit = np.flatnonzero(per_row > slot)
             slots.append(scattered(self._flow_lines(ptr[hit] + slot, device), hit, count))
-        block = stacked(count, [*parts, *slots])
+        block = stacked(count, [*parts, *slots, b"\n"])
         if most <= _USUAL_FLOWS:
             return block
         keep = np.ones(block.shape, dtype=bool)
-        end = block.shape[1] - sum(cells.shape[1] for cells in slots)
+        end = block.shape[1] - 1 - sum(cells.shape[1] for cells in slots)
         for index, cells in enumerate(slots):
             keep[:, end : end + cells.shape[1]] = (per_row > index)[:, None]
             end += cells.shape[1]
@@ -191,8 +191,8 @@ class Encoder:
         flow = number(self.points.flow[points].astype(np.int64) + (self.first_row + _FIRST))
         at = microseconds(self.points.at_ns[points], whole=False)
         phase = words(self.points.phase[points], _PHASES)
-        fixed = b',"cat":"p2p","name":"p2p"},\n'
-        return stacked(points.size, [b'{"ph":', phase, b',"id":', flow, device, *at, fixed])
+        fixed = b',"cat":"p2p","name":"p2p"},'
+        return stacked(points.size, [b'\n{"ph":', phase, b',"id":', flow, device, *at, fixed])
 
 
 def _number(values: NDArray[np.integer]) -> Part:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.export.kineto_lanes import host_of, process_of
+from pptrace.export.kineto_lanes import HOST, process_of
 from pptrace.timeline.phases import phases
 from pptrace.timeline.timeline import Stream
 
@@ -31,8 +31,8 @@ def spans(timeline: Timeline, lanes: Sequence[Lane], step: tuple[int, int]) -> I
     Phases are GPU annotations without a stream, as the profiler writes them: readers would count
     them as kernels otherwise. One that would cut a slice in two is left out.
     """
-    for host in sorted({host_of(lane.rank, timeline.ranks) for lane in lanes}):
-        yield _event("user_annotation", "ProfilerStep#1", host, host), *step
+    for process in sorted({process_of(lane.rank) for lane in lanes}):
+        yield _event("user_annotation", "ProfilerStep#1", process, HOST), *step
     compute = {lane.rank: lane for lane in lanes if lane.stream == Stream.COMPUTE and lane.peer < 0}
     for phase in phases(timeline):
         lane = compute.get(phase.rank)

@@ -126,12 +126,21 @@ def test_a_producer_of_many_messages_leaves_no_blank_lines(tmp_path: Path) -> No
     events = _events(from_slices(slices, placement), path)
     assert lint(events) == []
     assert all(line.strip() for line in path.read_text().splitlines())
+    assert path.stat().st_size < 400 * len(events)
 
 
 def test_a_rank_s_own_file_holds_only_its_flows(tmp_path: Path) -> None:
     events = _events(two_ranks(), tmp_path / "0.json", rank=0)
     assert lint(events) == []
     assert len(_flows(events, "p2p")) == 3  # each forward to its send; backward sends are rank 1's
+
+
+def test_every_event_starts_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    events = _events(two_ranks(), path)
+    lines = path.read_text().splitlines()
+    assert [json.loads(line.rstrip().rstrip(",")) for line in lines[1:-1]] == events
+    assert all(line.startswith('{"ph"') for line in lines[1:-1])
 
 
 def test_names_are_the_profilers(tmp_path: Path) -> None:
@@ -174,8 +183,9 @@ def test_processes_and_streams_are_named_in_rank_order(tmp_path: Path) -> None:
     events = _events(two_ranks(), path)
     meta = [event for event in events if event["ph"] == "M"]
     names = {event["pid"]: event["args"]["name"] for event in meta if event["name"] == "process_name"}
-    assert [names[pid] for pid in sorted(names)] == ["rank 0", "rank 1", "rank 0 host", "rank 1 host"]
+    assert [names[pid] for pid in sorted(names)] == ["rank 0", "rank 1"]
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in meta if e["name"] == "thread_name"}
+    assert threads[1, 1] == "host"
     assert threads[1, 7] == "stream 7 compute"
     assert threads[1, 20] == "stream 20 send to rank 1"
     first = path.read_text().split("\n", 1)[0]
