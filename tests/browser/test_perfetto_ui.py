@@ -1,0 +1,233 @@
+"""The Perfetto UI opens our traces, finds nothing wrong and counts what we count."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter as Tally
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from pptrace.export import kineto, perfetto
+from pptrace.model.action import Kind
+from pptrace.model.workload import Workload
+from pptrace.network.flat import Flat
+from pptrace.schedule.table import Schedule
+from pptrace.sim.policy import Policy, PolicyName
+from pptrace.sim.simulate import simulate
+from pptrace.timeline.counters import in_flight, link_use
+from pptrace.timeline.messages import messages
+from pptrace.timeline.phases import phases
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pptrace.timeline.timeline import Timeline
+
+pytestmark = pytest.mark.browser
+
+RANKS, UNITS = 12, 16
+FORMATS: dict[str, tuple[Any, str, dict[str, str]]] = {
+    "perfetto": (perfetto, "pftrace", {}),
+    "perfetto-by-microbatch": (perfetto, "pftrace", {"color": "microbatch"}),
+    "kineto": (kineto, "json", {}),
+}
+STEPS = {
+    "async": (PolicyName.ASYNC, Flat(rate_kbps=50_000_000, latency_ns=5_000, overhead_ns=1_000)),
+    "ideal": (PolicyName.ASYNC, Flat()),
+    "blocking": (PolicyName.BLOCKING, Flat(rate_kbps=50_000_000)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A trace in the UI."""
+
+    name: str
+    path: Path
+    timeline: Timeline
+    native: bool
+
+
+def one_f_one_b() -> Schedule:
+    rows = []
+    for rank in range(RANKS):
+        early = min(UNITS, RANKS - rank - 1)
+        row = [f"{rank}F{unit}" for unit in range(early)]
+        for unit in range(UNITS - early):
+            row += [f"{rank}F{early + unit}", f"{rank}B{unit}"]
+        rows.append(row + [f"{rank}B{unit}" for unit in range(UNITS - early, UNITS)])
+    return Schedule.from_rows(rows)
+
+
+def step(name: str) -> Timeline:
+    policy, network = STEPS[name]
+    costs = Workload.uniform(
+        RANKS, f_ns=1_000_000, b_ns=2_000_001, boundary_bytes=1 << 24, reduce_ns=700_000, optimizer_ns=50_000
+    )
+    timeline = simulate(one_f_one_b(), costs, network, Policy(name=policy))
+    counters = sorted((*in_flight(timeline), *link_use(timeline)), key=lambda counter: counter.rank)
+    return replace(timeline, counters=tuple(counters), provenance={"version": "0", "schedule": "1f1b"})
+
+
+@pytest.fixture(scope="module", params=[(f, s) for f in FORMATS for s in STEPS], ids="-".join)
+def written(request: pytest.FixtureRequest, perfetto_ui: Any, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    form, name = request.param
+    writer, suffix, options = FORMATS[form]
+    timeline = step(name)
+    path = tmp_path_factory.mktemp(f"{form}-{name}") / f"step.{suffix}"
+    writer.write(timeline, path, options)
+    perfetto_ui.load(path)
+    return Written(name=f"{form}-{name}", path=path, timeline=timeline, native=writer is perfetto)
+
+
+@pytest.fixture
+def native(written: Written) -> Timeline:
+    if not written.native:
+        pytest.skip("the Chrome format has no typed fields")
+    return written.timeline
+
+
+def test_nothing_is_wrong(written: Written, perfetto_ui: Any) -> None:
+    assert written.path
+    assert findings(perfetto_ui) == []
+
+
+def test_the_counts_are_those_of_the_file(written: Written, perfetto_ui: Any) -> None:
+    expected = native_counts(written.timeline) if written.native else chrome_counts(written.path)
+    assert counts(perfetto_ui) == expected
+
+
+def test_nothing_overlaps_on_a_track(written: Written, perfetto_ui: Any) -> None:
+    ours = "depth = 0" if written.native else "category IN ('kernel', 'gpu_memcpy')"
+    overlaps = perfetto_ui.query(
+        "WITH s AS (SELECT ts, lag(ts + dur) OVER (PARTITION BY track_id ORDER BY ts, dur) AS before"  # noqa: S608 - our words
+        f" FROM slice WHERE {ours}) SELECT count() FROM s WHERE ts < before"
+    )
+    assert overlaps == [(0,)]
+    if written.native:
+        assert perfetto_ui.query("SELECT max(depth) FROM slice") == [(0,)]
+
+
+def test_ranks_stand_in_order(written: Written, perfetto_ui: Any) -> None:
+    names = [name for name, _ in perfetto_ui.tracks() if name.startswith("rank")]
+    ranks = [int(name.split()[1]) for name in names]
+    if not written.native:
+        # Before v53 the UI sorts processes by their number of slices and heeds no sort index.
+        ranks = sorted(ranks)
+    assert ranks == list(range(written.timeline.ranks))
+
+
+def test_a_picture_is_kept(written: Written, perfetto_ui: Any, screenshots: Path) -> None:
+    for expanded in (False, True):
+        path = screenshots / f"{written.name}{'-expanded' if expanded else ''}.png"
+        perfetto_ui.screenshot(path, expanded=expanded)
+        assert path.stat().st_size > 20_000
+
+
+def test_every_typed_field_adds_up(native: Timeline, perfetto_ui: Any) -> None:
+    fields = {
+        "rank": native.rank_of_row(),
+        "stage": native.stage,
+        "unit": np.maximum(native.unit, 0),
+        "bytes": native.size_bytes,
+        "lag_ns": native.lag_ns,
+        "cause": np.maximum(native.cause, 0),
+    }
+    sums = ", ".join(f"total(EXTRACT_ARG(arg_set_id, '{name}'))" for name in fields)
+    assert perfetto_ui.query(f"SELECT {sums} FROM slice WHERE category != 'phase'") == [  # noqa: S608 - our names
+        tuple(float(values.sum()) for values in fields.values())
+    ]
+
+
+def test_kinds_are_words(native: Timeline, perfetto_ui: Any) -> None:
+    found = perfetto_ui.query(
+        "SELECT EXTRACT_ARG(arg_set_id, 'kind') AS kind, count() FROM slice WHERE category != 'phase' GROUP BY 1"
+    )
+    assert dict(found) == Tally(Kind(int(kind)).name for kind in native.kind)
+
+
+def test_flows_run_forward_in_time_from_producer_to_consumer(native: Timeline, perfetto_ui: Any) -> None:
+    hops = perfetto_ui.query(
+        "SELECT EXTRACT_ARG(a.arg_set_id, 'kind'), EXTRACT_ARG(b.arg_set_id, 'kind'), min(b.ts - a.ts) >= 0"
+        " FROM flow f JOIN slice a ON a.id = f.slice_out JOIN slice b ON b.id = f.slice_in GROUP BY 1, 2"
+    )
+    receives = bool((messages(native).recv >= 0).any())
+    chain = {way: (way, f"SEND_{way}", *([f"RECV_{way}"] if receives else []), way) for way in "FB"}
+    assert set(hops) == {(*hop, 1) for way in "FB" for hop in pairwise(chain[way])}
+
+
+def test_processes_and_threads_are_listed_in_rank_order(native: Timeline, perfetto_ui: Any) -> None:
+    processes = perfetto_ui.query("SELECT pid, name FROM process WHERE pid > 0 ORDER BY upid")
+    assert processes == [(rank + 1, f"rank {rank}") for rank in range(native.ranks)]
+    threads = perfetto_ui.query("SELECT count(DISTINCT tid) FROM thread WHERE name IS NOT NULL AND tid > 0")
+    assert threads == [(native.lanes,)]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_native_trace_processor_agrees(form: str, native_processor: Any, tmp_path: Path) -> None:
+    writer, suffix, options = FORMATS[form]
+    path, timeline = tmp_path / f"step.{suffix}", step("async")
+    writer.write(timeline, path, options)
+    processor = native_processor(path)
+    try:
+        assert findings(processor) == []
+        assert counts(processor) == (native_counts(timeline) if writer is perfetto else chrome_counts(path))
+    finally:
+        processor.close()
+
+
+def findings(engine: Any) -> list[Any]:
+    """Return what the importer complains about, also where it does not call it an error."""
+    sql = "SELECT name, severity, value FROM stats WHERE value > 0 AND (severity != 'info' OR name GLOB 'flow*')"
+    return engine.query(sql)
+
+
+def counts(engine: Any) -> dict[str, int]:
+    """Count as the trace processor does."""
+    asked = {
+        "slices": "SELECT count() FROM slice",
+        "time": "SELECT sum(dur) FROM slice",
+        "slice tracks": "SELECT count(DISTINCT track_id) FROM slice",
+        "flows": "SELECT count() FROM flow",
+        "counter tracks": "SELECT count(DISTINCT track_id) FROM counter",
+        "values": "SELECT count() FROM counter",
+        "sum": "SELECT CAST(sum(value) AS INT) FROM counter",
+    }
+    return {name: int(engine.query(sql)[0][0]) for name, sql in asked.items()}
+
+
+def native_counts(timeline: Timeline) -> dict[str, int]:
+    """Count what a native trace of a timeline holds."""
+    found, parts = messages(timeline), phases(timeline)
+    known = np.stack([found.producer, found.send, found.recv, found.consumer]) >= 0
+    took = timeline.end_ns - timeline.start_ns
+    return {
+        "slices": len(timeline) + len(parts),
+        "time": int(took.sum()) + sum(part.end_ns - part.start_ns for part in parts),
+        "slice tracks": int((np.diff(timeline.lane_ptr) > 0).sum()) + len({part.rank for part in parts}),
+        "flows": int(np.maximum(known.sum(axis=0) - 1, 0).sum()),
+        "counter tracks": len(timeline.counters),
+        "values": sum(counter.at_ns.size for counter in timeline.counters),
+        "sum": sum(int(counter.value.sum()) for counter in timeline.counters),
+    }
+
+
+def chrome_counts(path: Path) -> dict[str, int]:
+    """Count what a Chrome trace holds."""
+    events = json.loads(path.read_bytes())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    points = [event for event in events if event["ph"] == "C"]
+    flows = Tally((event["cat"], event["name"], event["id"]) for event in events if event["ph"] in "stf")
+    return {
+        "slices": len(slices),
+        "time": sum(round(event["dur"] * 1000) for event in slices),
+        "slice tracks": len({(event["pid"], event["tid"]) for event in slices}),
+        "flows": sum(count - 1 for count in flows.values()),
+        "counter tracks": len({(event["pid"], event["name"]) for event in points}),
+        "values": len(points),
+        "sum": sum(int(value) for event in points for value in event["args"].values()),
+    }
