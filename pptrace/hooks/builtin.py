@@ -58,12 +58,14 @@ def pptrace_exporters() -> Iterable[ExporterOffer]:
         summary="Perfetto protobuf with typed fields, for ui.perfetto.dev.",
         suffixes=(".pftrace",),
         write=_write_perfetto,
+        takes_rank=True,
     )
     yield ExporterOffer(
         name="kineto",
         summary="Chrome JSON as PyTorch's profiler writes it, for any trace viewer.",
         suffixes=(".json",),
         write=_write_kineto,
+        takes_rank=True,
     )
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from pptrace.errors import OutputError
 from pptrace.export.output import compress, exporter_for, replace_file, save
+from pptrace.hooks import builtin
 from pptrace.hooks.offers import ExporterOffer
 from pptrace.model.action import Action, Kind
 from pptrace.model.placement import Placement
@@ -212,3 +215,13 @@ def test_a_file_per_rank_of_nothing_is_refused(tmp_path: Path) -> None:
     empty = from_slices([], Placement.looped(2, 1))
     with pytest.raises(OutputError, match="there is no rank to write"):
         save(empty, str(tmp_path / "r{rank}.txt"), _offer(), {})
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pftrace.gz"])
+def test_our_own_formats_written_rank_by_rank_read_as_one(timeline: Timeline, tmp_path: Path, suffix: str) -> None:
+    exporters = {offer.name: offer for offer in builtin.pptrace_exporters()}
+    timeline = replace(timeline, cause=np.array([-1, 0], dtype=np.int32))
+    paths = save(timeline, str(tmp_path / f"r{{rank}}{suffix}"), exporters, {})
+    name = exporter_for(str(paths[0]), exporters).name
+    (importer,) = (offer for offer in builtin.pptrace_importers() if offer.name == name)
+    assert importer.read(paths).difference(timeline) == ""
