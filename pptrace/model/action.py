@@ -64,7 +64,7 @@ PER_STAGE = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD, Kind.OPTIMI
 """Kinds that belong to a stage and to no unit."""
 
 _KINDS = sorted((kind.name for kind in Kind), key=len, reverse=True)
-_ACTION = re.compile(rf"(\d+)({'|'.join(_KINDS)})(?:(\d+)(?:\+(\d+))?)?")
+_ACTION = re.compile(rf"([0-9]+)({'|'.join(_KINDS)})(?:([0-9]+)(?:\+([0-9]+))?)?")
 _BRAID = re.compile(r"\(([^()]*)\)(\w*)")
 _LARGEST = 2**31 - 1
 

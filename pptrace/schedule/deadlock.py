@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 from pptrace.errors import DeadlockError
 from pptrace.model.action import Kind
-from pptrace.schedule.index import FORWARD, GRADIENT, index_schedule
+from pptrace.schedule import index as slots
+from pptrace.schedule.index import index_schedule
 from pptrace.schedule.issue_order import walk
 from pptrace.schedule.neighbours import neighbours
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from pptrace.model.columns import Int32s
+    from pptrace.schedule.index import Positions
+    from pptrace.schedule.neighbours import Neighbours
     from pptrace.schedule.table import Schedule
 
 __all__ = ["cycle_text", "explain_deadlock"]
@@ -24,17 +26,22 @@ SHOWN = 12
 
 def explain_deadlock(schedule: Schedule) -> DeadlockError:
     """Return the error for a schedule whose walk gets stuck (index it without problem first)."""
-    _, head = walk(schedule)
+    _, stuck = walk(schedule)
+    head = stuck.tolist()
+    near, positions = neighbours(schedule.placement), index_schedule(schedule)
     rank = next(r for r in range(schedule.ranks) if head[r] < schedule.row_ptr[r + 1])
     chain: list[str] = []
     visited: dict[int, int] = {}
-    while rank not in visited:
+    awaited = -1
+    while True:
+        row, needed = next(_waits(schedule, head, rank, near, positions))
+        if awaited not in {-1, row}:
+            chain.append(f"rank {rank}: {schedule.action(awaited)}")
+        if rank in visited:
+            break
         visited[rank] = len(chain)
-        row, needed = _missing(schedule, int(head[rank]), head)
         chain.append(f"rank {rank}: {schedule.action(row)}")
-        rank = schedule.rank_at(needed)
-        if int(head[rank]) != needed:
-            chain.append(f"rank {rank}: {schedule.action(needed)}")
+        awaited, rank = needed, schedule.rank_at(needed)
     cycle = chain[visited[rank] :]
     return DeadlockError(
         f"the schedule deadlocks: {cycle_text(cycle)}; each action waits for the next: "
@@ -55,28 +62,34 @@ def cycle_text(cycle: Sequence[str]) -> str:
     return " -> ".join([*shown, cycle[0]])
 
 
-def _missing(schedule: Schedule, first: int, head: Int32s) -> tuple[int, int]:
-    """Return the member of the stuck action at ``first`` that waits, and the position it waits for."""
-    placement, near = schedule.placement, neighbours(schedule.placement)
-    positions = index_schedule(schedule)
-    rank = schedule.rank_at(first)
-    row = first
-    while row == first or (
-        row < schedule.row_ptr[rank + 1]
-        and schedule.braid[row] >= 0
-        and schedule.braid[row] == schedule.braid[first]
-    ):
+def _waits(
+    schedule: Schedule, head: Sequence[int], rank: int, near: Neighbours, positions: Positions
+) -> Iterator[tuple[int, int]]:
+    """Yield each position of a rank's stuck action or braid that waits, with the position it waits for."""
+    placement, own = schedule.placement, schedule.has_communication
+    for row in _together(schedule, head[rank], int(schedule.row_ptr[rank + 1])):
         kind, stage = int(schedule.kind[row]), int(schedule.stage[row])
+        if kind not in {Kind.F, Kind.B, Kind.I}:
+            continue
         forward = kind == Kind.F
-        ptr, near_stages = (near.pred_ptr, near.pred) if forward else (near.succ_ptr, near.succ)
-        table = positions.of(FORWARD if forward else GRADIENT)
-        if kind in {Kind.F, Kind.B, Kind.I}:
-            for unit in range(int(schedule.unit[row]), int(schedule.unit[row] + schedule.span[row])):
-                for other in near_stages[ptr[stage] : ptr[stage + 1]]:
-                    if placement.stage_rank[placement.unit_route[unit], other] < 0:
-                        continue
-                    needed = int(table[other, unit])
-                    if needed >= head[schedule.rank_at(needed)]:
-                        return row, needed
+        ptr, others = (near.pred_ptr, near.pred) if forward else (near.succ_ptr, near.succ)
+        computed = positions.of(slots.FORWARD if forward else slots.GRADIENT)
+        sent = positions.of(slots.SEND_F if forward else slots.SEND_B)
+        for unit in range(int(schedule.unit[row]), int(schedule.unit[row] + schedule.span[row])):
+            for other in others[ptr[stage] : ptr[stage + 1]]:
+                at = placement.rank_of(int(other), unit)
+                if at < 0:
+                    continue
+                needed = int(sent[other, unit] if own and at != rank else computed[other, unit])
+                if needed >= head[at]:
+                    yield row, needed
+
+
+def _together(schedule: Schedule, first: int, end: int) -> Iterator[int]:
+    """Yield the position of an action, or of each member of the braid that begins there."""
+    yield first
+    braid = schedule.braid[first]
+    row = first + 1
+    while braid >= 0 and row < end and schedule.braid[row] == braid:
+        yield row
         row += 1
-    raise AssertionError("a stuck action waits for one that is not done")

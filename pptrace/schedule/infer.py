@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.errors import ScheduleError
+from pptrace.model.action import Kind
 from pptrace.model.placement import Placement, chain
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int32s
+    from pptrace.model.columns import Int32s, Int64s
 
 __all__ = ["infer_placement"]
+
+_ROOM = 1 << 20
+_PER_ACTION = 64
+"""A table may name this many stages times microbatches, and this many more per action."""
 
 
 def infer_placement(row_ptr: Int32s, kind: Int32s, stage: Int32s, unit: Int32s, span: Int32s) -> Placement:
@@ -19,29 +25,59 @@ def infer_placement(row_ptr: Int32s, kind: Int32s, stage: Int32s, unit: Int32s, 
 
     A unit's stage is on the rank of its first action (of the lowest rank, where ranks disagree:
     validation then names the misplaced one). Units with equal ranks share a route.
+
+    Raises:
+        ScheduleError: a stage or microbatch is far beyond what so many actions can fill.
     """
-    del kind
-    ranks = row_ptr.size - 1
+    ranks = int(row_ptr.size - 1)
     rank = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(row_ptr))
-    stages = int(stage.max()) + 1 if stage.size else 0
-    per_unit = unit >= 0
-    units = int((unit + span)[per_unit].max()) if per_unit.any() else 0
+    placed = (unit >= 0) & (stage >= 0) & (span >= 1)
+    last = unit.astype(np.int64) + span
+    stages = int(stage.max(initial=-1)) + 1
+    units = int(last[placed].max(initial=0))
+    room = _ROOM + _PER_ACTION * int(stage.size)
+    if stages * max(units, 1) > room or int(span[placed].sum(dtype=np.int64)) > room:
+        raise _out_of_range(rank, kind, stage, unit, last)
+    rows = np.flatnonzero(placed)
+    rows = np.repeat(rows, span[rows])
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    units_of = unit[rows] + np.arange(rows.size) - np.repeat(first, np.diff(first, append=rows.size))
     held = np.full((units, stages), -1, dtype=np.int32)
     # Written from the last row to the first, so that the lowest rank stays.
-    for offset in range(int(span.max()) if span.size else 0):
-        rows = np.flatnonzero(per_unit & (span > offset))[::-1]
-        held[unit[rows] + offset, stage[rows]] = rank[rows]
+    held[units_of[::-1], stage[rows][::-1]] = rank[rows][::-1]
     default = np.full(stages, -1, dtype=np.int32)
-    default[stage[::-1]] = rank[::-1]
+    staged = np.flatnonzero(stage >= 0)[::-1]
+    default[stage[staged]] = rank[staged]
     held = np.where(held < 0, default[None, :], held)
-    routes, unit_route = np.unique(held, axis=0, return_inverse=True)
-    first_unit = np.array([int(np.argmax(unit_route == r)) for r in range(len(routes))], dtype=np.int64)
-    order = np.argsort(first_unit)
-    rename = np.empty_like(order)
-    rename[order] = np.arange(order.size)
+    routes, unit_route = _routes(held)
     return Placement(
-        ranks=int(ranks),
-        stage_rank=routes[order] if units else default[None, :],
-        unit_route=rename[unit_route.ravel()].astype(np.int32),
+        ranks=ranks,
+        stage_rank=routes if units else default[None, :],
+        unit_route=unit_route,
         edges=chain(stages),
+    )
+
+
+def _routes(held: Int32s) -> tuple[Int32s, Int32s]:
+    """Return the distinct rows, in the order of their first unit, and each unit's."""
+    if not held.size:
+        return held[:1], np.zeros(len(held), dtype=np.int32)
+    routes, first, route = np.unique(held, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rename = np.empty(order.size, dtype=np.int32)
+    rename[order] = np.arange(order.size)
+    return routes[order], rename[route.ravel()]
+
+
+def _out_of_range(rank: Int32s, kind: Int32s, stage: Int32s, unit: Int32s, last: Int64s) -> ScheduleError:
+    far = int(np.argmax(last)) if int(last.max()) > int(stage.max()) else int(np.argmax(stage))
+    number = "" if unit[far] < 0 else str(int(unit[far]))
+    beyond = int(last[far] - unit[far])
+    action = f"{int(stage[far])}{Kind(int(kind[far])).name}{number}{f'+{beyond}' if beyond > 1 else ''}"
+    return ScheduleError(
+        f"rank {int(rank[far])}: {action} is out of range: a table of {stage.size} actions cannot fill "
+        f"that many stages and microbatches, which are numbered from 0 without gaps",
+        rank=int(rank[far]),
+        position=far,
+        action=action,
     )

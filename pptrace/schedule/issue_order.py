@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pptrace.model.placement import Placement
     from pptrace.schedule.table import Schedule
 
-__all__ = ["IssueOrder", "Receive", "as_issued", "with_messages", "with_sends"]
+__all__ = ["IssueOrder", "Receive", "as_issued", "walk", "with_messages", "with_sends"]
 
 _COLUMNS = ("kind", "stage", "unit", "span", "braid", "edge")
 
@@ -135,7 +135,7 @@ def walk(schedule: Schedule, out: dict[str, np.ndarray] | None = None) -> tuple[
         kernels.place_messages,
         (
             *_rows_of(schedule), *near.arguments, placement.stages, placement.units,
-            columns["row_ptr"].copy(), int(emit),
+            columns["row_ptr"].copy(), int(emit), int(schedule.has_communication),
         ),
         (*scratch, *(columns[name] for name in _COLUMNS)),
         work=len(schedule),

@@ -118,13 +118,14 @@ def insert_sends(
 
 def place_messages(
     row_ptr, kind, stage, unit, span, braid, stage_rank, unit_route,
-    succ_ptr, succ, succ_edge, pred_ptr, pred, pred_edge, stages, units, out_ptr, emit,
+    succ_ptr, succ, succ_edge, pred_ptr, pred, pred_edge, stages, units, out_ptr, emit, own,
     head, write, done_f, done_g, out_kind, out_stage, out_unit, out_span, out_braid, out_edge,
 ):  # fmt: skip
     """Walk the ranks in rounds, one ready action (or braid) a rank and round; return the rows walked.
 
     With ``emit``, each action is copied, its SENDs follow it, and each RECV goes at once to the
-    receiver's row. ``head`` ends as the position of each rank's next action.
+    receiver's row. With ``own``, the table holds its messages: what comes from another rank is there once
+    its SEND has been walked. ``head`` ends as the position of each rank's next action.
     """
     ranks = len(row_ptr) - 1
     left = 0
@@ -156,24 +157,28 @@ def place_messages(
                     if k == 0:
                         for e in range(pred_ptr[s], pred_ptr[s + 1]):
                             p = pred[e]
-                            if stage_rank[base + p] >= 0 and done_f[p * units + u] == 0:
+                            at = stage_rank[base + p]
+                            need = 2 if own and at != rank else 1
+                            if at >= 0 and done_f[p * units + u] < need:
                                 ready = False
                     else:
                         for e in range(succ_ptr[s], succ_ptr[s + 1]):
                             p = succ[e]
-                            if stage_rank[base + p] >= 0 and done_g[p * units + u] == 0:
+                            at = stage_rank[base + p]
+                            need = 2 if own and at != rank else 1
+                            if at >= 0 and done_g[p * units + u] < need:
                                 ready = False
             if not ready:
                 continue
             moved = True
             for row in range(first, end):
                 k = kind[row]
-                if k == 0:
+                if k == 0 or k == 4:
                     for u in range(unit[row], unit[row] + span[row]):
-                        done_f[stage[row] * units + u] = 1
-                elif k <= 2:
+                        done_f[stage[row] * units + u] = 1 if k == 0 else 2
+                elif k <= 2 or k == 6:
                     for u in range(unit[row], unit[row] + span[row]):
-                        done_g[stage[row] * units + u] = 1
+                        done_g[stage[row] * units + u] = 1 if k <= 2 else 2
                 if emit:
                     at = write[rank]
                     out_kind[at] = k

@@ -12,6 +12,8 @@ from pptrace.schedule import index as slots
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.index import Positions, Problem, index_schedule
 from pptrace.schedule.issue_order import walk
+from pptrace.schedule.matched import check_copies, check_messages, check_stage_ends
+from pptrace.schedule.shape import check_shape
 
 if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
@@ -33,11 +35,7 @@ _ORDER = (
 )
 """Slots of which the first comes before the second in a rank's row, where both are there."""
 
-_NAMES = {
-    slots.FORWARD: Kind.F, slots.GRADIENT: Kind.B, slots.WEIGHT: Kind.W, slots.SEND_F: Kind.SEND_F,
-    slots.RECV_F: Kind.RECV_F, slots.SEND_B: Kind.SEND_B, slots.RECV_B: Kind.RECV_B,
-    slots.OFFLOAD: Kind.OFFLOAD, slots.RELOAD: Kind.RELOAD, slots.RECOMPUTE: Kind.RECOMPUTE,
-}  # fmt: skip
+_NAMES = {slots.FORWARD: Kind.F, slots.GRADIENT: Kind.B, slots.WEIGHT: Kind.W}
 
 
 def validate(schedule: Schedule) -> None:
@@ -45,7 +43,7 @@ def validate(schedule: Schedule) -> None:
 
     Raises:
         ScheduleError: an action is out of range, on a wrong rank, there twice, missing, out of order
-            in its row, or a message without its other end; the first in row order is named.
+            in its row, or a message without its other end.
         DeadlockError: the rows wait for each other in a cycle.
     """
     validate_structure(schedule)
@@ -60,19 +58,17 @@ def validate_structure(schedule: Schedule) -> Positions:
     Raises:
         ScheduleError: as :func:`validate`.
     """
-    if schedule.ranks != schedule.placement.ranks:
-        raise ScheduleError(
-            f"the table has {schedule.ranks} rows for {schedule.placement.ranks} ranks: one row a rank"
-        )
-    if not len(schedule):
-        raise ScheduleError("the table is empty: write one row of actions per rank")
+    check_shape(schedule)
     positions = index_schedule(schedule)
     if positions.problem is not None:
         raise _describe(schedule, positions.problem)
     _check_present(schedule, positions)
     _check_order(schedule, positions)
-    if positions.slots > slots.RECV_B:
-        _check_matched(schedule, positions)
+    if schedule.has_communication:
+        check_messages(schedule, positions)
+    if positions.slots > slots.OFFLOAD:
+        check_copies(schedule, positions)
+    check_stage_ends(schedule)
     return positions
 
 
@@ -141,29 +137,3 @@ def _check_order(schedule: Schedule, positions: Positions) -> None:
                 action=str(schedule.action(row)),
                 missing=str(schedule.action(other)),
             )
-
-
-def _check_matched(schedule: Schedule, positions: Positions) -> None:
-    """Every hop between ranks has both ends, and no message goes where no hop is."""
-    placement = schedule.placement
-    rank = placement.stage_rank.T[:, placement.unit_route]
-    hop = np.zeros((placement.stages + 1, placement.units), dtype=bool)
-    hop[1:-1] = (rank[1:] != rank[:-1]) & (rank[1:] >= 0) & (rank[:-1] >= 0)
-    for slot, wanted in (
-        (slots.SEND_F, hop[1:]), (slots.RECV_F, hop[:-1]), (slots.SEND_B, hop[:-1]), (slots.RECV_B, hop[1:]),
-    ):  # fmt: skip
-        there = positions.of(slot) >= 0
-        wrong = wanted != there
-        if not wrong.any():
-            continue
-        stage, unit = (int(axis[0]) for axis in np.nonzero(wrong))
-        name = f"{stage}{_NAMES[slot].name}{unit}"
-        at = int(rank[stage, unit])
-        if there[stage, unit]:
-            text = f"rank {at}: {name} has no peer: that stage's neighbour is on the same rank, or there is none"
-            raise ScheduleError(text, rank=at, position=int(positions.of(slot)[stage, unit]), action=name)
-        raise ScheduleError(
-            f"rank {at}: {name} is missing: a table with messages needs both ends of every hop",
-            rank=at,
-            missing=name,
-        )

@@ -1,0 +1,130 @@
+"""Check that what belongs together is there: both ends of a message, a copy and its return, a stage's end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.errors import ScheduleError
+from pptrace.model.action import Kind
+from pptrace.schedule import index as slots
+
+if TYPE_CHECKING:
+    from pptrace.schedule.index import Positions
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["check_copies", "check_messages", "check_stage_ends"]
+
+_MESSAGES = {
+    slots.SEND_F: Kind.SEND_F,
+    slots.RECV_F: Kind.RECV_F,
+    slots.SEND_B: Kind.SEND_B,
+    slots.RECV_B: Kind.RECV_B,
+}
+
+
+def check_messages(schedule: Schedule, positions: Positions) -> None:
+    """Check that every hop between ranks has both ends, and that no message goes where no hop is.
+
+    Raises:
+        ScheduleError: an end without a hop, without its other end, or with other microbatches.
+    """
+    placement = schedule.placement
+    rank = placement.stage_rank.T[:, placement.unit_route]
+    hop = np.zeros((placement.stages + 1, placement.units), dtype=bool)
+    hop[1:-1] = (rank[1:] != rank[:-1]) & (rank[1:] >= 0) & (rank[:-1] >= 0)
+    for slot, wanted in (
+        (slots.SEND_F, hop[1:]), (slots.RECV_F, hop[:-1]), (slots.SEND_B, hop[:-1]), (slots.RECV_B, hop[1:]),
+    ):  # fmt: skip
+        there = positions.of(slot) >= 0
+        wrong = wanted != there
+        if not wrong.any():
+            continue
+        stage, unit = (int(axis[0]) for axis in np.nonzero(wrong))
+        name = f"{stage}{_MESSAGES[slot].name}{unit}"
+        at = int(rank[stage, unit])
+        if there[stage, unit]:
+            text = f"rank {at}: {name} has no peer: that stage's neighbour is on the same rank, or there is none"
+            raise ScheduleError(text, rank=at, position=int(positions.of(slot)[stage, unit]), action=name)
+        raise ScheduleError(
+            f"rank {at}: {name} is missing: a table with messages needs both ends of every hop",
+            rank=at,
+            missing=name,
+        )
+    _check_equal(schedule, positions.of(slots.SEND_F)[:-1], positions.of(slots.RECV_F)[1:])
+    _check_equal(schedule, positions.of(slots.SEND_B)[1:], positions.of(slots.RECV_B)[:-1])
+
+
+def _check_equal(schedule: Schedule, sends: np.ndarray, receives: np.ndarray) -> None:
+    both = sends >= 0
+    sent, received = sends[both], receives[both]
+    differ = (schedule.unit[sent] != schedule.unit[received]) | (schedule.span[sent] != schedule.span[received])
+    if differ.any():
+        first = int(np.argmax(differ))
+        send, receive = int(sent[first]), int(received[first])
+        rank = schedule.rank_at(receive)
+        raise ScheduleError(
+            f"rank {rank}: {schedule.action(receive)} receives other microbatches than "
+            f"{schedule.action(send)} on rank {schedule.rank_at(send)} sends: write the same on both ends",
+            rank=rank,
+            position=receive,
+            action=str(schedule.action(receive)),
+        )
+
+
+def check_copies(schedule: Schedule, positions: Positions) -> None:
+    """Check that what is offloaded is reloaded, and the other way round.
+
+    Raises:
+        ScheduleError: one without the other.
+    """
+    out, back = positions.of(slots.OFFLOAD), positions.of(slots.RELOAD)
+    alone = (out < 0) != (back < 0)
+    if not alone.any():
+        return
+    stage, unit = (int(axis[0]) for axis in np.nonzero(alone))
+    offloaded = out[stage, unit] >= 0
+    row = int(out[stage, unit] if offloaded else back[stage, unit])
+    missing = f"{stage}{Kind.RELOAD.name if offloaded else Kind.OFFLOAD.name}{unit}"
+    rank = schedule.rank_at(row)
+    raise ScheduleError(
+        f"rank {rank}: {schedule.action(row)} without {missing}: what is copied out must come back",
+        rank=rank,
+        position=row,
+        action=str(schedule.action(row)),
+        missing=missing,
+    )
+
+
+def check_stage_ends(schedule: Schedule) -> None:
+    """Check that each rank reduces and updates a stage at most once, behind the stage's last backward.
+
+    Raises:
+        ScheduleError: the first that does not.
+    """
+    ends = np.flatnonzero((schedule.kind == Kind.REDUCE_GRAD) | (schedule.kind == Kind.OPTIMIZER))
+    if not ends.size:
+        return
+    rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.row_ptr))
+    cell = rank * schedule.stages + schedule.stage
+    backward = np.flatnonzero((schedule.kind >= Kind.B) & (schedule.kind <= Kind.W))
+    last = np.full(schedule.ranks * schedule.stages, -1)
+    np.maximum.at(last, cell[backward], backward)
+    seen: dict[tuple[int, int], int] = {}
+    for row in ends.tolist():
+        kind, at = int(schedule.kind[row]), int(cell[row])
+        if (kind, at) in seen:
+            raise _end_error(schedule, row, "is there twice", str(schedule.action(row)))
+        if last[at] > row:
+            raise _end_error(schedule, row, "comes before", str(schedule.action(int(last[at]))))
+        if kind == Kind.REDUCE_GRAD and (int(Kind.OPTIMIZER), at) in seen:
+            raise _end_error(schedule, row, "comes behind", f"{schedule.stage[row]}OPTIMIZER")
+        seen[kind, at] = row
+
+
+def _end_error(schedule: Schedule, row: int, what: str, other: str) -> ScheduleError:
+    rank, action = int(schedule.rank_at(row)), str(schedule.action(row))
+    text = f"rank {rank}: {action} {what}"
+    text += ": remove one" if action == other else f" {other}: swap them"
+    return ScheduleError(text, rank=rank, position=row, action=action, missing="" if action == other else other)
