@@ -1,0 +1,75 @@
+"""GPipe runs every microbatch forward, then every microbatch backward.
+
+Source: Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism,
+NeurIPS 2019, arXiv:1811.06965, figure 2c.
+
+Order of rank k of K, with M microbatches::
+
+    F_k,0 F_k,1 … F_k,M-1   B_k,0 B_k,1 … B_k,M-1
+
+The figure draws the backwards in reverse order, PyTorch and this table in order; neither the length nor
+the memory depends on it. The paper computes activations again in the backward; here the model's
+``recompute`` says so.
+
+Bubble: (K - 1) / (M + K - 1). Peak activations of every rank: M.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace.hooks.offers import ScheduleOffer
+from pptrace_schedules.one_chunk import check_one_chunk
+
+if TYPE_CHECKING:
+    from pptrace.model.request import ScheduleRequest
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["OFFER"]
+
+
+def build(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    import numpy as np
+
+    from pptrace.model.action import Kind
+    from pptrace.model.placement import Placement
+    from pptrace.schedule.table import Schedule
+
+    ranks, units = request.ranks, request.units
+    unit = np.arange(units, dtype=np.int32)
+    return Schedule.from_columns(
+        Placement.looped(ranks, units),
+        np.arange(ranks + 1) * 2 * units,
+        np.tile(np.repeat(np.array([Kind.F, Kind.B], dtype=np.int8), units), ranks),
+        np.repeat(np.arange(ranks, dtype=np.int32), 2 * units),
+        np.tile(unit, 2 * ranks),
+    )
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse several chunks per rank."""
+    check_one_chunk(request, "gpipe", "looped-bfs")
+
+
+def bubble(request: ScheduleRequest) -> Fraction:
+    """Return idle over ranks times length."""
+    return Fraction(request.ranks - 1, request.units + request.ranks - 1)
+
+
+def peak_activations(request: ScheduleRequest) -> list[Fraction]:
+    """Return the microbatches that each rank holds between its last forward and its first backward."""
+    return [Fraction(request.units)] * request.ranks
+
+
+OFFER = ScheduleOffer(
+    name="gpipe",
+    summary="Every microbatch forward, then every microbatch backward.",
+    build=build,
+    check=check,
+    bubble=bubble,
+    peak_activations=peak_activations,
+    constraints="One chunk per rank; any number of ranks and microbatches.",
+    source="https://arxiv.org/abs/1811.06965",
+)

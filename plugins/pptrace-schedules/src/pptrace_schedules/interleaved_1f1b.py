@@ -1,0 +1,112 @@
+"""Interleaved 1F1B splits each rank's layers into v chunks and runs 1F1B over them, p microbatches a round.
+
+Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM,
+SC 2021, arXiv:2104.04473, section 2.2. Rounds of other sizes than p are PyTorch's (``ScheduleInterleaved1F1B``).
+
+Chunk c of rank r is stage c p + r. With m microbatches, rounds of g = m / max(1, floor(m / p)) and
+w = min(v m, (v - 1) g + 2 (p - 1 - r)), rank r runs::
+
+    wF   (v m - w) × (1F 1B)   wB
+
+    forwards    round 0: chunk 0 of microbatches 0 … g - 1, chunk 1 of the same, …, chunk v - 1; round 1: …
+    backwards   the same rounds, each from chunk v - 1 down to chunk 0
+
+Bubble: (p - 1) / (v m + p - 1) where m >= p, against the paper's (p - 1) / (v m) of the ideal time. With
+m < p a round is too short to hide the way back to rank 0: L = p + m - 1 + (v - 1) max(p, m) slots of one
+forward and one backward, and the bubble is 1 - v m / L.
+Peak activations of rank r, each a chunk's: min(v m, w + 1).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace.errors import ConstraintError
+from pptrace.hooks.offers import ScheduleOffer
+from pptrace_schedules.looped import looped_bubble
+
+if TYPE_CHECKING:
+    from pptrace.model.request import ScheduleRequest
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["OFFER"]
+
+_FEWEST_CHUNKS = 2
+
+
+def build(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    import numpy as np
+
+    from pptrace_schedules.alternate import one_forward_one_backward
+
+    chunks, round_size = request.chunks, request.units // _rounds(request.units, request.ranks)
+    block, within = np.divmod(np.arange(chunks * request.units, dtype=np.int32), round_size)
+    number, chunk = np.divmod(block, chunks)
+    return one_forward_one_backward(
+        request,
+        [_warm_up(request, rank) for rank in range(request.ranks)],
+        number * round_size + within,
+        chunk * request.ranks,
+        (chunks - 1 - chunk) * request.ranks,
+    )
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse a single chunk per rank, and microbatches that make no rounds of equal size."""
+    if request.chunks < _FEWEST_CHUNKS:
+        raise ConstraintError(
+            f"interleaved-1f1b needs at least {_FEWEST_CHUNKS} chunks of the model on a rank, not "
+            f"{request.chunks} (1f1b takes one)",
+            nearest=f"{_FEWEST_CHUNKS} chunks",
+        )
+    ranks, units = request.ranks, request.units
+    if not _fits(units, ranks):
+        below = next(fewer for fewer in range(units - 1, 0, -1) if _fits(fewer, ranks))
+        above = next(more for more in range(units + 1, units + ranks + 1) if _fits(more, ranks))
+        raise ConstraintError(
+            f"interleaved-1f1b runs microbatches in rounds of equal size, and {units} do not divide into the "
+            f"{_rounds(units, ranks)} rounds that {ranks} ranks have time for",
+            nearest=f"{below} or {above} microbatches",
+        )
+
+
+def bubble(request: ScheduleRequest) -> Fraction:
+    """Return idle over ranks times length."""
+    return looped_bubble(request)
+
+
+def peak_activations(request: ScheduleRequest) -> list[Fraction]:
+    """Return the chunks' activations that each rank holds when its first backward starts."""
+    whole = request.chunks * request.units
+    return [Fraction(min(whole, _warm_up(request, rank) + 1)) for rank in range(request.ranks)]
+
+
+def _warm_up(request: ScheduleRequest, rank: int) -> int:
+    round_size = request.units // _rounds(request.units, request.ranks)
+    ahead = (request.chunks - 1) * round_size + 2 * (request.ranks - 1 - rank)
+    return min(ahead, request.chunks * request.units)
+
+
+def _rounds(units: int, ranks: int) -> int:
+    return max(1, units // ranks)
+
+
+def _fits(units: int, ranks: int) -> bool:
+    return units % _rounds(units, ranks) == 0
+
+
+OFFER = ScheduleOffer(
+    name="interleaved-1f1b",
+    summary="1F1B over several chunks of the model per rank, which divides the bubble by their number.",
+    build=build,
+    check=check,
+    bubble=bubble,
+    peak_activations=peak_activations,
+    constraints=(
+        "Two or more chunks per rank; microbatches are a multiple of max(1, microbatches // ranks): fewer than "
+        "two per rank, or a multiple of the ranks, always are."
+    ),
+    source="https://arxiv.org/abs/2104.04473",
+)

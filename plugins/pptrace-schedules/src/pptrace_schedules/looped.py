@@ -1,0 +1,22 @@
+"""The bubble of schedules whose chunks loop over the ranks, each loop as long as the ranks or the microbatches."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pptrace.model.request import ScheduleRequest
+
+__all__ = ["looped_bubble"]
+
+
+def looped_bubble(request: ScheduleRequest) -> Fraction:
+    """Return idle over ranks times length.
+
+    Rank 0 runs the first microbatch of its next chunk when the last rank has run it on this chunk, which
+    leaves it idle where there are fewer microbatches than ranks.
+    """
+    ranks, units, chunks = request.ranks, request.units, request.chunks
+    length = (chunks - 1) * max(ranks, units) + units + ranks - 1
+    return 1 - Fraction(chunks * units, length)

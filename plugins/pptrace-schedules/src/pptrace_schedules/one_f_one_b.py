@@ -1,0 +1,64 @@
+"""1F1B alternates one forward and one backward as soon as the first backward can run.
+
+Source: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, arXiv:2006.09503
+(PipeDream-Flush); Fan et al., DAPPLE, PPoPP 2021, arXiv:2007.01045, found the same order.
+
+Order of rank r of p, with m microbatches and w = min(m, p - 1 - r)::
+
+    wF   (m - w) × (1F 1B)   wB          forwards 0 … m - 1 and backwards 0 … m - 1, each in order
+
+Bubble: (p - 1) / (m + p - 1), that of GPipe. Peak activations of rank r: min(m, p - r).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace.hooks.offers import ScheduleOffer
+from pptrace_schedules.one_chunk import check_one_chunk
+
+if TYPE_CHECKING:
+    from pptrace.model.request import ScheduleRequest
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["OFFER"]
+
+
+def build(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    import numpy as np
+
+    from pptrace_schedules.alternate import one_forward_one_backward
+
+    warm_up = [min(request.units, request.ranks - 1 - rank) for rank in range(request.ranks)]
+    unit = np.arange(request.units, dtype=np.int32)
+    first_stage = np.zeros_like(unit)
+    return one_forward_one_backward(request, warm_up, unit, first_stage, first_stage)
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse several chunks per rank."""
+    check_one_chunk(request, "1f1b", "interleaved-1f1b")
+
+
+def bubble(request: ScheduleRequest) -> Fraction:
+    """Return idle over ranks times length."""
+    return Fraction(request.ranks - 1, request.units + request.ranks - 1)
+
+
+def peak_activations(request: ScheduleRequest) -> list[Fraction]:
+    """Return the microbatches that each rank holds when its first backward starts."""
+    return [Fraction(min(request.units, request.ranks - rank)) for rank in range(request.ranks)]
+
+
+OFFER = ScheduleOffer(
+    name="1f1b",
+    summary="One forward and one backward in turns, after a warm-up as long as the way to the last rank.",
+    build=build,
+    check=check,
+    bubble=bubble,
+    peak_activations=peak_activations,
+    constraints="One chunk per rank; any number of ranks and microbatches.",
+    source="https://arxiv.org/abs/2006.09503",
+)

@@ -1,0 +1,24 @@
+"""What this distribution offers: four schedules; light to import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.hooks.specs import hookimpl
+from pptrace_schedules import gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pptrace.hooks.offers import ScheduleOffer
+
+__all__ = ["pptrace_schedules"]
+
+
+@hookimpl
+def pptrace_schedules() -> Iterable[ScheduleOffer]:
+    """Offer the schedules."""
+    yield gpipe.OFFER
+    yield one_f_one_b.OFFER
+    yield interleaved_1f1b.OFFER
+    yield looped_bfs.OFFER
