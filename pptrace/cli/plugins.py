@@ -13,7 +13,7 @@ from pptrace.errors import PluginError
 from pptrace.hooks.provider import HOOKS, Failure, Provider
 from pptrace.hooks.registry import Registry
 
-__all__ = ["command"]
+__all__ = ["Listed", "command"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

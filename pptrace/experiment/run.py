@@ -37,7 +37,7 @@ class Run:
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Version, plugins with versions, and the whole configuration; no time, host or path."""
-        from pptrace import __version__
+        from pptrace.version import __version__
 
         return {
             "pptrace": __version__,

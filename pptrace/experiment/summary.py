@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pptrace.experiment.run import Run
 
-__all__ = ["summary_lines"]
+__all__ = ["summary_lines", "time_text"]
 
 WIDTH = 80
 """Columns that every line fits."""

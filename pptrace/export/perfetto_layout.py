@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pptrace.model.columns import Int64s
 
-__all__ = ["BEGIN", "COUNTER", "END", "SEQUENCE", "Layout", "packet"]
+__all__ = ["BEGIN", "COUNTER", "END", "SEQUENCE", "Layout", "Part", "packet"]
 
 BEGIN, END, COUNTER = 1, 2, 4
 """TrackEvent.Type."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.model.columns import Int32s, column, difference
 
-__all__ = ["Placement"]
+__all__ = ["Placement", "chain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -106,21 +107,21 @@ class Workload:
             object.__setattr__(self, name, column(np.broadcast_to(filled, (self.stages,)), np.int64))
 
     @classmethod
-    def uniform(cls, stages: int, *, boundary_bytes: int = 0, edges: int = -1, **values: object) -> Workload:
+    def uniform(cls, stages: int, *, boundary_bytes: int = 0, edges: int = -1, **values: Any) -> Workload:
         """Build a workload from scalars or arrays by field name; what is not named is zero.
 
         ``b_ns`` defaults to ``i_ns + w_ns``, and ``i_ns`` and ``w_ns`` to the halves of ``b_ns``.
         """
-        given: dict[str, object] = dict(values)
+        given = dict(values)
         if "b_ns" not in given:
-            given["b_ns"] = np.add(given.get("i_ns", 0), given.get("w_ns", 0))  # type: ignore[call-overload]
+            given["b_ns"] = np.add(given.get("i_ns", 0), given.get("w_ns", 0))
         half = np.asarray(given["b_ns"]) // 2
         given.setdefault("i_ns", np.asarray(given["b_ns"]) - np.asarray(given.get("w_ns", half)))
         given.setdefault("w_ns", np.asarray(given["b_ns"]) - np.asarray(given["i_ns"]))
         for name in _PER_STAGE:
             given[name] = np.broadcast_to(np.asarray(given.get(name, 0), dtype=np.int64), (stages,))
         count = stages - 1 if edges < 0 else edges
-        return cls(boundary_bytes=np.full(max(count, 0), boundary_bytes, dtype=np.int64), **given)  # type: ignore[arg-type]
+        return cls(boundary_bytes=np.full(max(count, 0), boundary_bytes, dtype=np.int64), **given)
 
     @property
     def stages(self) -> int:

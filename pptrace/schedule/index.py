@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
     from pptrace.schedule.table import Schedule
 
-__all__ = ["ABSENT", "SLOT_OF_KIND", "Positions", "Problem", "index_schedule"]
+__all__ = ["ABSENT", "FORWARD", "GRADIENT", "SLOT_OF_KIND", "Positions", "Problem", "index_schedule"]
 
 FORWARD, GRADIENT, WEIGHT, SEND_F, RECV_F, SEND_B, RECV_B, OFFLOAD, RELOAD, RECOMPUTE = range(10)
 """Slots: a full backward fills GRADIENT and WEIGHT, an input-gradient backward GRADIENT alone."""

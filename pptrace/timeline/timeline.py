@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pptrace.model.placement import Placement
     from pptrace.timeline.counter import Counter
 
-__all__ = ["Slice", "Stream", "Timeline"]
+__all__ = ["LANE_COLUMNS", "ROW_COLUMNS", "Slice", "Stream", "Timeline"]
 
 
 class Stream(IntEnum):

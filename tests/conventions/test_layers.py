@@ -1,0 +1,119 @@
+"""The core's areas stand in layers: each imports only from layers below it, type checking included."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LAYERS = (
+    {"errors", "version"},
+    {"kernel", "model", "config"},
+    {"network", "schedule", "viewer"},
+    {"timeline"},
+    {"sim", "hooks.offers"},
+    {"export", "builtin"},
+    {"hooks"},
+    {"experiment"},
+    {"api", "testing"},
+    {"cli"},
+)
+"""From the bottom; areas of one layer do not know each other. ``docs/architecture.md`` draws them."""
+
+LEVEL = {area: level for level, areas in enumerate(LAYERS) for area in areas}
+
+
+def test_every_module_belongs_to_a_layer(core: dict[str, ast.Module]) -> None:
+    areas = {area_of(module) for module in core if module != "pptrace"}
+
+    assert areas == set(LEVEL)
+
+
+def test_imports_point_down(core: dict[str, ast.Module]) -> None:
+    upward = [
+        f"{module} imports {target}"
+        for module, tree in core.items()
+        for target in imported(tree, core)
+        if "pptrace" not in {module, target} and not may_import(module, target)
+    ]
+
+    assert upward == []
+
+
+def test_nothing_inside_imports_the_package_s_face(core: dict[str, ast.Module]) -> None:
+    assert [module for module, tree in core.items() if "pptrace" in imported(tree, core)] == []
+
+
+def test_the_core_imports_no_plugin(core: dict[str, ast.Module], root: Path) -> None:
+    plugins = {package.name for package in root.glob("plugins/*/src/*/")}
+
+    assert plugins
+    assert [module for module, tree in core.items() if set(packages(tree)) & plugins] == []
+
+
+def test_kernels_know_arrays_only(core: dict[str, ast.Module]) -> None:
+    kernels = {module: list(packages(tree)) for module, tree in core.items() if module.endswith(".kernels")}
+
+    assert kernels
+    assert all(imports == [] for imports in kernels.values()), kernels
+
+
+def test_the_page_about_the_architecture_draws_these_layers(root: Path) -> None:
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawing = re.search(r"```layers\n(.*?)```", page, re.DOTALL)
+    assert drawing
+
+    drawn = [set(line.split("  ")[0].split()) for line in drawing[1].splitlines()]
+
+    assert drawn[::-1] == list(LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("module", "target", "allowed"),
+    [
+        ("pptrace.sim.lower", "pptrace.timeline.timeline", True),
+        ("pptrace.timeline.timeline", "pptrace.sim.lower", False),
+        ("pptrace.export.output", "pptrace.hooks.offers", True),
+        ("pptrace.hooks.offers", "pptrace.hooks.registry", False),
+        ("pptrace.network.flat", "pptrace.schedule.table", False),
+    ],
+)
+def test_the_rule_itself(module: str, target: str, *, allowed: bool) -> None:
+    assert may_import(module, target) == allowed
+
+
+def area_of(module: str) -> str:
+    """Return the area of a module: a module or package right below ``pptrace``, or one that is a layer itself."""
+    below = module.removeprefix("pptrace.")
+    return below if below in LEVEL else below.split(".")[0]
+
+
+def may_import(module: str, target: str) -> bool:
+    ours, theirs = area_of(module), area_of(target)
+    return ours == theirs or LEVEL[theirs] < LEVEL[ours]
+
+
+def imported(tree: ast.Module, core: dict[str, ast.Module]) -> set[str]:
+    """Return the core's modules that a module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names if name.name in core}
+        elif isinstance(node, ast.ImportFrom) and node.module in core:
+            parts = {f"{node.module}.{name.name}" for name in node.names}
+            found |= (parts & set(core)) or {str(node.module)}
+    return found
+
+
+def packages(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name.split(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]

@@ -1,0 +1,82 @@
+"""Start-up stays light: what is heavy is imported where it is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAVY = {"google", "matplotlib", "numba", "numpy", "perfetto", "pydantic", "rich", "yaml"}
+"""``google`` is where protobuf lives."""
+
+TABLE = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+def test_importing_pptrace_loads_nothing_heavy_and_no_plugin(tmp_path: Path) -> None:
+    loaded = modules_after("import pptrace", tmp_path)
+
+    assert tops(loaded) & HEAVY == set()
+    assert [name for name in loaded if name.startswith("pptrace_")] == []
+    assert {name for name in loaded if name.split(".")[0] == "pptrace"} == {"pptrace", "pptrace.version"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["plugins", "--help"]])
+def test_help_loads_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
+    loaded = modules_after(command(arguments), tmp_path)
+
+    assert "click" in loaded
+    assert tops(loaded) & HEAVY == set()
+    assert [name for name in loaded if name.startswith("pptrace_")] == []
+
+
+def test_a_small_simulation_never_imports_numba_or_what_it_does_not_use(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(TABLE)
+
+    loaded = modules_after(command(["simulate", "--schedule", "table.csv"]), tmp_path)
+
+    assert "numpy" in loaded
+    assert tops(loaded) & {"google", "matplotlib", "numba", "perfetto"} == set()
+
+
+def test_a_small_trace_never_imports_numba(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(TABLE)
+
+    loaded = modules_after(
+        command(["simulate", "--schedule", "table.csv", "-o", "a.pftrace", "-o", "a.json.gz"]), tmp_path
+    )
+
+    assert {file.name for file in tmp_path.iterdir()} == {"table.csv", "a.pftrace", "a.json.gz"}
+    assert tops(loaded) & {"matplotlib", "numba"} == set()
+
+
+def command(arguments: list[str]) -> str:
+    return f"""
+        import contextlib
+        from pptrace.cli.main import main
+        sys.argv = ["pptrace", *{arguments!r}]
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(sys.stderr):
+            main()
+    """
+
+
+def modules_after(program: str, folder: Path) -> set[str]:
+    """Return the modules loaded after a program ran in a process of its own."""
+    source = f"import json, sys\n{dedent(program)}\nprint(json.dumps(sorted(sys.modules)))"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PPTRACE", "COV"))}
+    result = subprocess.run(
+        [sys.executable, "-c", source], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return set(json.loads(result.stdout))
+
+
+def tops(modules: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in modules}

@@ -1,0 +1,164 @@
+"""What holds for the tree as a whole: sizes, words, links, versions, plugins' project files."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pptrace.version import __version__
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
+LONGEST = 300
+LONGER: dict[str, str] = {
+    "pptrace/sim/kernels.py": "lowering and sweep share the numbers of kinds and policies",
+}
+"""Files that may be longer, each with its reason."""
+
+_WORDS = ("work" + "space", "age" + "nt", "ses" + "sion", "py" + "pi.org", "to" + "do", "fix" + "me", "x" * 3)
+FORBIDDEN = re.compile(rf"\b(?:{'|'.join(_WORDS)})s?\b|/{'work'}/|/root/", re.IGNORECASE)
+MEANT = re.compile(
+    r"scope=\"session\"|pytest_session\w*|currentWorkspace|trace\.workspace"  # others' names
+    r"|user[- ]agent|DejaVu Sans|attention workspace|context, workspace"  # other meanings
+    , re.IGNORECASE,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["pptrace", "plugins", "tests", "examples", "benchmarks"])
+def test_no_module_is_longer_than_a_reader_s_patience(file: str) -> None:
+    long = {str(path): lines for path in sources(file) if (lines := len(text(path).splitlines())) > LONGEST}
+
+    assert set(long) <= set(LONGER), long
+
+
+def test_every_module_opens_with_a_sentence() -> None:
+    silent = [str(path) for path in sources("pptrace", "plugins") if not opening(path)]
+
+    assert silent == []
+
+
+def test_no_file_speaks_of_what_is_not_its_business() -> None:
+    found = [
+        f"{path}:{number}: {line.strip()[:80]}"
+        for path in tracked()
+        for number, line in enumerate(text(path).splitlines(), 1)
+        if path != Path(__file__).relative_to(ROOT) and FORBIDDEN.search(MEANT.sub("", line))
+    ]
+
+    assert found == []
+
+
+def test_every_relative_link_leads_somewhere() -> None:
+    broken = []
+    for page in (path for path in tracked() if path.suffix == ".md"):
+        links = re.findall(r"\]\(([^)#\s]+)|src=\"([^\"]+)\"", text(page))
+        targets = [a or b for a, b in links if "://" not in (a or b)]
+        broken += [f"{page} -> {target}" for target in targets if not (ROOT / page.parent / target).exists()]
+
+    assert broken == []
+
+
+def test_the_changelog_has_this_version_first() -> None:
+    headings = re.findall(r"^## (\S+)", text(Path("CHANGELOG.md")), re.MULTILINE)
+
+    assert headings[0] == __version__ == project(ROOT)["version"]
+
+
+def test_there_are_plugins() -> None:
+    assert {plugin.name for plugin in PLUGINS} >= {"pptrace-models", "pptrace-schedules"}
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_every_plugin_is_a_distribution_of_its_own(plugin: Path) -> None:
+    about, core = project(plugin), project(ROOT)
+
+    assert about["name"] == plugin.name
+    assert about["description"].endswith(".")
+    assert about["license"] == core["license"]
+    assert about["requires-python"] == core["requires-python"]
+    assert any(re.match(r"pptrace\b(?!-)", requirement) for requirement in about["dependencies"])
+    assert (plugin / about["readme"]).is_file()
+    assert list(plugin.glob("tests/test_*.py"))
+    assert (plugin / "src" / plugin.name.replace("-", "_") / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_every_plugin_has_one_entry_point_and_the_project_knows_it(plugin: Path) -> None:
+    (entry,) = project(plugin)["entry-points"]["pptrace"].items()
+    package = plugin.name.replace("-", "_")
+    tools = tomllib.loads(text(Path("pyproject.toml")))["tool"]
+
+    assert f"pptrace-{entry[0]}" == plugin.name
+    assert entry[1].split(".")[0] == package
+    assert package in tools["ruff"]["lint"]["isort"]["known-first-party"]
+    assert f"plugins/{plugin.name}/src" in tools["mypy"]["mypy_path"]
+    assert package in tools["coverage"]["run"]["source"]
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_every_plugin_declares_what_it_imports(plugin: Path) -> None:
+    imports = set()
+    for path in plugin.rglob("src/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imports.add(node.module.split(".")[0])
+            elif isinstance(node, ast.Import):
+                imports |= {name.name.split(".")[0] for name in node.names}
+    declared = {re.split(r"[^\w-]", each)[0].lower() for each in project(plugin)["dependencies"]}
+
+    assert imports - sys.stdlib_module_names - {plugin.name.replace("-", "_")} <= declared
+
+
+def test_every_ignored_rule_says_why() -> None:
+    project_file = text(Path("pyproject.toml"))
+    ruff = project_file.partition("[tool.ruff.lint]")[2].partition("[tool.ruff.lint.pydocstyle]")[0]
+    lines = [line for line in ruff.splitlines() if re.search(r'^\s+"[A-Z]+\d*"', line)]
+
+    assert lines
+    assert [line for line in lines if "#" not in line] == []
+
+
+def test_every_exception_in_the_code_says_why() -> None:
+    bare = re.compile(r"(?:noqa: [A-Z0-9, ]+|type: ignore\[[^\]]*\])\s*$|(?:noqa|type: ignore)\s*$")
+    found = [
+        f"{path}:{number}"
+        for path in sources("pptrace", "plugins", "examples")
+        if "tests" not in path.parts
+        for number, line in enumerate(text(path).splitlines(), 1)
+        if bare.search(line) and "empty-body" not in line  # a hook's body is its docstring
+    ]
+
+    assert found == []
+
+
+def tracked() -> list[Path]:
+    """Return the text files that belong to the project."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        pytest.skip("not a git checkout")
+    files = [Path(line) for line in result.stdout.splitlines()]
+    return [file for file in files if (ROOT / file).is_file() and b"\0" not in (ROOT / file).read_bytes()[:4096]]
+
+
+def sources(*folders: str) -> list[Path]:
+    return [path.relative_to(ROOT) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def text(path: Path) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def opening(path: Path) -> str | None:
+    return ast.get_docstring(ast.parse(text(path))) or (None if text(path).strip() else "empty")
+
+
+def project(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
