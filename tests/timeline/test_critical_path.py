@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.table import Schedule
@@ -28,7 +30,7 @@ def test_every_slice_on_the_path_starts_when_its_cause_lets_it() -> None:
 
     rows = critical_path(timeline).rows
 
-    for before, after in zip(rows[:-1], rows[1:], strict=True):
+    for before, after in pairwise(rows.tolist()):
         assert timeline.cause[after] == before
         free = timeline.end_ns[before] + (timeline.lag_ns[before] if timeline.kind[after] <= 1 else 0)
         assert timeline.start_ns[after] == free

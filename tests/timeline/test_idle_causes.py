@@ -126,14 +126,13 @@ def test_a_late_peer_of_a_blocking_receive_is_its_compute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overlap", "rank_one"), [(True, {"FILL": 10, "REDUCTION": 7}), (False, {"FILL": 10, "DRAIN": 20, "REDUCTION": 7})]
+    ("overlap", "rank_one"),
+    [(True, {"FILL": 10, "REDUCTION": 7}), (False, {"FILL": 10, "DRAIN": 20, "REDUCTION": 7})],
 )
-def test_reductions_count_where_they_hold_the_optimizer_back(overlap: bool, rank_one: dict[str, int]) -> None:
+def test_reductions_count_where_they_hold_the_optimizer_back(overlap: object, rank_one: dict[str, int]) -> None:
     workload = Workload.uniform(2, f_ns=10, b_ns=20, reduce_ns=7, optimizer_ns=3)
 
-    metrics = measure(
-        simulate(Schedule.from_rows(ONE_UNIT), workload, overlap_reduction=overlap), workload
-    )
+    metrics = measure(simulate(Schedule.from_rows(ONE_UNIT), workload, overlap_reduction=bool(overlap)), workload)
 
     # Both ways the step ends with rank 0's reduction and update: 60 + 7 + 3.
     assert metrics.step_ns == 70

@@ -79,10 +79,10 @@ def test_fp32_weights_need_no_master_copy(costs: Callable[..., Workload]) -> Non
     assert (workload.optimizer_bytes == 2 * workload.weights_bytes).all()
 
 
-def test_the_reserve_is_two_gib_and_four_boundary_messages(costs: Callable[..., Workload]) -> None:
+def test_the_reserve_is_two_gib(costs: Callable[..., Workload]) -> None:
     workload = costs()
     assert workload.boundary_bytes.tolist() == [2048 * 1024 * 2] * 3
-    assert workload.reserved_bytes == 2 * GIB + 4 * 2048 * 1024 * 2
+    assert workload.reserved_bytes == 2 * GIB
     assert workload.capacity_bytes == 80 * GIB
 
 
