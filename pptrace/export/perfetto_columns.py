@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pptrace.export.perfetto_flows import FlowIds, Flows
     from pptrace.export.perfetto_names import Names
-    from pptrace.model.columns import Int64s
+    from pptrace.model.columns import Int32s
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Column", "FlowColumn", "PlainColumn", "SparseColumn", "event_columns", "field_columns"]
@@ -23,7 +23,7 @@ __all__ = ["Column", "FlowColumn", "PlainColumn", "SparseColumn", "event_columns
 class Column(Protocol):
     """Values of rows, -1 for a row that has none."""
 
-    def at(self, rows: Int64s) -> NDArray[np.integer[Any]]:
+    def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
         """Return the rows' values."""
         ...
 
@@ -40,7 +40,7 @@ class PlainColumn:
     values: NDArray[np.integer[Any]]
     """Shape (rows,)."""
 
-    def at(self, rows: Int64s) -> NDArray[np.integer[Any]]:
+    def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
         """Return the rows' values."""
         return self.values[rows]
 
@@ -59,7 +59,7 @@ class SparseColumn:
     expected: NDArray[np.integer[Any]] | int
     """One for all rows, or one per row."""
 
-    def at(self, rows: Int64s) -> NDArray[np.integer[Any]]:
+    def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
         """Return the rows' values."""
         values = self.values[rows]
         expected = self.expected if isinstance(self.expected, int) else self.expected[rows]
@@ -80,7 +80,7 @@ class FlowColumn:
     place: int
     """Which, from 0."""
 
-    def at(self, rows: Int64s) -> NDArray[np.integer[Any]]:
+    def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
         """Return the rows' ids."""
         return self.ids.at(rows, self.place)
 
@@ -94,7 +94,7 @@ def field_columns(timeline: Timeline, flows: Flows, first_row: int) -> dict[str,
     """Return the columns of the typed fields."""
     t = timeline
     return {
-        "row": PlainColumn(np.arange(first_row, first_row + len(t), dtype=np.int64)),
+        "row": PlainColumn(np.arange(first_row, first_row + len(t), dtype=np.int32)),
         "kind": PlainColumn(t.kind),
         "rank": PlainColumn(t.rank_of_row()),
         "stage": PlainColumn(t.stage),
@@ -111,7 +111,7 @@ def field_columns(timeline: Timeline, flows: Flows, first_row: int) -> dict[str,
     }
 
 
-def event_columns(timeline: Timeline, lane_uuid: Int64s, names: Names) -> dict[str, Column]:
+def event_columns(timeline: Timeline, lane_uuid: Int32s, names: Names) -> dict[str, Column]:
     """Return the columns of Perfetto's own fields."""
     columns: dict[str, Column] = {
         "start": PlainColumn(timeline.start_ns),

@@ -13,7 +13,7 @@ from pptrace.export.perfetto_wire import Cell, cell_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.model.columns import Int64s
+    from pptrace.model.columns import Int32s, Int64s
     from pptrace.timeline.counter import Counter
 
 __all__ = ["CounterPoints"]
@@ -52,7 +52,7 @@ class CounterPoints:
         when = Cell("at", _TIMESTAMP, cell_size(1, int(at_ns.max(initial=0))))
         return cls(layout=Layout(tuple(packet(COUNTER, when, cells))), at_ns=at_ns, value=value, track=track)
 
-    def columns(self, _layout: Layout, rows: Int64s) -> dict[str, Int64s]:
+    def columns(self, _layout: Layout, rows: Int32s) -> dict[str, Int64s]:
         """Return the values of the layout's cells."""
         return {"at": self.at_ns[rows], "track": self.track[rows], "value": self.value[rows]}
 

@@ -11,7 +11,7 @@ from pptrace.model.action import COMMUNICATION
 from pptrace.timeline.messages import messages
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.model.columns import Int32s
     from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Timeline
 
@@ -22,36 +22,36 @@ __all__ = ["FlowIds", "Flows"]
 class FlowIds:
     """The flow ids of each row."""
 
-    row_ptr: Int64s
+    row_ptr: Int32s
     """Shape (rows + 1,): row ``r`` has ``ids[row_ptr[r]:row_ptr[r + 1]]``."""
-    ids: Int64s
+    ids: Int32s
     """Ids, not zero."""
 
     @classmethod
-    def of(cls, rows: Int64s, ids: Int64s, size: int) -> Self:
+    def of(cls, rows: Int32s, ids: Int32s, size: int) -> Self:
         """Sort pairs of row and id by row; rows of -1 are left out."""
         rows, ids = rows[rows >= 0], ids[rows >= 0]
         per_row = np.bincount(rows, minlength=size)
         if per_row.max(initial=0) > 1:
             ids = ids[np.argsort(rows, kind="stable")]
         else:
-            place = np.zeros(size, dtype=np.int64)
+            place = np.zeros(size, dtype=np.int32)
             place[rows] = ids
             ids = place[per_row > 0]
-        return cls(row_ptr=np.concatenate([[0], np.cumsum(per_row)]), ids=ids)
+        return cls(row_ptr=np.concatenate([[0], np.cumsum(per_row)]).astype(np.int32), ids=ids)
 
     @property
-    def per_row(self) -> Int64s:
+    def per_row(self) -> Int32s:
         """How many each row has."""
         return np.diff(self.row_ptr)
 
-    def at(self, rows: Int64s, place: int) -> Int64s:
+    def at(self, rows: Int32s, place: int) -> Int32s:
         """Return the rows' ids at ``place``, -1 for rows that have fewer."""
         index = self.row_ptr[rows] + place
         inside = index < self.row_ptr[rows + 1]
-        return (
-            np.where(inside, self.ids[np.where(inside, index, 0)], -1) if self.ids.size else np.full(rows.size, -1)
-        )
+        found = np.full(rows.size, -1, dtype=np.int32)
+        found[inside] = self.ids[index[inside]]
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,11 @@ class Flows:
     def of(cls, timeline: Timeline, first_row: int) -> Self:
         """Find them; a flow's id is its transfer's row, counted from 1 over all ranks."""
         found = messages(timeline)
-        ids = np.where(found.send >= 0, found.send, found.recv).astype(np.int64) + first_row + 1
-        rows = np.concatenate([found.producer, found.send, found.recv]).astype(np.int64)
+        ids = np.where(found.send >= 0, found.send, found.recv) + np.int32(first_row + 1)
+        rows = np.concatenate([found.producer, found.send, found.recv])
         return cls(
             leaving=FlowIds.of(rows, np.tile(ids, 3), len(timeline)),
-            ending=FlowIds.of(found.consumer.astype(np.int64), ids, len(timeline)),
+            ending=FlowIds.of(found.consumer, ids, len(timeline)),
             peer=_peers(timeline, found),
         )
 

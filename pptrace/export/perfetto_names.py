@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from pptrace.model.action import COMMUNICATION, COMPUTE, PER_STAGE, Kind
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import InternedData
 
-    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.model.columns import Int32s
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["CATEGORIES", "KIND_CATEGORY", "Names", "numbered"]
@@ -85,7 +86,7 @@ def _units(pairs: list[int], units: int, spans: list[int]) -> list[str]:
     return [f" {pair % units - 1}{beyond[pair // units]}" if pair % units else "" for pair in pairs]
 
 
-def numbered(keys: Int64s) -> tuple[Int64s, Int32s]:
+def numbered(keys: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], Int32s]:
     """Return the distinct keys, none below zero, and each row's place among them."""
     largest = int(keys.max(initial=0))
     if largest >= _DENSE:

@@ -10,7 +10,8 @@ are grouped by their number of flow ids, so that records of one group have one s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from pptrace.export.perfetto_layout import Part
     from pptrace.export.perfetto_names import Names
-    from pptrace.model.columns import Int64s
+    from pptrace.model.columns import Int32s
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Run", "Slices"]
@@ -38,7 +39,10 @@ _TIMESTAMP, _TRACK_UUID, _NAME_IID, _CATEGORY_IIDS = 8, 11, 10, 3
 _FLOW_IDS, _TERMINATING_FLOW_IDS, _CORRELATION_ID_STR_IID = 47, 48, 54
 _FLOW_CELL, _CATEGORY_CELL = 10, 2
 _FIELD_TAG, _CORRELATION_TAG = 3, 2
+_INT32 = 1 << 31
 _SENDS, _RECEIVES = (Kind.SEND_F, Kind.SEND_B), (Kind.RECV_F, Kind.RECV_B)
+_CLASS = np.array([0 if kind in _SENDS else 1 if kind in _RECEIVES else 2 for kind in Kind], dtype=np.int8)
+"""Place of each kind among slices that begin at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +51,14 @@ class Run:
 
     layout: Layout
     """What each is made of."""
-    rows: NDArray[np.int64]
+    rows: Int32s
     """The slice of each."""
 
 
 class Slices:
     """A timeline's slices with the tracks, names and flows that they refer to."""
 
-    def __init__(self, timeline: Timeline, lane_uuid: Int64s, names: Names, first_row: int = 0) -> None:
+    def __init__(self, timeline: Timeline, lane_uuid: Int32s, names: Names, first_row: int = 0) -> None:
         self._timeline = timeline
         self._flows = Flows.of(timeline, first_row)
         self._column = event_columns(timeline, lane_uuid, names) | field_columns(timeline, self._flows, first_row)
@@ -64,22 +68,19 @@ class Slices:
         """Return all runs in the order of the file."""
         lasting = self._timeline.end_ns > self._timeline.start_ns
         if lasting.any():
-            yield Run(layout=Layout(tuple(self._end())), rows=np.flatnonzero(lasting))
-        kind = self._timeline.kind
-        order = np.where(np.isin(kind, _SENDS), 0, np.where(np.isin(kind, _RECEIVES), 1, 2)) + 3 * lasting
+            yield Run(layout=Layout(tuple(self._end())), rows=_places(lasting))
         out, into = _rounded(self._flows.leaving.per_row), _rounded(self._flows.ending.per_row)
-        key = (order * (int(out.max(initial=0)) + 1) + out) * (int(into.max(initial=0)) + 1) + into
-        groups, group = numbered(key)
+        groups, group = numbered(_combined([lasting, _CLASS[self._timeline.kind], out, into]))
         for index in range(groups.size):
-            rows = np.flatnonzero(group == index)
+            rows = _places(group == index)
             parts = self._begin(rows, int(out[rows[0]]), int(into[rows[0]]))
             yield Run(layout=Layout(tuple(parts if lasting[rows[0]] else parts + self._end())), rows=rows)
 
-    def columns(self, layout: Layout, rows: Int64s) -> dict[str, NDArray[np.integer]]:
+    def columns(self, layout: Layout, rows: Int32s) -> dict[str, NDArray[np.integer]]:
         """Return the values of a layout's cells."""
         return {cell.name: self._column[cell.name].at(rows) for _, cell in layout.cells}
 
-    def _begin(self, rows: Int64s, leaving: int, ending: int) -> list[Part]:
+    def _begin(self, rows: Int32s, leaving: int, ending: int) -> list[Part]:
         parts: list[Part] = [
             self._cell("track", _TRACK_UUID),
             self._cell("name", _NAME_IID),
@@ -101,7 +102,7 @@ class Slices:
     def _cell(self, name: str, number: int) -> Cell:
         return Cell(name, number, cell_size(1, self._bounds[name][1]))
 
-    def _optional(self, name: str, number: int, tag_bytes: int, rows: Int64s) -> Iterator[Cell]:
+    def _optional(self, name: str, number: int, tag_bytes: int, rows: Int32s) -> Iterator[Cell]:
         """Return the cell of a field that any of the rows has."""
         smallest, largest = self._bounds[name]
         if smallest < 0 <= largest:
@@ -118,9 +119,23 @@ class Slices:
         return Cell(name, number, _FLOW_CELL, fixed=True, optional=True)
 
 
-def _rounded(count: Int64s) -> Int64s:
+def _places(chosen: NDArray[np.bool_]) -> Int32s:
+    return np.flatnonzero(chosen).astype(np.int32)
+
+
+def _combined(keys: list[NDArray[Any]]) -> NDArray[np.integer[Any]]:
+    """Return numbers that are equal where all keys are, in the order of the keys."""
+    bounds = [int(key.max(initial=0)) + 1 for key in keys]
+    combined: NDArray[np.integer[Any]] = np.zeros(keys[0].size, np.int32 if prod(bounds) < _INT32 else np.int64)
+    for key, bound in zip(keys, bounds, strict=True):
+        combined *= bound
+        combined += key
+    return combined
+
+
+def _rounded(count: Int32s) -> Int32s:
     """Round up to powers of two, so that there are few groups."""
     if count.max(initial=0) <= 2:  # noqa: PLR2004 - powers of two already
         return count
-    powers = np.int64(1) << np.arange(0, 32, dtype=np.int64)
-    return np.where(count == 0, 0, powers[np.searchsorted(powers, count)])
+    powers = np.int64(1) << np.arange(31)
+    return np.where(count == 0, 0, powers[np.searchsorted(powers, count)]).astype(np.int32)

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-    from pptrace.model.columns import Int64s
+    from pptrace.model.columns import Int32s
     from pptrace.timeline.phases import Phase
     from pptrace.timeline.timeline import Timeline
 
-    _Columns: TypeAlias = Callable[[Layout, Int64s], Mapping[str, NDArray[np.integer[Any]]]]
-    _Run: TypeAlias = tuple[Layout, Int64s, _Columns]
+    _Columns: TypeAlias = Callable[[Layout, Int32s], Mapping[str, NDArray[np.integer[Any]]]]
+    _Run: TypeAlias = tuple[Layout, Int32s, _Columns]
 
 __all__ = ["COLOR_BY", "write"]
 
@@ -86,10 +86,10 @@ def _encoded(timeline: Timeline, first_row: int, color: str, title: str) -> tupl
     tracks, parts = Tracks(timeline, head), phases(timeline)
     tracks.write({phase.rank for phase in parts})
     _write_phases(head, parts, tracks.phases)
-    slices = Slices(timeline, np.array(tracks.lanes, dtype=np.int64), names, first_row)
+    slices = Slices(timeline, np.array(tracks.lanes, dtype=np.int32), names, first_row)
     runs: list[_Run] = [(run.layout, run.rows, slices.columns) for run in slices.runs()]
     counters = CounterPoints.of(timeline.counters, tracks.counters)
-    runs.append((counters.layout, np.arange(counters.at_ns.size), counters.columns))
+    runs.append((counters.layout, np.arange(counters.at_ns.size, dtype=np.int32), counters.columns))
     sizes = [(layout, rows.size) for layout, rows, _ in runs]
     marker = step_json(timeline, tracks.lanes, tracks.counters, sizes, first_row)
     head.packet.add().trace_attributes.attribute.add(key=STEP_KEY, string_value=marker)
@@ -122,7 +122,7 @@ def _write_phases(head: Trace, parts: Sequence[Phase], tracks: Mapping[int, int]
         end.track_event.type, end.track_event.track_uuid = END, tracks[part.rank]
 
 
-def _write_run(file: BinaryIO, layout: Layout, rows: Int64s, columns: _Columns) -> None:
+def _write_run(file: BinaryIO, layout: Layout, rows: Int32s, columns: _Columns) -> None:
     records = layout.blank(min(layout.chunk_rows, rows.size))
     for start in range(0, rows.size, layout.chunk_rows):
         chosen = rows[start : start + layout.chunk_rows]
