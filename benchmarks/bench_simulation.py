@@ -26,7 +26,8 @@ from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.sim.lower import lower
 from pptrace.sim.policy import Policy, PolicyName
-from pptrace.sim.simulate import run_graph, simulate
+from pptrace.sim.simulate import simulate
+from pptrace.sim.sweep import run_graph
 from pptrace.timeline.metrics import measure
 
 NETWORK = Flat(rate_kbps=50_000_000, latency_ns=5_000)
@@ -102,7 +103,8 @@ def main() -> None:
     for name, chunks in (("1f1b", 1), ("interleaved-1f1b", 2)):
         r = apart(whole, name, given.ranks, given.microbatches, chunks, policy)
         print(
-            f"{name:>18}: {r['actions']} actions, warm {r['warm_s']:.3f} s = {r['actions'] / r['warm_s'] / 1e6:.2f} M/s, "
+            f"{name:>18}: {r['actions']} actions, warm {r['warm_s']:.3f} s = "
+            f"{r['actions'] / r['warm_s'] / 1e6:.2f} M/s, "
             f"cold {r['cold_s']:.2f} s, {r['bytes']:.0f} bytes/action, "
             f"sweep {r['sweep'] / 1e6:.1f} M tasks/s ({r['tasks']} tasks)"
         )

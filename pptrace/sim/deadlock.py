@@ -79,7 +79,7 @@ def _eager_remedy(
     schedule: Schedule, workload: Workload, network: Network, policy: Policy, graph: TaskGraph
 ) -> str:
     from pptrace.sim.lower import lower
-    from pptrace.sim.simulate import run_graph
+    from pptrace.sim.sweep import run_graph
 
     for size in np.unique(graph.size_bytes[graph.path >= 0]).tolist():
         if size <= policy.eager_bytes:

@@ -15,6 +15,7 @@ from pptrace.sim.deadlock import explain_stuck
 from pptrace.sim.epilogue import with_epilogue
 from pptrace.sim.lower import lower
 from pptrace.sim.policy import Policy
+from pptrace.sim.sweep import run_graph
 from pptrace.timeline.timeline import ROW_COLUMNS, Timeline
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
     from pptrace.sim.graph import TaskGraph
 
-__all__ = ["run_graph", "simulate"]
+__all__ = ["simulate"]
 
 
 def simulate(
@@ -57,24 +58,6 @@ def simulate(
     if done < graph.tasks - int((graph.twin >= 0).sum()):
         raise explain_stuck(whole, workload, network or ideal(), policy, graph, waiting)
     return _timeline(graph, start, end, cause)
-
-
-def run_graph(graph: TaskGraph) -> tuple[Int64s, Int64s, Int32s, Int32s, int]:
-    """Run the sweep; return start, end, cause and what is left to wait for of each task, and the tasks run."""
-    tasks = graph.tasks
-    waiting, ready = np.zeros(tasks, dtype=np.int32), np.empty(tasks, dtype=np.int32)
-    start = np.zeros(tasks, dtype=np.int64)
-    cause = np.full(tasks, -1, dtype=np.int32)
-    done = run(
-        kernels.sweep,
-        (
-            graph.duration_ns, graph.lag_ns, graph.next, graph.next_peer,
-            graph.edge_ptr, graph.edge, graph.twin, graph.rows, int((graph.next_peer >= 0).any()),
-        ),
-        (waiting, ready, start, cause),
-        work=tasks,
-    )  # fmt: skip
-    return start, start + graph.duration_ns, cause, waiting, done
 
 
 def _timeline(graph: TaskGraph, start: Int64s, end: Int64s, cause: Int32s) -> Timeline:
