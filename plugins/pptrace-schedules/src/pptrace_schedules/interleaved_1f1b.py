@@ -6,7 +6,7 @@ SC 2021, arXiv:2104.04473, section 2.2. Rounds of other sizes than p are PyTorch
 Chunk c of rank r is stage c p + r. With m microbatches, rounds of g = m / max(1, floor(m / p)) and
 w = min(v m, (v - 1) g + 2 (p - 1 - r)), rank r runs::
 
-    wF   (v m - w) × (1F 1B)   wB
+    w F,   v m - w times F B,   w B
 
     forwards    round 0: chunk 0 of microbatches 0 … g - 1, chunk 1 of the same, …, chunk v - 1; round 1: …
     backwards   the same rounds, each from chunk v - 1 down to chunk 0

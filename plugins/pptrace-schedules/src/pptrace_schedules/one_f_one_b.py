@@ -5,7 +5,7 @@ Source: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 
 
 Order of rank r of p, with m microbatches and w = min(m, p - 1 - r)::
 
-    wF   (m - w) × (1F 1B)   wB          forwards 0 … m - 1 and backwards 0 … m - 1, each in order
+    w F,   m - w times F B,   w B          forwards 0 … m - 1 and backwards 0 … m - 1, each in order
 
 Bubble: (p - 1) / (m + p - 1), that of GPipe. Peak activations of rank r: min(m, p - r).
 """

@@ -1,0 +1,107 @@
+"""Closed forms equal what the tables themselves take and hold, exactly, over a grid of sizes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from pptrace.model.request import ScheduleRequest
+from pptrace.model.workload import Workload
+from pptrace.schedule.table import Schedule
+from pptrace.sim.simulate import simulate
+from pptrace.testing import assert_schedule_family, grid
+from pptrace.testing.count import count
+from pptrace.timeline.metrics import measure
+from pptrace_schedules.plugin import pptrace_schedules
+
+OFFERS = {offer.name: offer for offer in pptrace_schedules()}
+MICROBATCHES = (8, 16, 32, 64, 128, 256)
+
+
+def table(name: str, ranks: int, units: int, chunks: int = 1) -> Schedule:
+    schedule = OFFERS[name].build(ScheduleRequest(ranks=ranks, units=units, chunks=chunks))
+    assert isinstance(schedule, Schedule)
+    return schedule
+
+
+def stated_bubble(name: str, ranks: int, units: int, chunks: int = 1) -> Fraction:
+    bubble = OFFERS[name].bubble
+    assert bubble is not None
+    return bubble(ScheduleRequest(ranks=ranks, units=units, chunks=chunks))
+
+
+def step_ns(name: str, ranks: int, units: int, chunks: int = 1) -> int:
+    schedule = table(name, ranks, units, chunks)
+    costs = Workload.uniform(ranks * chunks, f_ns=1, b_ns=2)
+    return measure(simulate(schedule, costs), costs).step_ns
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_closed_forms_hold_for_every_size_that_the_schedule_takes(name: str) -> None:
+    sizes = grid(ranks=range(1, 9), units=(1, 2, 3, 5, 8, 9, 10, 12, 16, 18), chunks=(1, 2, 3))
+
+    assert_schedule_family(OFFERS[name], sizes=sizes, growth=False)
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_generation_grows_as_the_table_does(name: str) -> None:
+    chunks = 2 if name == "interleaved-1f1b" else 1
+
+    assert_schedule_family(OFFERS[name], sizes=grid(ranks=(16,), units=(64,), chunks=(chunks,)))
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("units", MICROBATCHES)
+def test_gpipe_and_1f1b_idle_alike_and_as_the_tabular_study_prints(ranks: int, units: int) -> None:
+    printed = Fraction(ranks - 1, units + ranks - 1)
+
+    for name in ("gpipe", "1f1b"):
+        assert count(table(name, ranks, units)).bubble == printed
+        assert stated_bubble(name, ranks, units) == printed
+    assert step_ns("gpipe", ranks, units) == step_ns("1f1b", ranks, units) == 3 * (units + ranks - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "units_of_time"),
+    [("gpipe", 1, 213), ("1f1b", 1, 213), ("interleaved-1f1b", 2, 405), ("looped-bfs", 2, 405)],
+)
+def test_the_step_of_8_ranks_and_64_microbatches(name: str, chunks: int, units_of_time: int) -> None:
+    assert step_ns(name, 8, 64, chunks) == units_of_time
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "units", "chunks", "units_of_time"),
+    [
+        ("gpipe", 8, 3, 1, 3 * 10),
+        ("1f1b", 8, 3, 1, 3 * 10),
+        ("interleaved-1f1b", 8, 3, 2, 3 * (16 + 2)),
+        ("looped-bfs", 8, 3, 2, 3 * (16 + 2)),
+        ("gpipe", 1, 5, 1, 3 * 5),
+        ("1f1b", 1, 5, 1, 3 * 5),
+        ("interleaved-1f1b", 1, 5, 2, 3 * 10),
+        ("looped-bfs", 1, 5, 3, 3 * 15),
+        ("gpipe", 4, 1, 1, 3 * 4),
+        ("1f1b", 4, 1, 1, 3 * 4),
+        ("interleaved-1f1b", 4, 1, 3, 3 * 12),
+        ("looped-bfs", 4, 1, 3, 3 * 12),
+    ],
+)
+def test_few_microbatches_one_rank_and_one_microbatch(
+    name: str, ranks: int, units: int, chunks: int, units_of_time: int
+) -> None:
+    assert step_ns(name, ranks, units, chunks) == units_of_time
+
+
+@pytest.mark.parametrize("units", [1, 3, 4, 5, 32])
+def test_1f1b_holds_no_more_microbatches_than_ranks_lie_below(units: int) -> None:
+    counted = count(table("1f1b", 4, units))
+
+    assert counted.peak_activations == tuple(min(4 - rank, units) for rank in range(4))
+
+
+def test_interleaving_halves_the_bubble_against_the_ideal_time() -> None:
+    plain, halved = stated_bubble("1f1b", 8, 64), stated_bubble("interleaved-1f1b", 8, 64, 2)
+
+    assert plain / (1 - plain) == Fraction(7, 64)
+    assert halved / (1 - halved) == Fraction(7, 128)

@@ -1,0 +1,66 @@
+"""The tables are those that PyTorch makes, and read like the papers' diagrams."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pptrace.model.request import ScheduleRequest
+from pptrace.schedule.table import Schedule
+from pptrace_schedules.plugin import pptrace_schedules
+
+OFFERS = {offer.name: offer for offer in pptrace_schedules()}
+TABLES = sorted((Path(__file__).parent / "fixtures").glob("*.csv"))
+
+
+def built(name: str, *, ranks: int, units: int, chunks: int = 1) -> Schedule:
+    schedule = OFFERS[name].build(ScheduleRequest(ranks=ranks, units=units, chunks=chunks))
+    assert isinstance(schedule, Schedule)
+    return schedule
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_a_table_equals_pytorchs(path: Path) -> None:
+    match = re.fullmatch(r"(.+)-p(\d+)-m(\d+)-v(\d+)", path.stem)
+    assert match is not None
+    name, *sizes = match.groups()
+    ranks, units, chunks = map(int, sizes)
+    with path.open(newline="", encoding="utf-8") as file:
+        expected = list(csv.reader(file))
+
+    rows = built(name, ranks=ranks, units=units, chunks=chunks).rows()
+
+    wrong_in_torch = 1 if name == "1f1b" else 0
+    assert len(rows) == len(expected)
+    assert rows[: ranks - wrong_in_torch] == expected[: ranks - wrong_in_torch]
+
+
+def test_every_schedule_has_tables_to_compare_with() -> None:
+    assert {path.stem.rsplit("-", 3)[0] for path in TABLES} == set(OFFERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "rank", "row"),
+    [
+        ("gpipe", 1, 1, "1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3"),
+        ("1f1b", 1, 0, "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3"),
+        ("1f1b", 1, 1, "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"),
+        ("interleaved-1f1b", 2, 1, "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3"),
+        ("looped-bfs", 2, 0, "0F0 0F1 0F2 0F3 2F0 2F1 2F2 2F3 2B3 2B2 2B1 2B0 0B3 0B2 0B1 0B0"),
+    ],
+)
+def test_a_row_reads_as_in_the_paper(name: str, chunks: int, rank: int, row: str) -> None:
+    assert built(name, ranks=2, units=4, chunks=chunks).rows()[rank] == row.split()
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_a_table_is_columns_of_the_documented_types(name: str) -> None:
+    schedule = built(name, ranks=3, units=6, chunks=2 if "-" in name else 1)
+
+    assert schedule.kind.dtype == np.int8
+    assert {schedule.stage.dtype, schedule.unit.dtype, schedule.row_ptr.dtype} == {np.dtype(np.int32)}
+    assert all(column.flags.c_contiguous for column in (schedule.kind, schedule.stage, schedule.unit))
