@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -29,3 +34,56 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def root() -> Path:
     """Return the repository's folder."""
     return ROOT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shell:
+    """Runs scripts as a user would: commands on PATH, no settings of the tests."""
+
+    programs: Path
+    """Folder with ``pptrace`` and ``python``."""
+
+    def run(self, script: str, folder: Path) -> str:
+        """Run a bash script and return what it printed; a command that fails ends it."""
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PPTRACE", "COV"))
+        }
+        environment = {**kept, "PATH": f"{self.programs}:{kept['PATH']}"}
+        command = ["bash", "-euo", "pipefail", "-c", script]
+        result = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
+        return result.stdout
+
+
+@pytest.fixture(scope="session")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    """Return a shell with the programs of ``PPTRACE_BIN``, of this environment, or of this source tree."""
+    programs = Path(os.environ.get("PPTRACE_BIN") or Path(sys.executable).parent)
+    if not (programs / "pptrace").exists():
+        programs = tmp_path_factory.mktemp("bin")
+        for name, start in (("python", ""), ("pptrace", "-c 'from pptrace.cli.main import main; main()'")):
+            script = (
+                f'#!/bin/sh\nPYTHONPATH={":".join(filter(None, sys.path))} exec {sys.executable} {start} "$@"\n'
+            )
+            (programs / name).write_text(script)
+            (programs / name).chmod(0o755)
+    return Shell(programs=programs)
+
+
+@pytest.fixture
+def examples(root: Path, tmp_path: Path) -> Path:
+    """Return a copy of the examples, without their recorded outputs and out of the source tree's sight."""
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    for file in (root / "examples").iterdir():
+        if file.is_file() and file.suffix != ".out":
+            shutil.copy(file, folder)
+    return folder

@@ -1,0 +1,52 @@
+"""Every example prints what is recorded beside it; ``--regenerate`` records anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples"
+PROGRAMS = {".sh": "sh", ".py": "python"}
+NOT_RUN = {"mine.py"}
+"""Read by another example."""
+CORE_ALONE = {"table.sh"}
+
+SCRIPTS = sorted(path.name for path in FOLDER.iterdir() if path.suffix in PROGRAMS and path.name not in NOT_RUN)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in CORE_ALONE else pytest.param(name, marks=pytest.mark.needs_plugins) for name in SCRIPTS],
+)
+def test_an_example_prints_what_is_recorded(
+    name: str, examples: Path, shell: Any, pytestconfig: pytest.Config
+) -> None:
+    recorded = FOLDER / f"{Path(name).stem}.out"
+
+    printed = shell.run(f"{PROGRAMS[Path(name).suffix]} {name}", examples)
+
+    if pytestconfig.getoption("--regenerate"):
+        recorded.write_text(printed, encoding="utf-8")
+    assert printed == recorded.read_text(encoding="utf-8")
+
+
+def test_every_recorded_output_belongs_to_an_example() -> None:
+    assert {path.stem for path in FOLDER.glob("*.out")} == {Path(name).stem for name in SCRIPTS}
+
+
+def test_every_file_that_is_not_run_is_used_by_one_that_is() -> None:
+    scripts = "".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    others = {path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".out"} - set(SCRIPTS)
+
+    assert [name for name in sorted(others) if name not in scripts] == []
+
+
+@pytest.mark.needs_plugins
+def test_the_quick_start_writes_its_traces(examples: Path, shell: Any) -> None:
+    shell.run("sh quick_start.sh", examples)
+
+    ranks = {f"rank{rank}.json.gz" for rank in range(8)}
+    assert (examples / "step.pftrace").stat().st_size > 0
+    assert {path.name for path in (examples / "ranks").iterdir()} == ranks
