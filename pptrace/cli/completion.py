@@ -8,16 +8,16 @@ from click.shell_completion import get_completion_class
 __all__ = ["command"]
 
 
-@click.command("completion")
+_EXAMPLES = """\b
+bash: eval "$(pptrace completion bash)"
+zsh: eval "$(pptrace completion zsh)"
+fish: pptrace completion fish | source"""
+
+
+@click.command("completion", epilog=_EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    r"""Print the completion script of a shell.
-
-    \b
-    bash: eval "$(pptrace completion bash)"
-    zsh:  eval "$(pptrace completion zsh)"
-    fish: pptrace completion fish | source
-    """
+    """Print the completion script of a shell."""
     from pptrace.cli.main import cli
 
     script = get_completion_class(shell)

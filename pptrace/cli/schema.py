@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("schema")
-def command() -> None:
-    r"""Print the JSON Schema of configuration files, the installed plugins' options included.
+_EXAMPLES = """\b
+pptrace schema > pptrace.schema.json
+then, as the first line of a YAML file:
+# yaml-language-server: $schema=pptrace.schema.json"""
 
-    \b
-    pptrace schema > pptrace.schema.json
-    then, as the first line of a YAML file:
-    # yaml-language-server: $schema=pptrace.schema.json
-    """
+
+@click.command("schema", epilog=_EXAMPLES)
+def command() -> None:
+    """Print the JSON Schema of configuration files, the installed plugins' options included."""
     from pptrace.config.schema import json_schema
     from pptrace.hooks.registry import Registry
 

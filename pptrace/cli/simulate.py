@@ -44,20 +44,28 @@ def _flags(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command("simulate")
-@click.argument("config", required=False, type=click.Path(path_type=Path))
+_EXAMPLES = """\b
+pptrace simulate llama.yaml -o step.pftrace
+pptrace simulate --schedule 1f1b --pp 8 --microbatches 32
+pptrace simulate llama.yaml --set network.bandwidth='200 Gb/s' --json"""
+
+
+@click.command("simulate", epilog=_EXAMPLES)
+@click.argument("config", nargs=-1, metavar="[CONFIG]")
 @_flags
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE",
     help="Write a trace: .pftrace or .json, with .gz for compressed; {rank} for one file per rank.",
 )  # fmt: skip
-@click.option("--only", metavar="PART", multiple=True, help="Trim traces: ranks=0,7 or microbatches=0:32.")
+@click.option(
+    "--only", metavar="PART ...", multiple=True, help="Trim traces: ranks=0,7 microbatches=0:32, one or both."
+)
 @click.option("--color", type=click.Choice(["kind", "microbatch"]), default="kind", help="Colour slices by.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything measured as JSON.")
 @click.option("--explain", is_flag=True, help="Print every resolved value and where it came from.")
 def command(
-    config: Path | None,
+    config: tuple[str, ...],
     sets: tuple[str, ...],
     outputs: tuple[str, ...],
     only: tuple[str, ...],
@@ -67,19 +75,19 @@ def command(
     explain: bool,
     **flags: str | None,
 ) -> None:
-    r"""Simulate one training step of CONFIG, a YAML file, with flags over it.
-
-    \b
-    pptrace simulate llama.yaml -o step.pftrace
-    pptrace simulate --schedule 1f1b --pp 8 --microbatches 32
-    pptrace simulate llama.yaml --set network.bandwidth='200 Gb/s' --json
-    """
+    """Simulate one training step of CONFIG, a YAML file, with flags over it."""
     from pptrace.config.resolve import load
     from pptrace.experiment.run import simulate
     from pptrace.hooks.registry import Registry
 
+    # A second part behind --only arrives as an argument: --only ranks=0,7 microbatches=0:32.
+    parts = tuple(word for word in config if only and word.startswith(("ranks=", "microbatches=")))
+    files = [Path(word) for word in config if word not in parts]
+    if len(files) > 1:
+        raise click.UsageError(f"one configuration at a time, not {files[0]} and {files[1]}")
+    only = tuple(part for text in (*only, *parts) for part in text.split())
     given = {name.removeprefix("flag_"): value for name, value in flags.items()}
-    resolved = load(config, sets, {name: given.get(name) for name in FLAGS if name in given})
+    resolved = load(files[0] if files else None, sets, {name: given.get(name) for name in FLAGS if name in given})
     registry = Registry.load()
     if only and not outputs:
         raise click.UsageError("--only trims a trace: name one with -o")

@@ -105,9 +105,7 @@ def test_traces_are_written_and_named_in_the_next_command(pptrace: Pptrace, fold
 
 
 def test_one_file_per_rank_and_trimmed_exports(pptrace: Pptrace, folder: Path) -> None:
-    answer = pptrace(
-        "simulate", "step.yaml", "-o", "rank{rank}.json", "--only", "ranks=0,3", "--only", "microbatches=0:2"
-    )
+    answer = pptrace("simulate", "step.yaml", "-o", "rank{rank}.json", "--only", "ranks=0,3", "microbatches=0:2")
 
     assert answer.code == 0
     assert sorted(p.name for p in folder.glob("*.json")) == ["rank0.json", "rank3.json"]
@@ -161,6 +159,7 @@ WRONG = [
     (["simulate", "step.yaml", "--schedule", "./gone.py:make"], "gone.py"),
     (["simulate", "step.yaml", "--schedule", "./mine.py:mke"], "make"),
     (["simulate", "step.yaml", "--schedule", "gone.csv"], "gone.csv"),
+    (["simulate", "step.yaml", "other.yaml"], "one configuration"),
     (["simulte", "step.yaml"], "did you mean 'simulate'?"),
     (["simulate", "step.yaml", "--frob"], "--frob"),
 ]
