@@ -20,7 +20,9 @@ _PER_ACTION = 64
 """A table may name this many stages times microbatches, and this many more per action."""
 
 
-def infer_placement(row_ptr: Int32s, kind: Int32s, stage: Int32s, unit: Int32s, span: Int32s) -> Placement:
+def infer_placement(
+    row_ptr: Int32s | Int64s, kind: Int32s, stage: Int32s, unit: Int32s, span: Int32s
+) -> Placement:
     """Return the placement that a table's own rows imply, its stages a chain.
 
     A unit's stage is on the rank of its first action (of the lowest rank, where ranks disagree:

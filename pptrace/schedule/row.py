@@ -1,0 +1,133 @@
+"""Read one row of a table: whole where every cell is plainly written, cell by cell where one is not."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pptrace.errors import TableError
+from pptrace.model.action import PER_STAGE, Kind, parse_action
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pptrace.model.action import Action
+
+__all__ = ["Form", "Row", "cells_of", "parse_row"]
+
+
+class Form(Enum):
+    """How the cells of a row are separated."""
+
+    CSV = "csv"
+    """By commas; a cell between two commas with nothing in it is idle."""
+    TEXT = "text"
+    """By blanks; ``-`` is idle."""
+
+
+_UNIT_KINDS = "|".join(sorted((k.name for k in Kind if k not in PER_STAGE), key=len, reverse=True))
+_STAGE_KINDS = "|".join(sorted((k.name for k in PER_STAGE), key=len, reverse=True))
+_KINDS = {kind.name: int(kind) for kind in Kind}
+_PLAIN = rf"[0-9]{{1,9}}(?:(?:{_UNIT_KINDS})[0-9]{{1,9}}(?:\+[1-9][0-9]{{0,8}})?|(?:{_STAGE_KINDS}))"
+_CELL = rf"(?:{_PLAIN}|\({_PLAIN}(?:;{_PLAIN})*\)OVERLAP_F_B)"
+_ROW = {
+    Form.CSV: re.compile(rf"(?:[ \t]*{_CELL}?[ \t]*,)*+[ \t]*{_CELL}?[ \t]*"),
+    Form.TEXT: re.compile(rf"[ \t]*(?:{_CELL}[ \t]+)*+{_CELL}?"),
+}
+_TOKEN = re.compile(rf"(\()?([0-9]+)({_UNIT_KINDS}|{_STAGE_KINDS})([0-9]*)(?:\+([0-9]+))?(\))?")
+_TEXT_CELL = re.compile(r"\([^()]*\)\S*|\S+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One rank's actions in columns."""
+
+    kind: list[int]
+    stage: list[int]
+    unit: list[int]
+    span: list[int]
+    braid: list[int]
+    """As in a schedule's columns, counted from 0 within the row."""
+
+
+def parse_row(line: str, form: Form) -> Row:
+    """Read one row.
+
+    >>> parse_row("0F0,,(0F1;1B0)OVERLAP_F_B", Form.CSV).braid
+    [-1, 0, 0]
+
+    Raises:
+        TableError: a cell is no action; its column is named.
+    """
+    if _ROW[form].fullmatch(line) is None:
+        return _row_of(_parse_at(cell, column) for column, cell in cells_of(line, form))
+    found = _TOKEN.findall(line)
+    if not found:
+        return Row(kind=[], stage=[], unit=[], span=[], braid=[])
+    opens, stages, kinds, units, spans, closes = zip(*found, strict=True)
+    return Row(
+        kind=[_KINDS[kind] for kind in kinds],
+        stage=[int(stage) for stage in stages],
+        unit=[int(unit) if unit else -1 for unit in units],
+        span=[int(span) if span else 1 for span in spans],
+        braid=_braids(opens, closes) if "(" in line else [-1] * len(kinds),
+    )
+
+
+def cells_of(line: str, form: Form) -> list[tuple[int, str]]:
+    """Return the cells of a row that are not idle, each with its column, counted from 1.
+
+    >>> cells_of('0F0, ,"0F1"', Form.CSV)
+    [(1, '0F0'), (3, '0F1')]
+
+    Raises:
+        TableError: the row's quotes do not match.
+    """
+    if form is Form.TEXT:
+        cells = _TEXT_CELL.findall(line)
+        return [(column, cell) for column, cell in enumerate(cells, 1) if cell != "-"]
+    try:
+        cells = next(csv.reader([line], strict=True), [])
+    except csv.Error as error:
+        raise TableError(f"not a row of cells with commas between ({error}): check its quotes") from None
+    return [(column, cell.strip()) for column, cell in enumerate(cells, 1) if cell.strip()]
+
+
+def _braids(opens: Iterable[str], closes: Iterable[str]) -> list[int]:
+    braid: list[int] = []
+    number, inside = -1, False
+    for opening, closing in zip(opens, closes, strict=True):
+        if opening:
+            number, inside = number + 1, True
+        braid.append(number if inside else -1)
+        inside = inside and not closing
+    return braid
+
+
+def _parse_at(cell: str, column: int) -> Action:
+    try:
+        return parse_action(cell)
+    except TableError as error:
+        short = cell if len(cell) <= _SHOWN else f"{cell[:_SHOWN]}..."
+        hint = "; separate cells by commas" if ";" in cell and "(" not in cell else ""
+        raise TableError(error.message + hint, column=column, cell=short) from None
+
+
+_SHOWN = 60
+
+
+def _row_of(actions: Iterable[Action]) -> Row:
+    row = Row(kind=[], stage=[], unit=[], span=[], braid=[])
+    braids = 0
+    for action in actions:
+        for member in action.sub_actions or (action,):
+            row.kind.append(int(member.kind))
+            row.stage.append(member.stage)
+            row.unit.append(member.unit)
+            row.span.append(member.span)
+            row.braid.append(braids if action.sub_actions else -1)
+        braids += bool(action.sub_actions)
+    return row

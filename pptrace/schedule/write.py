@@ -1,0 +1,100 @@
+"""Write a schedule as a table's text, in PyTorch's dialects and others."""
+
+from __future__ import annotations
+
+from enum import Enum
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.model.action import COMMUNICATION, PER_STAGE, Kind
+from pptrace.schedule.issue_order import Receive, with_messages
+from pptrace.schedule.row import Form
+from pptrace.schedule.table import Schedule
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int32s, Int64s
+
+__all__ = ["Dialect", "in_dialect", "table_text"]
+
+_NAMES = [kind.name for kind in Kind]
+_STAGE_KINDS = frozenset(int(kind) for kind in PER_STAGE)
+_INSERTED = np.array([*COMMUNICATION, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD], dtype=np.int8)
+"""What PyTorch puts into a compute-only table itself, and refuses to find in one."""
+
+
+class Dialect(Enum):
+    """What a table holds."""
+
+    COMPUTE = "compute"
+    """Computation alone: PyTorch's ``compute_only``."""
+    COMMS = "comms"
+    """Computation and messages: PyTorch's ``compute_comms``."""
+
+
+def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
+    r"""Return a schedule as text, a line per rank; a rank without actions is one idle cell.
+
+    >>> table_text(Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]))
+    '0F0,0B0\n1F0,1B0\n'
+    """
+    separator, idle = (",", '""') if form is Form.CSV else (" ", "-")
+    cells, braid = _cells(schedule), schedule.braid.tolist()
+    rows = [cells[low:high] for low, high in pairwise(schedule.row_ptr.tolist())]
+    if (schedule.braid >= 0).any():
+        bounds = pairwise(schedule.row_ptr.tolist())
+        rows = [_joined(row, braid[low:high]) for row, (low, high) in zip(rows, bounds, strict=True)]
+    return "".join(f"{separator.join(row) or idle}\n" for row in rows)
+
+
+def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.ASAP) -> Schedule:
+    """Return a schedule with what a dialect holds: messages removed, or put in place unless they are.
+
+    The compute dialect keeps neither messages nor what else PyTorch inserts by itself
+    (``UNSHARD``, ``RESHARD``, ``REDUCE_GRAD``).
+
+    Raises:
+        ScheduleError: messages are to be placed, and no order of them lets every action run.
+    """
+    if dialect is Dialect.COMPUTE:
+        return _select(schedule, np.flatnonzero(~np.isin(schedule.kind, _INSERTED)))
+    if schedule.has_communication:
+        return schedule
+    issued = with_messages(schedule, receive)
+    return Schedule.from_columns(
+        schedule.placement, issued.row_ptr, issued.kind, issued.stage, issued.unit,
+        span=issued.span, braid=issued.braid,
+    )  # fmt: skip
+
+
+def _select(schedule: Schedule, rows: Int32s | Int64s) -> Schedule:
+    return Schedule.from_columns(
+        schedule.placement, np.searchsorted(rows, schedule.row_ptr), schedule.kind[rows], schedule.stage[rows],
+        schedule.unit[rows], span=schedule.span[rows], braid=schedule.braid[rows],
+    )  # fmt: skip
+
+
+def _cells(schedule: Schedule) -> list[str]:
+    """Return every action's text, braids taken apart."""
+    kinds, stages, units = schedule.kind.tolist(), schedule.stage.tolist(), schedule.unit.tolist()
+    cells = [f"{s}{_NAMES[k]}{u}" for k, s, u in zip(kinds, stages, units, strict=True)]
+    for row in np.flatnonzero((schedule.span > 1) | np.isin(schedule.kind, list(_STAGE_KINDS))).tolist():
+        cells[row] = str(schedule.action(row))
+    return cells
+
+
+def _joined(cells: list[str], braid: list[int]) -> list[str]:
+    """Return the cells of a row, neighbours of one braid as one."""
+    row: list[str] = []
+    members: list[str] = []
+    for position, cell in enumerate(cells):
+        number = braid[position]
+        if number < 0:
+            row.append(cell)
+            continue
+        members.append(cell)
+        if position + 1 == len(cells) or braid[position + 1] != number:
+            row.append(f"({';'.join(members)})OVERLAP_F_B")
+            members = []
+    return row

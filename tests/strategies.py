@@ -1,0 +1,258 @@
+"""Random but valid schedules, and random costs, networks and policies to simulate them with.
+
+A schedule is made by a list scheduler that picks, again and again, a rank and one of the actions that
+are ready there (sometimes several, as a braid), so every order that it makes can run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pptrace.model.action import Action, Kind
+from pptrace.model.placement import Placement
+from pptrace.model.workload import Workload
+from pptrace.network.flat import Flat, ideal
+from pptrace.schedule.issue_order import Receive
+from pptrace.schedule.table import Schedule
+from pptrace.schedule.write import Dialect, in_dialect
+from pptrace.sim.policy import Policy, PolicyName, StreamPer
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn
+
+    from pptrace.network.contract import Network
+
+__all__ = ["networks", "placements", "policies", "valid_schedules", "workloads"]
+
+Cell = tuple[int, int]
+"""A stage and the first unit of an action."""
+
+
+@st.composite
+def placements(draw: DrawFn, *, max_ranks: int = 4, max_units: int = 6, max_chunks: int = 3) -> Placement:
+    """Draw looped, V-shaped, bidirectional or scattered stages over ranks."""
+    ranks = draw(st.integers(1, max_ranks), label="ranks")
+    units = draw(st.integers(1, max_units), label="units")
+    chunks = draw(st.integers(1, max_chunks), label="chunks")
+    shape = draw(st.sampled_from(["looped", "v", "bidirectional", "scattered"]), label="shape")
+    if shape == "v":
+        return Placement.v_shaped(ranks, units, chunks)
+    if shape == "bidirectional":
+        down = np.arange(ranks * chunks) % ranks
+        up = ranks - 1 - down
+        route = draw(st.lists(st.integers(0, 1), min_size=units, max_size=units), label="routes")
+        return _canonical(np.stack([down, up]), route, ranks)
+    if shape == "scattered":
+        turns = [draw(st.permutations(range(ranks)), label="turn") for _ in range(chunks)]
+        return Placement.of_stages(np.concatenate(turns), units, ranks)
+    return Placement.looped(ranks, units, chunks)
+
+
+@st.composite
+def valid_schedules(
+    draw: DrawFn,
+    *,
+    max_ranks: int = 4,
+    max_units: int = 6,
+    max_chunks: int = 3,
+    split: bool = True,
+    spans: bool = True,
+    braids: bool = True,
+    copies: bool = False,
+    messages: bool = False,
+) -> Schedule:
+    """Draw a schedule that passes validation, its placement the one that its table implies.
+
+    Args:
+        max_ranks: most ranks, from 1.
+        max_units: most units, from 1.
+        max_chunks: most stages per rank and route, from 1.
+        split: whether some backwards are I and W.
+        spans: whether some actions work on several units, alike on all stages of a route.
+        braids: whether some actions are braided.
+        copies: whether some activations are offloaded and reloaded, or computed again.
+        messages: whether the table has sends and receives of its own.
+    """
+    placement = draw(placements(max_ranks=max_ranks, max_units=max_units, max_chunks=max_chunks))
+    chances = st.sampled_from([0.0, 0.3, 1.0])
+    plan = _Plan(
+        placement=placement,
+        random=Random(draw(st.integers(0, 2**32 - 1), label="seed")),
+        split=draw(chances, label="split") if split else 0.0,
+        span=draw(st.integers(1, 3), label="span") if spans else 1,
+        braid=draw(chances, label="braid") if braids else 0.0,
+        eager=draw(st.booleans(), label="eager"),
+    )
+    rows = plan.rows()
+    if copies:
+        rows = [_with_copies(row, plan.random) for row in rows]
+    schedule = Schedule.from_rows(rows)
+    if messages:
+        return in_dialect(schedule, Dialect.COMMS, draw(st.sampled_from(Receive)))
+    return schedule
+
+
+@st.composite
+def workloads(draw: DrawFn, schedule: Schedule, *, max_ns: int = 50, min_ns: int = 1) -> Workload:
+    """Draw costs for a schedule, small integers so that ties and hand computation are likely."""
+    stages = schedule.stages
+
+    def per_stage(low: int, high: int) -> list[int]:
+        if draw(st.booleans()):
+            return [draw(st.integers(low, high))] * stages
+        return draw(st.lists(st.integers(low, high), min_size=stages, max_size=stages))
+
+    activation = per_stage(0, 100)
+    return Workload.uniform(
+        stages,
+        edges=schedule.placement.edges.shape[0],
+        boundary_bytes=draw(st.sampled_from([0, 1, 1000])),
+        f_ns=per_stage(min_ns, max_ns),
+        i_ns=per_stage(min_ns, max_ns),
+        w_ns=per_stage(min_ns, max_ns),
+        activation_bytes=activation,
+        weight_activation_bytes=[draw(st.integers(0, size)) for size in activation],
+        weights_bytes=per_stage(0, 100),
+        reduce_ns=draw(st.sampled_from([0, 0, 7])),
+        optimizer_ns=draw(st.sampled_from([0, 0, 5])),
+        offload_ns=np.array(per_stage(0, max_ns)),
+        reload_ns=np.array(per_stage(0, max_ns)),
+        recompute_ns=np.array(per_stage(0, max_ns)),
+    )
+
+
+def networks() -> st.SearchStrategy[Network]:
+    """Draw the ideal network, or one with a rate, a latency and an overhead."""
+    flat = st.builds(
+        Flat,
+        rate_kbps=st.sampled_from([0, 1_000_000, 100_000_000, 333_333_333]),
+        latency_ns=st.integers(0, 20),
+        overhead_ns=st.integers(0, 5),
+    )
+    return st.just(ideal()) | flat
+
+
+def policies() -> st.SearchStrategy[Policy]:
+    """Draw a point-to-point policy; ``ordered`` may deadlock."""
+    return st.builds(
+        Policy,
+        name=st.sampled_from(PolicyName),
+        receive=st.sampled_from(Receive),
+        stream=st.sampled_from(StreamPer),
+        eager_bytes=st.sampled_from([0, 1, 10_000]),
+    )
+
+
+def _canonical(stage_rank: np.ndarray, route: list[int], ranks: int) -> Placement:
+    """Number the routes in the order of their first unit, equal ones as one."""
+    names: dict[tuple[int, ...], int] = {}
+    rows = [tuple(stage_rank[r].tolist()) for r in route]
+    unit_route = [names.setdefault(row, len(names)) for row in rows]
+    chained = Placement.of_stages(np.array(list(names)), len(route), ranks)
+    return Placement(
+        ranks=ranks,
+        stage_rank=chained.stage_rank,
+        unit_route=np.array(unit_route, dtype=np.int32),
+        edges=chained.edges,
+    )
+
+
+@dataclass
+class _Plan:
+    """A list scheduler at work: what it makes, and what it has made."""
+
+    placement: Placement
+    random: Random
+    split: float
+    """Chance of a backward in two."""
+    span: int
+    """Units that travel together, where neighbours share a route."""
+    braid: float
+    """Chance that what is ready together is braided."""
+    eager: bool
+    """Whether a rank takes backwards before forwards where it can."""
+    forward: set[Cell] = field(default_factory=set)
+    gradient: set[Cell] = field(default_factory=set)
+
+    def rows(self) -> list[list[Action]]:
+        """Return one row of actions per rank."""
+        rows: list[list[Action]] = [[] for _ in range(self.placement.ranks)]
+        left = self._actions()
+        while left:
+            ready = [action for action in left if self._is_ready(action)]
+            rank = self._rank(self.random.choice(ready))
+            here = [action for action in ready if self._rank(action) == rank]
+            chosen = self._choose(here)
+            rows[rank].append(chosen[0] if len(chosen) == 1 else _braid(chosen))
+            for action in chosen:
+                left.remove(action)
+                done = self.forward if action.kind is Kind.F else self.gradient
+                if action.kind is not Kind.W:
+                    done.add((action.stage, action.unit))
+        return rows
+
+    def _choose(self, ready: list[Action]) -> list[Action]:
+        if len(ready) > 1 and self.random.random() < self.braid:
+            return self.random.sample(ready, self.random.randint(2, min(len(ready), 3)))
+        backward = [action for action in ready if action.kind is not Kind.F]
+        return [self.random.choice(backward if self.eager and backward else ready)]
+
+    def _actions(self) -> list[Action]:
+        actions = []
+        for unit, span in self._groups():
+            for stage in range(self.placement.stages):
+                halves = (Kind.I, Kind.W) if self.random.random() < self.split else (Kind.B,)
+                actions += [Action(kind=kind, stage=stage, unit=unit, span=span) for kind in (Kind.F, *halves)]
+        return actions
+
+    def _groups(self) -> list[Cell]:
+        """Return the first unit and the span of what travels together."""
+        route, units = self.placement.unit_route.tolist(), self.placement.units
+        groups, unit = [], 0
+        while unit < units:
+            end = unit + 1
+            while end < min(units, unit + self.span) and route[end] == route[unit]:
+                end += 1
+            groups.append((unit, end - unit))
+            unit = end
+        return groups
+
+    def _rank(self, action: Action) -> int:
+        return self.placement.rank_of(action.stage, action.unit)
+
+    def _is_ready(self, action: Action) -> bool:
+        stage, unit = action.stage, action.unit
+        if action.kind is Kind.F:
+            return stage == 0 or (stage - 1, unit) in self.forward
+        if action.kind is Kind.W:
+            return (stage, unit) in self.gradient
+        last = stage == self.placement.stages - 1
+        return (stage, unit) in self.forward and (last or (stage + 1, unit) in self.gradient)
+
+
+def _braid(members: list[Action]) -> Action:
+    first = members[0]
+    return Action(kind=first.kind, stage=first.stage, unit=first.unit, span=first.span, sub_actions=tuple(members))
+
+
+def _with_copies(row: list[Action], random: Random) -> list[Action]:
+    """Put OFFLOAD and RELOAD, or RECOMPUTE, between some forwards and their backwards."""
+    for forward in [action for action in row if action.kind is Kind.F and not action.sub_actions]:
+        kinds = random.choice([(), (Kind.OFFLOAD, Kind.RELOAD), (Kind.RECOMPUTE,)])
+        low = row.index(forward) + 1
+        high = next(at for at, action in enumerate(row) if _is_backward(action, forward))
+        for kind in kinds:
+            low, high = random.randint(low, high) + 1, high + 1
+            row.insert(low - 1, Action(kind=kind, stage=forward.stage, unit=forward.unit, span=forward.span))
+    return row
+
+
+def _is_backward(action: Action, forward: Action) -> bool:
+    members = action.sub_actions or (action,)
+    cell = (forward.stage, forward.unit)
+    return any(member.kind in {Kind.B, Kind.I} and (member.stage, member.unit) == cell for member in members)
