@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bench_kineto import staircase
 
 from pptrace.export.perfetto import read, write
-from pptrace.export.perfetto_extension import descriptor_set
+from pptrace.export.perfetto.extension import descriptor_set
 from pptrace.model.action import Kind
 from pptrace.timeline.messages import messages
 

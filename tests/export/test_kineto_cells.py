@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.export.kineto_cells import microseconds, number, scattered, stacked, words
+from pptrace.export.kineto.cells import microseconds, number, scattered, stacked, words
 
 INT64 = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 SMALL = st.integers(min_value=-(10**6), max_value=10**6)

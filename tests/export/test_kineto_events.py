@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pptrace.export.kineto import write
-from pptrace.export.kineto_lint import lint
+from pptrace.export.kineto.lint import lint
 from pptrace.model.action import Action, Kind
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices

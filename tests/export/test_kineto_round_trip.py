@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pptrace.errors import ConfigError, TraceError
 from pptrace.export.kineto import read, recognises, write
-from pptrace.export.kineto_lint import lint
+from pptrace.export.kineto.lint import lint
 from pptrace.model.action import PER_STAGE, Action, Kind
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices

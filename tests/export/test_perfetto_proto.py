@@ -14,7 +14,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from google.protobuf.descriptor_pool import DescriptorPool
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
-from pptrace.export.perfetto_extension import FIELD_NUMBERS, descriptor_set
+from pptrace.export.perfetto.extension import FIELD_NUMBERS, descriptor_set
 from pptrace.model.action import Kind
 
 PROTO = Path(__file__).parents[2] / "proto" / "pptrace.proto"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
-from pptrace.export.perfetto_layout import BEGIN, Layout, packet
-from pptrace.export.perfetto_wire import Cell, cell_size, varint
+from pptrace.export.perfetto.layout import BEGIN, Layout, packet
+from pptrace.export.perfetto.wire import Cell, cell_size, varint
 
 TRACK_UUID, COUNTER_VALUE, FLOW_IDS, EXTENSION = 11, 30, 47, 7610
 VALUES = st.integers(0, 2**63 - 1) | st.integers(0, 300) | st.sampled_from([2**bits - 1 for bits in range(1, 64)])

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.export.kineto_cells import Block, Part, microseconds, number, scattered, stacked, words
-from pptrace.export.kineto_flows import Points, flow_points
-from pptrace.export.kineto_lanes import HOST, process_of
-from pptrace.export.kineto_names import Names
-from pptrace.export.kineto_peers import Peers
-from pptrace.export.kineto_words import COLORS, WORDS, collective
+from pptrace.export.kineto.cells import Block, Part, microseconds, number, scattered, stacked, words
+from pptrace.export.kineto.flows import Points, flow_points
+from pptrace.export.kineto.lanes import HOST, process_of
+from pptrace.export.kineto.names import Names
+from pptrace.export.kineto.peers import Peers
+from pptrace.export.kineto.words import COLORS, WORDS, collective
 from pptrace.model.action import COMMUNICATION, Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pptrace.export.kineto_lanes import Lane
+    from pptrace.export.kineto.lanes import Lane
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Encoder"]

@@ -9,8 +9,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.errors import TraceError
-from pptrace.export.kineto_columns import Part, joined
-from pptrace.export.kineto_header import FORMAT
+from pptrace.export.kineto.columns import Part, joined
+from pptrace.export.kineto.header import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from pptrace.export.perfetto_names import KIND_CATEGORY
+from pptrace.export.perfetto.names import KIND_CATEGORY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pptrace.export.perfetto_flows import FlowIds, Flows
-    from pptrace.export.perfetto_names import Names
+    from pptrace.export.perfetto.flows import FlowIds, Flows
+    from pptrace.export.perfetto.names import Names
     from pptrace.model.columns import Int32s
     from pptrace.timeline.timeline import Timeline
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.errors import ConfigError
-from pptrace.export.kineto_cells import microseconds, number, stacked
-from pptrace.export.kineto_header import header, named
-from pptrace.export.kineto_lanes import lanes_of, part_of, process_of
-from pptrace.export.kineto_slices import Encoder
-from pptrace.export.kineto_spans import spans, step_of
+from pptrace.export.kineto.cells import microseconds, number, stacked
+from pptrace.export.kineto.header import header, named
+from pptrace.export.kineto.lanes import lanes_of, part_of, process_of
+from pptrace.export.kineto.slices import Encoder
+from pptrace.export.kineto.spans import spans, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from pptrace.export.kineto_cells import Block
+    from pptrace.export.kineto.cells import Block
     from pptrace.timeline.counter import Counter
     from pptrace.timeline.timeline import Timeline
 

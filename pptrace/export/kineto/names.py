@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.export.kineto_cells import Block
+    from pptrace.export.kineto.cells import Block
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.errors import TraceError
-from pptrace.export.perfetto_extension import FIELD_NUMBERS, MESSAGE, PACKAGE, descriptor_set
-from pptrace.export.perfetto_layout import BEGIN, COUNTER, END
-from pptrace.export.perfetto_marker import FORMAT_KEY, PROVENANCE_KEY, STEP_KEY, VERSION, layout_of
+from pptrace.export.perfetto.extension import FIELD_NUMBERS, MESSAGE, PACKAGE, descriptor_set
+from pptrace.export.perfetto.layout import BEGIN, COUNTER, END
+from pptrace.export.perfetto.marker import FORMAT_KEY, PROVENANCE_KEY, STEP_KEY, VERSION, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pptrace.export.perfetto_layout import Layout
+    from pptrace.export.perfetto.layout import Layout
     from pptrace.model.columns import Int64s
 
 __all__ = ["Events", "scan"]
@@ -33,9 +33,9 @@ class Events:
     """What a file holds, in the order of the file."""
 
     step: Mapping[str, Any] = field(default_factory=dict)
-    """The attribute :data:`~pptrace.export.perfetto_marker.STEP_KEY`."""
+    """The attribute :data:`~pptrace.export.perfetto.marker.STEP_KEY`."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """The attribute :data:`~pptrace.export.perfetto_marker.PROVENANCE_KEY`."""
+    """The attribute :data:`~pptrace.export.perfetto.marker.PROVENANCE_KEY`."""
     begins: list[dict[str, Int64s]] = field(default_factory=list)
     """Slice begins: ``position``, ``track``, ``start`` and the typed fields that any of them has."""
     ends: list[dict[str, Int64s]] = field(default_factory=list)

@@ -18,17 +18,17 @@ _WITHIN = 64
 
 
 def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    """Write ``timeline`` to ``path``; see :func:`pptrace.export.perfetto_write.write`."""
-    from pptrace.export import perfetto_write
+    """Write ``timeline`` to ``path``; see :func:`pptrace.export.perfetto.writer.write`."""
+    from pptrace.export.perfetto import writer
 
-    perfetto_write.write(timeline, path, options)
+    writer.write(timeline, path, options)
 
 
 def read(paths: Sequence[Path]) -> Timeline:
-    """Read what :func:`write` wrote; see :func:`pptrace.export.perfetto_read.read`."""
-    from pptrace.export import perfetto_read
+    """Read what :func:`write` wrote; see :func:`pptrace.export.perfetto.reader.read`."""
+    from pptrace.export.perfetto import reader
 
-    return perfetto_read.read(paths)
+    return reader.read(paths)
 
 
 def recognises(path: Path, head: bytes) -> bool:  # noqa: ARG001 - the importers' signature

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.export.perfetto_layout import Layout
-from pptrace.export.perfetto_wire import Cell
+from pptrace.export.perfetto.layout import Layout
+from pptrace.export.perfetto.wire import Cell
 from pptrace.model.placement import Placement
 
 if TYPE_CHECKING:

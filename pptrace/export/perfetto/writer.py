@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 import numpy as np
 
 from pptrace.errors import ConfigError, OutputError
-from pptrace.export.kineto_lanes import part_of
-from pptrace.export.perfetto_counters import CounterPoints
-from pptrace.export.perfetto_extension import descriptor_set
-from pptrace.export.perfetto_layout import BEGIN, END, SEQUENCE, Layout
-from pptrace.export.perfetto_marker import (
+from pptrace.export.kineto.lanes import part_of
+from pptrace.export.perfetto.counters import CounterPoints
+from pptrace.export.perfetto.extension import descriptor_set
+from pptrace.export.perfetto.layout import BEGIN, END, SEQUENCE, Layout
+from pptrace.export.perfetto.marker import (
     FORMAT_KEY,
     PROVENANCE_KEY,
     STEP_KEY,
@@ -20,9 +20,9 @@ from pptrace.export.perfetto_marker import (
     provenance_json,
     step_json,
 )
-from pptrace.export.perfetto_names import Names
-from pptrace.export.perfetto_slices import Slices
-from pptrace.export.perfetto_tracks import Tracks
+from pptrace.export.perfetto.names import Names
+from pptrace.export.perfetto.slices import Slices
+from pptrace.export.perfetto.tracks import Tracks
 from pptrace.timeline.phases import phases
 
 if TYPE_CHECKING:

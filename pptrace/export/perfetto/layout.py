@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pptrace.export.perfetto_wire import Cell, varint
+from pptrace.export.perfetto.wire import Cell, varint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

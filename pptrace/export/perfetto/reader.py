@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.errors import TraceError
-from pptrace.export.perfetto_events import scan
-from pptrace.export.perfetto_marker import placement_of
-from pptrace.export.perfetto_parts import Part, joined
+from pptrace.export.perfetto.events import scan
+from pptrace.export.perfetto.marker import placement_of
+from pptrace.export.perfetto.parts import Part, joined
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.timeline import Timeline
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from pptrace.export.perfetto_events import Events
+    from pptrace.export.perfetto.events import Events
     from pptrace.model.columns import Int64s
 
 __all__ = ["read"]

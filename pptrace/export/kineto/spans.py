@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.export.kineto_lanes import HOST, process_of
+from pptrace.export.kineto.lanes import HOST, process_of
 from pptrace.timeline.phases import phases
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pptrace.export.kineto_lanes import Lane
+    from pptrace.export.kineto.lanes import Lane
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["spans", "step_of"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.export.perfetto_layout import COUNTER, Layout, packet
-from pptrace.export.perfetto_wire import Cell, cell_size
+from pptrace.export.perfetto.layout import COUNTER, Layout, packet
+from pptrace.export.perfetto.wire import Cell, cell_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,17 +16,17 @@ _MARK = b'{"pptraceFormat"'
 
 
 def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    """Write ``timeline`` to ``path``; see :func:`pptrace.export.kineto_write.write`."""
-    from pptrace.export import kineto_write
+    """Write ``timeline`` to ``path``; see :func:`pptrace.export.kineto.writer.write`."""
+    from pptrace.export.kineto import writer
 
-    kineto_write.write(timeline, path, options)
+    writer.write(timeline, path, options)
 
 
 def read(paths: Sequence[Path]) -> Timeline:
-    """Read what :func:`write` wrote; see :func:`pptrace.export.kineto_reader.read`."""
-    from pptrace.export import kineto_reader
+    """Read what :func:`write` wrote; see :func:`pptrace.export.kineto.reader.read`."""
+    from pptrace.export.kineto import reader
 
-    return kineto_reader.read(paths)
+    return reader.read(paths)
 
 
 def recognises(path: Path, head: bytes) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pptrace.export.kineto_lanes import HOST, process_of
+from pptrace.export.kineto.lanes import HOST, process_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pptrace.export.kineto_lanes import Lane
+    from pptrace.export.kineto.lanes import Lane
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["FORMAT", "header", "named"]

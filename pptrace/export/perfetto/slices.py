@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.export.perfetto_columns import FlowColumn, event_columns, field_columns
-from pptrace.export.perfetto_extension import FIELD_NUMBERS
-from pptrace.export.perfetto_flows import Flows
-from pptrace.export.perfetto_layout import BEGIN, END, Layout, packet
-from pptrace.export.perfetto_names import numbered
-from pptrace.export.perfetto_wire import Cell, cell_size
+from pptrace.export.perfetto.columns import FlowColumn, event_columns, field_columns
+from pptrace.export.perfetto.extension import FIELD_NUMBERS
+from pptrace.export.perfetto.flows import Flows
+from pptrace.export.perfetto.layout import BEGIN, END, Layout, packet
+from pptrace.export.perfetto.names import numbered
+from pptrace.export.perfetto.wire import Cell, cell_size
 from pptrace.model.action import Kind
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.export.perfetto_layout import Part
-    from pptrace.export.perfetto_names import Names
+    from pptrace.export.perfetto.layout import Part
+    from pptrace.export.perfetto.names import Names
     from pptrace.model.columns import Int32s
     from pptrace.timeline.timeline import Timeline
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from pptrace.errors import TraceError
-from pptrace.export.kineto_lanes import process_of
+from pptrace.export.kineto.lanes import process_of
 from pptrace.model.action import Kind
 from pptrace.model.placement import Placement
 from pptrace.timeline.counter import Counter

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from pptrace.export.perfetto_layout import SEQUENCE
+from pptrace.export.perfetto.layout import SEQUENCE
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
