@@ -82,7 +82,7 @@ def valid_schedules(
     chances = st.sampled_from([0.0, 0.3, 1.0])
     plan = _Plan(
         placement=placement,
-        random=Random(draw(st.integers(0, 2**32 - 1), label="seed")),
+        random=Random(draw(st.integers(0, 2**32 - 1), label="seed")),  # noqa: S311 - tests, not secrets
         split=draw(chances, label="split") if split else 0.0,
         span=draw(st.integers(1, 3), label="span") if spans else 1,
         braid=draw(chances, label="braid") if braids else 0.0,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import networks, policies, valid_schedules, workloads
 
 from pptrace.errors import DeadlockError
 from pptrace.schedule.issue_order import Receive
-from pptrace.schedule.table import Schedule
 from pptrace.schedule.validate import validate
 from pptrace.sim.policy import PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import measure
-from strategies import networks, policies, valid_schedules, workloads
+
+if TYPE_CHECKING:
+    from pptrace.schedule.table import Schedule
 
 
 @given(valid_schedules(copies=True))
