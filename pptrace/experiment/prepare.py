@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pptrace.hooks.registry import Registry
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
+    from pptrace.schedule.source import TableFile
     from pptrace.schedule.table import Schedule
 
 __all__ = ["Prepared", "prepare"]
@@ -48,6 +49,8 @@ class Prepared:
     """How messages are issued."""
     plugins: Mapping[str, str]
     """Distribution and version of each plugin that took part."""
+    table: TableFile | None = None
+    """The file that the schedule was read from, if any."""
 
 
 @dataclass(slots=True)
@@ -91,7 +94,8 @@ def prepare(resolved: Resolved, registry: Registry) -> Prepared:
         ScheduleError: sizes that the schedule cannot take.
     """
     work = _Assembly(resolved, registry, {})
-    table = _read(work) if resolved.experiment.schedule.kind == "table" else None
+    file = _read(work) if resolved.experiment.schedule.kind == "table" else None
+    table = file.schedule if file else None
     if table is not None:
         work.resolved = _sized(work.resolved, table)
     network = _network(work)
@@ -107,16 +111,16 @@ def prepare(resolved: Resolved, registry: Registry) -> Prepared:
         workload = _build_costs(work, costs, replace(cost_request, stages=table.stages, edges=edges))
     return Prepared(
         resolved=work.resolved, schedule=table, request=request, workload=workload, network=network,
-        policy=_policy(work.experiment), plugins=dict(sorted(work.plugins.items())),
+        policy=_policy(work.experiment), plugins=dict(sorted(work.plugins.items())), table=file,
     )  # fmt: skip
 
 
-def _read(work: _Assembly) -> Schedule:
+def _read(work: _Assembly) -> TableFile:
     schedule = work.experiment.schedule
-    from pptrace.schedule.text import read_table
+    from pptrace.schedule.text import load_table
 
     work.options("schedule", None)
-    return read_table(Path(schedule.name))
+    return load_table(Path(schedule.name))
 
 
 def _sized(resolved: Resolved, table: Schedule) -> Resolved:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pptrace.errors import ScheduleError
 from pptrace.experiment.prepare import Prepared, prepare
 from pptrace.sim.simulate import simulate as simulate_table
 from pptrace.timeline.metrics import Metrics, measure
@@ -119,7 +120,12 @@ def simulate(resolved: Resolved, registry: Registry) -> Run:
     """
     prepared = prepare(resolved, registry)
     overlap = resolved.experiment.data_parallel.overlap
-    timeline = simulate_table(
-        prepared.schedule, prepared.workload, prepared.network, prepared.policy, overlap_reduction=overlap
-    )
+    try:
+        timeline = simulate_table(
+            prepared.schedule, prepared.workload, prepared.network, prepared.policy, overlap_reduction=overlap
+        )
+    except ScheduleError as error:
+        if prepared.table is None or error.position < 0:
+            raise
+        raise prepared.table.locate(error) from error
     return Run(prepared, timeline, measure(timeline, prepared.workload), registry)

@@ -1,0 +1,72 @@
+"""``pptrace validate``: hold a schedule table in a file to its laws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace validate table.csv
+pptrace validate table.csv --p2p ordered --receive deferred"""
+
+
+@click.command("validate", epilog=_EXAMPLES)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--p2p",
+    type=click.Choice(["async", "sender-blocking", "blocking", "ordered", "batched"]),
+    help="Check for deadlock under this policy too.",
+)
+@click.option(
+    "--receive", type=click.Choice(["asap", "deferred"]), default="asap", show_default=True,
+    help="Where receives go in a table without messages.",
+)  # fmt: skip
+def command(file: Path, p2p: str | None, receive: str) -> None:
+    """Check the schedule table in FILE (.csv or .txt): every action once and in place, no deadlock.
+
+    Exits 0 where the table is valid, 2 with one line where it is not.
+    """
+    from pptrace.errors import ScheduleError
+    from pptrace.schedule.text import load_table
+    from pptrace.schedule.validate import validate
+
+    table = load_table(file)
+    try:
+        validate(table.schedule)
+    except ScheduleError as error:
+        raise (table.locate(error) if error.position >= 0 else error) from error
+    if p2p is not None:
+        _simulate(table.schedule, p2p, receive)
+    under = f", also under p2p {p2p}" if p2p else ""
+    click.echo(f"{file}: valid{under}: {_described(table.schedule)}")
+
+
+def _simulate(schedule: Schedule, p2p: str, receive: str) -> None:
+    from pptrace.model.workload import Workload
+    from pptrace.network.flat import ideal
+    from pptrace.schedule.issue_order import Receive
+    from pptrace.sim.policy import Policy, PolicyName
+    from pptrace.sim.simulate import simulate
+
+    policy = Policy(name=PolicyName(p2p), receive=Receive(receive))
+    costs = Workload.uniform(
+        schedule.stages, f_ns=1, b_ns=2, boundary_bytes=1, edges=int(schedule.placement.edges.shape[0])
+    )
+    simulate(schedule, costs, ideal(), policy)
+
+
+def _described(schedule: Schedule) -> str:
+    from collections import Counter
+
+    from pptrace.model.action import Kind
+
+    kinds = Counter(Kind(kind).name for kind in schedule.kind.tolist())
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    return f"{schedule.ranks} ranks, {schedule.stages} stages, {schedule.units} microbatches ({counts})"
