@@ -44,12 +44,9 @@ def infer_placement(
     rows = np.repeat(rows, span[rows])
     first = np.flatnonzero(np.diff(rows, prepend=-1))
     units_of = unit[rows] + np.arange(rows.size) - np.repeat(first, np.diff(first, append=rows.size))
-    held = np.full((units, stages), -1, dtype=np.int32)
-    # Written from the last row to the first, so that the lowest rank stays.
-    held[units_of[::-1], stage[rows][::-1]] = rank[rows][::-1]
-    default = np.full(stages, -1, dtype=np.int32)
-    staged = np.flatnonzero(stage >= 0)[::-1]
-    default[stage[staged]] = rank[staged]
+    held = _lowest(units * stages, units_of * stages + stage[rows], rank[rows]).reshape(units, stages)
+    staged = np.flatnonzero(stage >= 0)
+    default = _lowest(stages, stage[staged], rank[staged])
     held = np.where(held < 0, default[None, :], held)
     routes, unit_route = _routes(held)
     return Placement(
@@ -58,6 +55,14 @@ def infer_placement(
         unit_route=unit_route,
         edges=chain(stages),
     )
+
+
+def _lowest(size: int, cell: Int32s | Int64s, rank: Int32s) -> Int32s:
+    """Return the lowest rank that is given for each of ``size`` cells, -1 where none is."""
+    none = np.iinfo(np.int32).max
+    lowest = np.full(size, none, dtype=np.int32)
+    np.minimum.at(lowest, cell, rank)
+    return np.where(lowest == none, np.int32(-1), lowest)
 
 
 def _routes(held: Int32s) -> tuple[Int32s, Int32s]:

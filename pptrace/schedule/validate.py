@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Kind
 from pptrace.schedule import index as slots
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.index import Positions, Problem, index_schedule
@@ -35,7 +35,7 @@ _ORDER = (
 )
 """Slots of which the first comes before the second in a rank's row, where both are there."""
 
-_NAMES = {slots.FORWARD: Kind.F, slots.GRADIENT: Kind.B, slots.WEIGHT: Kind.W}
+_NAMES = {slots.FORWARD: Kind.F, slots.WEIGHT: Kind.W}
 
 
 def validate(schedule: Schedule) -> None:
@@ -113,11 +113,11 @@ def _check_present(schedule: Schedule, positions: Positions) -> None:
 
 
 def _missing_name(schedule: Schedule, positions: Positions, slot: int, stage: int, unit: int) -> str:
-    if slot == slots.GRADIENT and (schedule.kind == Kind.I).any():
-        return f"{stage}I{unit}"
-    if slot == slots.WEIGHT and positions.of(slots.GRADIENT)[stage, unit] < 0:
-        return f"{stage}B{unit}"
-    return str(Action(kind=_NAMES[slot], stage=stage, unit=unit))
+    if slot == slots.GRADIENT:
+        whole, half = ((schedule.kind == kind).any() for kind in (Kind.B, Kind.I))
+        halved = positions.of(slots.WEIGHT)[stage, unit] >= 0 or (half and not whole)
+        return f"{stage}{'I' if halved else 'B'}{unit}"
+    return f"{stage}{_NAMES[slot].name}{unit}"
 
 
 def _check_order(schedule: Schedule, positions: Positions) -> None:
