@@ -1,0 +1,134 @@
+"""``pptrace show``: draw a schedule's idealised table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pptrace.experiment.prepare import Prepared
+    from pptrace.show.slots import Drawing
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace show 1f1b --pp 4 --microbatches 8
+pptrace show interleaved-1f1b --pp 4 --vp 2 --microbatches 8 -o table.svg
+pptrace show table.csv
+pptrace show ./mine.py:make --pp 4 --microbatches 8 --messages"""
+
+_SLOTS = click.IntRange(1, 1000)
+_MOST_RANKS = 64
+
+
+@click.command("show", epilog=_EXAMPLES)
+@click.argument("schedule")
+@click.option("--pp", metavar="RANKS", help="Pipeline ranks; a table brings its own.")
+@click.option("--microbatches", metavar="N", help="Microbatches; a table brings its own.")
+@click.option("--vp", metavar="CHUNKS", help="Model chunks per rank.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the schedule's own.")
+@click.option("--forward", type=_SLOTS, default=1, show_default=True, help="Slots of a forward.")
+@click.option("--backward", type=_SLOTS, default=2, show_default=True, help="Slots of a full backward.")
+@click.option("--messages", is_flag=True, help="Give sends and receives a slot each, as PyTorch's step simulator.")
+@click.option("--slots", metavar="FIRST:LAST", help="Show these slots only.")
+@click.option("--width", type=click.IntRange(20), help="Columns to use; the terminal's by default.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a picture: .svg or .png.")
+def command(
+    schedule: str,
+    pp: str | None,
+    microbatches: str | None,
+    vp: str | None,
+    options: tuple[str, ...],
+    forward: int,
+    backward: int,
+    slots: str | None,
+    width: int | None,
+    output: Path | None,
+    *,
+    messages: bool,
+) -> None:
+    """Draw the table of SCHEDULE: a plugin's name, FILE.py:FUNCTION, or a table (.csv, .txt).
+
+    An invalid table is drawn with the offending cell marked; the exit code is 2 then.
+    """
+    from pptrace.config.resolve import load
+    from pptrace.experiment.prepare import prepare
+    from pptrace.hooks.registry import Registry
+    from pptrace.show.slots import SlotsOfKind, draw
+
+    if output is not None and output.suffix.lower() not in {".svg", ".png"}:
+        raise click.UsageError(f"{output}: a picture ends in .svg or .png")
+    flags = {"schedule": schedule, "pp": pp, "microbatches": microbatches, "vp": vp}
+    prepared = prepare(load(None, [f"schedule.options.{option}" for option in options], flags), Registry.load())
+    split = max(backward // 2, 1)
+    kinds = SlotsOfKind(
+        forward=forward, backward=backward, input_gradient=split, weight_gradient=max(backward - split, 1)
+    )
+    drawing = draw(prepared.schedule, kinds, messages=messages)
+    title = _title(prepared, drawing)
+    if output is not None:
+        _write(drawing, title, output)
+    else:
+        _print(drawing, title, slots, width)
+    if drawing.error is not None:
+        error = drawing.error
+        raise prepared.table.locate(error) if prepared.table is not None and error.position >= 0 else error
+
+
+def _title(prepared: Prepared, drawing: Drawing) -> str:
+    schedule = prepared.schedule
+    name = prepared.resolved.experiment.schedule.name
+    title = f"{name}: {schedule.ranks} ranks, {schedule.units} microbatches"
+    if drawing.bubble is None:
+        return f"{title}, invalid (drawn in the order of the rows)"
+    return f"{title}, {drawing.length} slots, bubble {float(drawing.bubble):.2%}"
+
+
+def _write(drawing: Drawing, title: str, output: Path) -> None:
+    from pptrace.export.output import replace_file
+    from pptrace.show.picture import svg_text, write_png
+
+    with replace_file(output) as temporary:
+        if output.suffix.lower() == ".svg":
+            temporary.write_text(svg_text(drawing, title), encoding="utf-8")
+        else:
+            write_png(drawing, title, temporary)
+    sys.stderr.write(f"wrote {output}\n")
+
+
+def _print(drawing: Drawing, title: str, slots: str | None, width: int | None) -> None:
+    from rich.console import Console
+
+    from pptrace.show.terminal import plain_lines, rich_lines, window
+
+    console = Console(width=width, highlight=False) if width else Console(highlight=False)
+    seen = window(drawing, console.width, *_range(slots, drawing.length))
+    click.echo(title)
+    colourful = console.is_terminal and console.color_system is not None
+    if colourful:
+        for line in rich_lines(drawing, seen, basic=console.color_system == "standard")[:_MOST_RANKS]:
+            console.print(line, no_wrap=True, crop=True)
+    else:
+        for text in plain_lines(drawing, seen)[:_MOST_RANKS]:
+            click.echo(text)
+    if drawing.ranks > _MOST_RANKS:
+        click.echo(f"... {drawing.ranks - _MOST_RANKS} more ranks: write -o FILE.svg")
+    if seen.hidden:
+        shown = f"slots {seen.first} to {seen.last - 1} of {drawing.length}"
+        click.echo(f"({shown}; see others with --slots FIRST:LAST, or all with -o FILE.svg)")
+
+
+def _range(slots: str | None, length: int) -> tuple[int, int]:
+    if slots is None:
+        return 0, length
+    first, colon, last = slots.partition(":")
+    try:
+        bounds = int(first or 0), int(last or length) if colon else int(first) + 1
+    except ValueError:
+        raise click.UsageError(f"--slots {slots}: write FIRST:LAST, such as 0:40") from None
+    if not 0 <= bounds[0] < bounds[1] or bounds[0] >= max(length, 1):
+        raise click.UsageError(f"--slots {slots}: slots are 0 to {length - 1}, the first before the last")
+    return bounds

@@ -1,0 +1,167 @@
+"""The idealised table: where each action stands when every kind takes a whole number of slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pptrace.errors import DeadlockError, ScheduleError
+from pptrace.model.action import COMMUNICATION, Action, Kind
+from pptrace.model.workload import Workload
+from pptrace.network.flat import Flat, ideal
+from pptrace.schedule.validate import validate
+from pptrace.sim.policy import Policy, PolicyName
+from pptrace.sim.simulate import simulate
+from pptrace.timeline.metrics import measure
+from pptrace.timeline.timeline import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from fractions import Fraction
+
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["Cell", "Drawing", "SlotsOfKind", "draw"]
+
+_PER_SLOT = Flat(rate_kbps=1_000_000)
+"""A network on which a message of one byte takes one slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsOfKind:
+    """Slots that each kind of action takes."""
+
+    forward: int = 1
+    """A forward."""
+    backward: int = 2
+    """A full backward."""
+    input_gradient: int = 1
+    """A backward for the input gradient alone."""
+    weight_gradient: int = 1
+    """A backward for the weight gradient alone."""
+
+    def of(self, kind: Kind) -> int:
+        """Return the slots of a kind; every other kind takes one."""
+        slots: Mapping[Kind, int] = {
+            Kind.F: self.forward,
+            Kind.B: self.backward,
+            Kind.I: self.input_gradient,
+            Kind.W: self.weight_gradient,
+        }
+        return slots.get(kind, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One action in the picture."""
+
+    rank: int
+    """Its row."""
+    start: int
+    """Its first slot."""
+    length: int
+    """Its slots."""
+    action: Action
+    """What it is."""
+    route: int
+    """Its unit's route."""
+    marked: bool = False
+    """Whether something is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A schedule's table, ready to be drawn."""
+
+    ranks: int
+    """Rows."""
+    length: int
+    """Slots up to the end of the last action."""
+    cells: tuple[Cell, ...]
+    """Actions by rank, then by slot."""
+    chunks: int
+    """Most stages that a rank holds: above one, labels tell the stage."""
+    bubble: Fraction | None
+    """Idle share of the table; None where it is not valid."""
+    error: ScheduleError | None = None
+    """What is wrong with the schedule."""
+
+
+def draw(schedule: Schedule, slots: SlotsOfKind | None = None, *, messages: bool = False) -> Drawing:
+    """Place a schedule's actions in slots.
+
+    An invalid schedule is drawn too, its rows packed in their order, with the offending cells marked.
+
+    Args:
+        schedule: the table.
+        slots: slots per kind.
+        messages: whether sends and receives take a slot each on their rank's row, as in PyTorch's
+            step simulator.
+    """
+    slots = slots or SlotsOfKind()
+    try:
+        validate(schedule)
+        return _simulated(schedule, slots, messages=messages)
+    except ScheduleError as error:
+        return _packed(schedule, slots, error)
+
+
+def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Drawing:
+    edges = int(schedule.placement.edges.shape[0])
+    workload = Workload.uniform(
+        schedule.stages, edges=edges, boundary_bytes=int(messages), f_ns=slots.forward, b_ns=slots.backward,
+        i_ns=slots.input_gradient, w_ns=slots.weight_gradient, recompute_ns=[1] * schedule.stages,
+    )  # fmt: skip
+    policy = Policy(name=PolicyName.BLOCKING if messages else PolicyName.ASYNC)
+    timeline = simulate(schedule, workload, _PER_SLOT if messages else ideal(), policy)
+    cells = []
+    for lane in range(timeline.lanes):
+        if timeline.lane_stream[lane] != Stream.COMPUTE:
+            continue
+        for row in range(int(timeline.lane_ptr[lane]), int(timeline.lane_ptr[lane + 1])):
+            piece = timeline[row]
+            if piece.action.kind in COMMUNICATION and not messages:
+                continue
+            length = piece.end_ns - piece.start_ns
+            cells.append(_cell(schedule, piece.rank, piece.start_ns, length, piece.action))
+    metrics = measure(timeline, workload)
+    return Drawing(
+        ranks=schedule.ranks,
+        length=metrics.end_ns,
+        cells=tuple(cells),
+        chunks=_chunks(schedule),
+        bubble=metrics.bubble,
+    )
+
+
+def _packed(schedule: Schedule, slots: SlotsOfKind, error: ScheduleError) -> Drawing:
+    named = set(error.cycle) if isinstance(error, DeadlockError) else set[str]()
+    cells, longest = [], 0
+    for rank in range(schedule.ranks):
+        at = 0
+        for row in range(int(schedule.row_ptr[rank]), int(schedule.row_ptr[rank + 1])):
+            action = schedule.action(row)
+            marked = row == error.position or f"rank {rank}: {action}" in named
+            length = slots.of(action.kind) * action.span
+            cells.append(_cell(schedule, rank, at, length, action, marked=marked))
+            at += length
+        longest = max(longest, at)
+    return Drawing(
+        ranks=schedule.ranks,
+        length=longest,
+        cells=tuple(cells),
+        chunks=_chunks(schedule),
+        bubble=None,
+        error=error,
+    )
+
+
+def _cell(schedule: Schedule, rank: int, start: int, length: int, action: Action, *, marked: bool = False) -> Cell:
+    placement = schedule.placement
+    known = 0 <= action.unit < placement.units
+    route = int(placement.unit_route[action.unit]) if known else 0
+    return Cell(rank=rank, start=start, length=length, action=action, route=route, marked=marked)
+
+
+def _chunks(schedule: Schedule) -> int:
+    return max((len(schedule.placement.stages_of(rank)) for rank in range(schedule.ranks)), default=1)
