@@ -1,1 +1,1 @@
-"""Pictures of a schedule's idealised table: ranks by slots, in a terminal, as SVG and as PNG."""
+"""Draw schedules: the idealised table in the terminal, as SVG and as PNG."""

@@ -74,7 +74,7 @@ def write_png(drawing: Drawing, title: str, path: Path) -> None:
         raise PptraceError("PNG needs matplotlib: pip install 'pptrace[plot]', or write .svg") from error
     if len(drawing.cells) > _MOST_PNG_CELLS:
         raise PptraceError(f"{len(drawing.cells)} cells are too many for PNG: write .svg, or fewer microbatches")
-    inches = max(drawing.length * 0.28 + 1.2, 5.0), drawing.ranks * 0.32 + 1.1
+    inches = max(drawing.length * 0.28 + 1.2, 7.5), drawing.ranks * 0.32 + 1.1
     figure = Figure(figsize=(min(inches[0], 160), min(inches[1], 160)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -1,0 +1,79 @@
+"""Give every action of a table a time, even of one that cannot run: to draw what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.model.action import Kind
+from pptrace.schedule.neighbours import neighbours
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int64s
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["place_leniently"]
+
+_FORWARD, _GRADIENT = True, False
+_MAKES = {Kind.F: _FORWARD, Kind.B: _GRADIENT, Kind.I: _GRADIENT}
+
+
+def place_leniently(schedule: Schedule, length: Int64s) -> Int64s:
+    """Return the start of every action, each rank's in the order of its row.
+
+    An action waits for what it needs from the neighbouring stages, where the table has it. Where all
+    ranks wait for each other, the lowest of them goes on without.
+    """
+    feeds = _Feeds(schedule)
+    ends: dict[tuple[bool, int, int], int] = {}
+    head, stop = schedule.row_ptr[:-1].tolist(), schedule.row_ptr[1:].tolist()
+    free = [0] * schedule.ranks
+    start = np.zeros(len(schedule), dtype=np.int64)
+    forced = -1
+    while any(low < high for low, high in zip(head, stop, strict=True)):
+        moved = False
+        for rank in range(schedule.ranks):
+            while head[rank] < stop[rank]:
+                row = head[rank]
+                needs = [ends.get(need, -1) for need in feeds.needs(row)]
+                if -1 in needs and forced != rank:
+                    break
+                forced, moved = -1, True
+                start[row] = max([free[rank], *needs])
+                free[rank] = int(start[row] + length[row])
+                for made in feeds.makes(row):
+                    ends.setdefault(made, free[rank])
+                head[rank] += 1
+        if not moved:
+            forced = next(rank for rank in range(schedule.ranks) if head[rank] < stop[rank])
+    return start
+
+
+class _Feeds:
+    """What each action of a table makes and needs, as (forward or gradient, stage, unit)."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._near = neighbours(schedule.placement)
+        self._stages = schedule.stages
+        self._rows = [
+            (_MAKES.get(Kind(kind)), stage, range(unit, unit + span))
+            for kind, stage, unit, span in zip(
+                *(getattr(schedule, name).tolist() for name in ("kind", "stage", "unit", "span")), strict=True
+            )
+        ]
+        self._made = {made for row in range(len(schedule)) for made in self.makes(row)}
+
+    def makes(self, row: int) -> list[tuple[bool, int, int]]:
+        way, stage, units = self._rows[row]
+        return [] if way is None else [(way, stage, unit) for unit in units]
+
+    def needs(self, row: int) -> list[tuple[bool, int, int]]:
+        way, stage, units = self._rows[row]
+        if way is None or not 0 <= stage < self._stages:
+            return []
+        near = self._near
+        ptr, others = (near.pred_ptr, near.pred) if way is _FORWARD else (near.succ_ptr, near.succ)
+        stages = others[ptr[stage] : ptr[stage + 1]].tolist()
+        needed = [(way, other, unit) for other in stages for unit in units]
+        return [need for need in needed if need in self._made]

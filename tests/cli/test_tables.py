@@ -1,0 +1,151 @@
+"""``show``, ``validate`` and ``convert``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Answer
+
+    Pptrace = Callable[..., Answer]
+
+GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+SWAPPED = "0F0,0F1,0B0,0B1\n1B0,1F0,1F1,1B1\n"
+STUCK = "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n"
+SWAPPED_ERROR = "bad.csv: row 2, column 1, cell '1B0': rank 1: 1B0 comes before 1F0: swap them"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in {"good.csv": GOOD, "bad.csv": SWAPPED, "stuck.csv": STUCK}.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_table_is_drawn_as_plain_text_when_piped(pptrace: Pptrace) -> None:
+    answer = pptrace("show", "good.csv")
+
+    assert answer.code == 0
+    assert answer.out.splitlines() == [
+        "good.csv: 2 ranks, 2 microbatches, 9 slots, bubble 33.33%",
+        "rank 0  F0 F1 .  .  B0=== .  B1===",
+        "rank 1  .  F0 B0=== F1 B1=== .  .",
+    ]
+
+
+def test_an_invalid_table_is_drawn_with_its_cell_marked_and_named(pptrace: Pptrace) -> None:
+    answer = pptrace("show", "bad.csv")
+
+    assert answer.code == 2
+    assert "[B0]" in answer.out
+    assert answer.err.strip() == f"pptrace: {SWAPPED_ERROR}"
+
+
+def test_a_function_in_a_file_is_drawn_and_its_flaw_too(pptrace: Pptrace, folder: Path) -> None:
+    (folder / "mine.py").write_text(
+        "def make(ranks, units):\n"
+        "    return [[f'{r}{k}{u}' for k in 'BF' for u in range(units)] for r in range(ranks)]\n"
+    )
+
+    answer = pptrace("show", "./mine.py:make", "--pp", 2, "--microbatches", 2)
+
+    assert answer.code == 2
+    assert "[B0]" in answer.out
+    assert "comes before" in answer.err
+
+
+def test_pictures_are_written_whole_or_not_at_all(pptrace: Pptrace, folder: Path) -> None:
+    assert pptrace("show", "good.csv", "-o", "table.svg").code == 0
+    assert (folder / "table.svg").read_text().startswith("<svg")
+    assert ".svg or .png" in pptrace("show", "good.csv", "-o", "table.gif").complaint
+    assert "create it first" in pptrace("show", "good.csv", "-o", "nowhere/table.svg").complaint
+
+
+def test_slots_beyond_the_width_are_counted(pptrace: Pptrace) -> None:
+    answer = pptrace("show", "good.csv", "--width", 20)
+
+    assert "slots 0 to 3 of 9" in answer.out
+    assert pptrace("show", "good.csv", "--slots", "4:").out.splitlines()[1] == "rank 0  B0=== .  B1==="
+
+
+@pytest.mark.parametrize("slots", ["x:2", "5:2", "99:"])
+def test_slots_that_are_no_range_are_refused(pptrace: Pptrace, slots: str) -> None:
+    assert f"--slots {slots}" in pptrace("show", "good.csv", "--slots", slots).complaint
+
+
+def test_a_valid_table_is_counted(pptrace: Pptrace) -> None:
+    answer = pptrace("validate", "good.csv")
+
+    assert answer.code == 0
+    assert answer.out == "good.csv: valid: 2 ranks, 2 stages, 2 microbatches (4 F, 4 B)\n"
+
+
+def test_an_invalid_table_names_row_column_and_cell(pptrace: Pptrace) -> None:
+    assert pptrace("validate", "bad.csv").complaint == SWAPPED_ERROR
+
+
+def test_a_deadlock_is_its_cycle(pptrace: Pptrace) -> None:
+    assert "rank 0: 0B0 -> rank 1: 1B0" in pptrace("validate", "stuck.csv").complaint
+
+
+def test_a_policy_may_deadlock_where_the_table_does_not(pptrace: Pptrace) -> None:
+    assert pptrace("validate", "good.csv", "--p2p", "async").code == 0
+    complaint = pptrace("validate", "good.csv", "--p2p", "ordered", "--receive", "deferred").complaint
+    assert "p2p policy ordered" in complaint
+    assert "eager" in complaint
+
+
+def test_tables_gain_and_lose_their_messages(pptrace: Pptrace, folder: Path) -> None:
+    assert pptrace("convert", "good.csv", "with.csv", "--messages", "deferred").code == 0
+    assert (folder / "with.csv").read_text().splitlines()[0] == (
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1"
+    )
+    assert pptrace("convert", "with.csv", "without.txt", "--messages", "none").code == 0
+    assert pptrace("convert", "without.txt", "again.csv").code == 0
+    assert (folder / "again.csv").read_text() == GOOD
+
+
+def test_our_traces_become_each_other_byte_for_byte(pptrace: Pptrace, folder: Path) -> None:
+    assert pptrace("simulate", "--schedule", "good.csv", "-o", "a.pftrace").code == 0
+    for source, target in (("a.pftrace", "b.json"), ("b.json", "c.json.gz"), ("c.json.gz", "d.pftrace")):
+        answer = pptrace("convert", source, target)
+        assert (answer.code, answer.err) == (0, f"wrote {target}\n")
+
+    assert (folder / "d.pftrace").read_bytes() == (folder / "a.pftrace").read_bytes()
+
+
+def test_a_trace_gives_back_its_table(pptrace: Pptrace, folder: Path) -> None:
+    pptrace("simulate", "--schedule", "good.csv", "-o", "a.pftrace")
+
+    assert pptrace("convert", "a.pftrace", "order.csv").code == 0
+    assert (folder / "order.csv").read_text() == GOOD
+
+
+WRONG = [
+    (["good.csv", "step.json"], "a table has no times"),
+    (["gone.json", "step.pftrace"], "gone.json"),
+    (["good.csv", "bad.csv", "out.csv"], "one table at a time"),
+    (["bad.csv", "out.csv"], "cell '1B0'"),
+    (["a.json", "out.txt.zip"], ".pftrace"),
+    (["other.json", "out.pftrace"], "no importer recognises it"),
+    (["a.json", "out.json", "--messages", "asap"], "--messages is for tables"),
+    (["a.json", "out.csv", "--only", "ranks=0"], "--only is for traces"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), WRONG, ids=lambda value: " ".join(value)[:40])
+def test_what_cannot_be_converted_is_one_line(
+    pptrace: Pptrace, folder: Path, arguments: list[str], named: str
+) -> None:
+    (folder / "other.json").write_text("[1, 2, 3]")
+    pptrace("simulate", "--schedule", "good.csv", "-o", "a.json")
+    before = sorted(p.name for p in folder.iterdir())
+
+    assert named in pptrace("convert", *arguments).complaint
+    assert sorted(p.name for p in folder.iterdir()) == before
