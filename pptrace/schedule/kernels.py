@@ -245,15 +245,15 @@ def defer_receives(
             elif k == 6:
                 peer = stage_rank[unit_route[unit[row]] * stages + edge_from[edge[row]]]
             end = row + 1
-            if k <= 2 and braid[row] >= 0:
+            if peer < 0 and braid[row] >= 0:
                 while end < row_ptr[rank + 1] and braid[end] == braid[row]:
                     end += 1
-            if rank < peer or k <= 2:
+            if rank < peer or k <= 2 or end > row + 1:
                 kept = 0
                 for i in range(waiting):
                     r = pending[i]
                     flush = False
-                    if k > 2:
+                    if peer >= 0:
                         base = unit_route[unit[r]] * stages
                         source = edge_from[edge[r]] if kind[r] == 5 else edge_to[edge[r]]
                         flush = stage_rank[base + source] == peer

@@ -1,0 +1,127 @@
+"""Random schedules under each policy run as a slow second implementation says, which knows queues and no graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle_orders import SENDS, Item, Step, as_actions, feeds, place_asap, place_deferred, place_sends
+from oracle_policies import Oracle
+from strategies import networks, valid_schedules, workloads
+
+from pptrace.errors import DeadlockError
+from pptrace.model.action import COMPUTE, Kind
+from pptrace.schedule.issue_order import Receive, with_messages
+from pptrace.schedule.table import Schedule
+from pptrace.sim.policy import Policy, PolicyName, StreamPer
+from pptrace.sim.simulate import simulate
+from pptrace.timeline.timeline import Stream
+
+POLICIES = [
+    Policy(name=PolicyName.ASYNC),
+    Policy(name=PolicyName.SENDER_BLOCKING),
+    *(
+        Policy(name=name, receive=receive)
+        for name in (PolicyName.BLOCKING, PolicyName.BATCHED)
+        for receive in Receive
+    ),
+    *(
+        Policy(name=PolicyName.ORDERED, receive=receive, stream=stream, eager_bytes=eager)
+        for receive in Receive
+        for stream in StreamPer
+        for eager in (0, 3)
+    ),
+]
+
+
+def described(policy: Policy) -> str:
+    return f"{policy.name.value}-{policy.receive.value}-{policy.stream.value}-{policy.eager_bytes}"
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    schedule = draw(valid_schedules())
+    sizes = st.lists(st.integers(0, 5), min_size=schedule.stages - 1, max_size=schedule.stages - 1)
+    boundary_bytes = np.array(draw(sizes), dtype=np.int64)
+    drawn = draw(workloads(schedule, min_ns=0, max_ns=9))
+    none = np.zeros(schedule.stages, dtype=np.int64)
+    costs = replace(drawn, boundary_bytes=boundary_bytes, reduce_ns=none, optimizer_ns=none)
+    return Step(schedule, costs, draw(networks()))  # type: ignore[arg-type] # all drawn networks are flat
+
+
+def placed(step: Step, policy: Policy) -> list[list[Item]]:
+    if not policy.has_receives:
+        return place_sends(step)
+    return place_asap(step) if policy.receive is Receive.ASAP else place_deferred(step)
+
+
+def shuffled(step: Step, rows: list[list[Item]], random: Random, swaps: int) -> list[list[Item]]:
+    """Swap neighbours of which one is a message, but never a message with its producer or consumer."""
+    rows = [list(row) for row in rows]
+    for _ in range(swaps):
+        row = random.choice([row for row in rows if len(row) > 1] or [[]])
+        if not row:
+            break
+        at = random.randrange(len(row) - 1)
+        one, two = row[at], row[at + 1]
+        message = one[0].kind not in COMPUTE or two[0].kind not in COMPUTE
+        produced = any(ends[0] == two[0] for cell in one if (ends := step.message(cell)))
+        if message and not produced and not any(feeds(one[0], cell) for cell in two if one[0].kind not in SENDS):
+            row[at], row[at + 1] = two, one
+    return rows
+
+
+def assert_agreement(step: Step, policy: Policy, rows: list[list[Item]], schedule: Schedule) -> None:
+    oracle = Oracle(step, policy, rows)
+    if not oracle.run():
+        with pytest.raises(DeadlockError) as refused:
+            simulate(schedule, step.workload, step.network, policy)
+        assert refused.value.cycle
+        return
+    timeline = simulate(schedule, step.workload, step.network, policy)
+    ranks, streams = timeline.rank_of_row(), timeline.lane_stream[timeline.lane_of_row()]
+    ran = {}
+    for row in range(len(timeline)):
+        kind, stage, unit, span = (int(getattr(timeline, c)[row]) for c in ("kind", "stage", "unit", "span"))
+        ran[(kind, stage, unit, span)] = (int(timeline.start_ns[row]), int(timeline.end_ns[row]))
+        assert ranks[row] == step.rank(stage, unit)
+        assert kind not in COMPUTE or streams[row] == Stream.COMPUTE
+    assert ran == oracle.span
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=described)
+@settings(max_examples=40, deadline=None)
+@given(step=steps())
+def test_a_step_runs_as_its_policy_says(policy: Policy, step: Step) -> None:
+    assert_agreement(step, policy, placed(step, policy), step.schedule)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=described)
+@settings(max_examples=40, deadline=None)
+@given(step=steps(), seed=st.integers(0, 2**32 - 1), swaps=st.sampled_from([0, 3, 10, 40]))
+def test_a_table_with_messages_of_its_own_keeps_them_in_place(
+    policy: Policy, step: Step, seed: int, swaps: int
+) -> None:
+    random = Random(seed)  # noqa: S311 - tests, not secrets
+    start = place_asap(step) if policy.receive is Receive.ASAP else place_deferred(step)
+    rows = shuffled(step, start, random, swaps)
+
+    assert_agreement(step, policy, rows, Schedule.from_rows(as_actions(rows), step.schedule.placement))
+
+
+def test_a_deferred_receive_goes_before_a_braid_that_begins_with_a_weight_gradient() -> None:
+    schedule = Schedule.from_rows(
+        [["0F0", "0F1", "0I0", "(0W0;0I1)OVERLAP_F_B", "0W1"], ["1F0", "1F1", "1B0", "1B1"]]
+    )
+
+    issued = with_messages(schedule, Receive.DEFERRED)
+
+    row = issued.kind[: issued.row_ptr[1]].tolist()
+    braid = issued.braid[: issued.row_ptr[1]].tolist()
+    first = row.index(Kind.W)
+    assert row[first - 1] == Kind.RECV_B
+    assert braid[first] == braid[first + 1] >= 0
