@@ -125,3 +125,17 @@ def test_a_deferred_receive_goes_before_a_braid_that_begins_with_a_weight_gradie
     first = row.index(Kind.W)
     assert row[first - 1] == Kind.RECV_B
     assert braid[first] == braid[first + 1] >= 0
+
+
+@settings(max_examples=80, deadline=None)
+@given(step=steps(), rate_kbps=st.sampled_from([2, 1_000, 700_000]), policy=st.sampled_from(POLICIES))
+def test_halving_the_bandwidth_never_shortens_a_step(step: Step, rate_kbps: int, policy: Policy) -> None:
+    rates = (rate_kbps, rate_kbps // 2)
+    try:
+        whole, halved = (
+            simulate(step.schedule, step.workload, replace(step.network, rate_kbps=rate), policy) for rate in rates
+        )
+    except DeadlockError:
+        return
+
+    assert halved.end_ns.max() >= whole.end_ns.max()
