@@ -2,6 +2,8 @@
 set -eu
 export PPTRACE_DISABLE_PLUGINS=all
 
+pptrace validate table.csv
+echo
 pptrace simulate --schedule table.csv
 echo
 pptrace simulate --schedule table.csv --p2p blocking

@@ -25,7 +25,8 @@ _MOST_RANKS = 64
 
 
 @click.command("show", epilog=_EXAMPLES)
-@click.argument("schedule")
+@click.argument("schedule", required=False)
+@click.option("--schedule", "named", metavar="SCHEDULE", help="The same, written as for simulate.")
 @click.option("--pp", metavar="RANKS", help="Pipeline ranks; a table brings its own.")
 @click.option("--microbatches", metavar="N", help="Microbatches; a table brings its own.")
 @click.option("--vp", metavar="CHUNKS", help="Model chunks per rank.")
@@ -37,7 +38,8 @@ _MOST_RANKS = 64
 @click.option("--width", type=click.IntRange(20), help="Columns to use; the terminal's by default.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a picture: .svg or .png.")
 def command(
-    schedule: str,
+    schedule: str | None,
+    named: str | None,
     pp: str | None,
     microbatches: str | None,
     vp: str | None,
@@ -59,9 +61,11 @@ def command(
     from pptrace.hooks.registry import Registry
     from pptrace.show.slots import SlotsOfKind, draw
 
+    if (schedule is None) == (named is None):
+        raise click.UsageError("name one schedule, such as: pptrace show 1f1b --pp 4 --microbatches 8")
     if output is not None and output.suffix.lower() not in {".svg", ".png"}:
         raise click.UsageError(f"{output}: a picture ends in .svg or .png")
-    flags = {"schedule": schedule, "pp": pp, "microbatches": microbatches, "vp": vp}
+    flags = {"schedule": schedule or named, "pp": pp, "microbatches": microbatches, "vp": vp}
     prepared = prepare(load(None, [f"schedule.options.{option}" for option in options], flags), Registry.load())
     split = max(backward // 2, 1)
     kinds = SlotsOfKind(

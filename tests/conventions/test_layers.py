@@ -18,7 +18,7 @@ LAYERS = (
     {"network", "schedule", "viewer"},
     {"timeline"},
     {"sim", "hooks.offers"},
-    {"export", "builtin"},
+    {"export", "builtin", "show"},
     {"hooks"},
     {"experiment"},
     {"api", "testing"},

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pptrace.cli.main import COMMANDS
+from pptrace.sim.policy import PolicyName
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -75,6 +78,20 @@ def test_open_serves_the_trace_until_it_is_fetched(readme: Any, shell: Any, fold
     assert served.returncode == 0
 
 
+@pytest.mark.needs_plugins
+def test_the_picture_of_a_table_is_what_show_draws(
+    root: Path, shell: Any, folder: Path, pytestconfig: pytest.Config
+) -> None:
+    kept = root / "docs" / "images" / "interleaved-1f1b.svg"
+
+    shell.run(f"pptrace show interleaved-1f1b --pp 4 --vp 2 --microbatches 8 -o {kept.name}", folder)
+
+    drawn = (folder / kept.name).read_text(encoding="utf-8")
+    if pytestconfig.getoption("--regenerate"):
+        kept.write_text(drawn, encoding="utf-8")
+    assert kept.read_text(encoding="utf-8") == drawn
+
+
 def test_the_yaml_is_the_example(readme: Any, root: Path) -> None:
     (shown,) = readme.of("yaml")
     example = (root / "examples" / "llama3-70b.yaml").read_text(encoding="utf-8")
@@ -124,8 +141,8 @@ def test_ci_installs_and_tests_as_the_readme_says(readme: Any, root: Path) -> No
 
 
 def test_the_readme_names_every_command_and_policy(readme: Any) -> None:
-    from pptrace.sim.policy import PolicyName
-
+    for command in COMMANDS:
+        assert f"pptrace {command}" in readme.text
     for policy in PolicyName:
         assert f"| `{policy.value}` |" in readme.text
 
