@@ -54,6 +54,7 @@ def whole(name: str, ranks: int, units: int, chunks: int, policy: Policy) -> dic
         times.append(time.perf_counter() - start)
         hops = (timeline.kind == Kind.SEND_F) | (timeline.kind == Kind.SEND_B)
         actions = len(schedule) + 2 * int(hops.sum())
+        del timeline, hops  # the next run's peak is its own
     memory = (rss() - before) / actions
     graph = lower(schedule, workload, NETWORK, policy)
     sweeps = []
