@@ -141,9 +141,9 @@ class DataParallel(_Section):
 
     overlap: bool = Field(default=False, description="Reduce while the pipeline drains, not after it.")
     bandwidth: Rate | None = Field(
-        default=None, description="Rate per direction of a replica's network; without it, reduction takes no time."
+        default=None, description="Rate per direction between replicas; as the pipeline's network unless given."
     )
-    latency: Duration = Field(default=0, description="Latency of one message of the reduction.")
+    latency: Duration = Field(default=0, description="Latency of one message between replicas; likewise.")
 
 
 class Experiment(_Section):

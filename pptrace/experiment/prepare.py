@@ -99,6 +99,7 @@ def prepare(resolved: Resolved, registry: Registry) -> Prepared:
     if table is not None:
         work.resolved = _sized(work.resolved, table)
     network = _network(work)
+    work.resolved = _with_reduction(work.resolved, network)
     costs = _cost_model(work)
     cost_request = _cost_request(work, costs.offer)
     workload = _build_costs(work, costs, cost_request)
@@ -150,6 +151,26 @@ def _network(work: _Assembly) -> Network:
     options = work.options("network", offer.options)
     ranks = work.experiment.parallel.pp or 1
     return build_network(provided, NetworkRequest(ranks=ranks, options=options))
+
+
+def _with_reduction(resolved: Resolved, network: Network) -> Resolved:
+    """Let replicas reduce over a network like the pipeline's where none of their own is described."""
+    experiment = resolved.experiment
+    parallel, reduction = experiment.parallel, experiment.data_parallel
+    if parallel.dp * parallel.cp == 1 or reduction.bandwidth is not None or (parallel.pp or 1) < 2:  # noqa: PLR2004 - a pair
+        return resolved
+    path = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
+    rate = int(path.rate_kbps[0]) * 1000
+    if not rate:
+        return resolved
+    found = {"bandwidth": rate}
+    if "data_parallel.latency" not in resolved.positions:
+        found["latency"] = int(path.latency_ns[0])
+    origins = {**resolved.origins, **{f"data_parallel.{key}": "as the pipeline's network" for key in found}}
+    reduction = reduction.model_copy(update=found)
+    return replace(
+        resolved, experiment=experiment.model_copy(update={"data_parallel": reduction}), origins=origins
+    )
 
 
 def _cost_model(work: _Assembly) -> Provided[CostModelOffer]:
