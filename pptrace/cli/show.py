@@ -22,6 +22,8 @@ pptrace show ./mine.py:make --pp 4 --microbatches 8 --messages"""
 
 _SLOTS = click.IntRange(1, 1000)
 _MOST_RANKS = 64
+_MOST_LINES = 120
+"""Lines that a table may take, wrapped at the terminal's width; its first part is always whole."""
 
 
 @click.command("show", epilog=_EXAMPLES)
@@ -87,7 +89,7 @@ def _title(prepared: Prepared, drawing: Drawing) -> str:
     name = prepared.resolved.experiment.schedule.name
     title = f"{name}: {schedule.ranks} ranks, {schedule.units} microbatches"
     if drawing.bubble is None:
-        return f"{title}, invalid (drawn in the order of the rows)"
+        return f"{title}, invalid (drawn as far as it goes)"
     return f"{title}, {drawing.length} slots, bubble {float(drawing.bubble):.2%}"
 
 
@@ -106,22 +108,28 @@ def _write(drawing: Drawing, title: str, output: Path) -> None:
 def _print(drawing: Drawing, title: str, slots: str | None, width: int | None) -> None:
     from rich.console import Console
 
-    from pptrace.show.terminal import plain_lines, rich_lines, window
+    from pptrace.show.terminal import plain_lines, rich_lines, windows
 
     console = Console(width=width, highlight=False) if width else Console(highlight=False)
-    seen = window(drawing, console.width, *_range(slots, drawing.length))
+    parts = windows(drawing, console.width, *_range(slots, drawing.length), _MOST_LINES)
     click.echo(title)
     colourful = console.is_terminal and console.color_system is not None
-    if colourful:
-        for line in rich_lines(drawing, seen, basic=console.color_system == "standard")[:_MOST_RANKS]:
-            console.print(line, no_wrap=True, crop=True)
-    else:
-        for text in plain_lines(drawing, seen)[:_MOST_RANKS]:
-            click.echo(text)
+    for seen in parts:
+        if len(parts) > 1:
+            click.echo(f"slots {seen.first} to {seen.last - 1}")
+        if colourful:
+            for line in rich_lines(drawing, seen, basic=console.color_system == "standard")[:_MOST_RANKS]:
+                console.print(line, no_wrap=True, crop=True)
+        else:
+            for text in plain_lines(drawing, seen)[:_MOST_RANKS]:
+                click.echo(text)
     if drawing.ranks > _MOST_RANKS:
         click.echo(f"... {drawing.ranks - _MOST_RANKS} more ranks: write -o FILE.svg")
-    if seen.hidden:
-        shown = f"slots {seen.first} to {seen.last - 1} of {drawing.length}"
+    rank, action = drawing.lacking
+    if rank >= 0:
+        click.echo(f"(rank {rank}! lacks {action})")
+    if parts[-1].hidden:
+        shown = f"slots {parts[0].first} to {parts[-1].last - 1} of {drawing.length}"
         click.echo(f"({shown}; see others with --slots FIRST:LAST, or all with -o FILE.svg)")
 
 

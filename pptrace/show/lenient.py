@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pptrace.model.action import Kind
 from pptrace.schedule.neighbours import neighbours
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int64s
+    from collections.abc import Collection, Sequence
+
     from pptrace.schedule.table import Schedule
 
 __all__ = ["place_leniently"]
@@ -19,17 +18,17 @@ _FORWARD, _GRADIENT = True, False
 _MAKES = {Kind.F: _FORWARD, Kind.B: _GRADIENT, Kind.I: _GRADIENT}
 
 
-def place_leniently(schedule: Schedule, length: Int64s) -> Int64s:
+def place_leniently(schedule: Schedule, length: Sequence[int], at_fault: Collection[int] = ()) -> list[int]:
     """Return the start of every action, each rank's in the order of its row.
 
     An action waits for what it needs from the neighbouring stages, where the table has it. Where all
-    ranks wait for each other, the lowest of them goes on without.
+    ranks wait for each other, one goes on without: the lowest, or that of an action ``at_fault``.
     """
     feeds = _Feeds(schedule)
     ends: dict[tuple[bool, int, int], int] = {}
     head, stop = schedule.row_ptr[:-1].tolist(), schedule.row_ptr[1:].tolist()
     free = [0] * schedule.ranks
-    start = np.zeros(len(schedule), dtype=np.int64)
+    start = [0] * len(schedule)
     forced = -1
     while any(low < high for low, high in zip(head, stop, strict=True)):
         moved = False
@@ -41,12 +40,13 @@ def place_leniently(schedule: Schedule, length: Int64s) -> Int64s:
                     break
                 forced, moved = -1, True
                 start[row] = max([free[rank], *needs])
-                free[rank] = int(start[row] + length[row])
+                free[rank] = start[row] + length[row]
                 for made in feeds.makes(row):
                     ends.setdefault(made, free[rank])
                 head[rank] += 1
         if not moved:
-            forced = next(rank for rank in range(schedule.ranks) if head[rank] < stop[rank])
+            stuck = [rank for rank in range(schedule.ranks) if head[rank] < stop[rank]]
+            forced = next((rank for rank in stuck if head[rank] in at_fault), stuck[0])
     return start
 
 

@@ -10,6 +10,7 @@ from pptrace.model.action import COMMUNICATION, Action, Kind
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal
 from pptrace.schedule.validate import validate
+from pptrace.show.lenient import place_leniently
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import measure
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
 
 __all__ = ["Cell", "Drawing", "SlotsOfKind", "draw"]
+
+_DRAWN = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE})
+"""Kinds that take time in the idealised table."""
 
 _PER_SLOT = Flat(rate_kbps=1_000_000)
 """A network on which a message of one byte takes one slot."""
@@ -86,11 +90,18 @@ class Drawing:
     error: ScheduleError | None = None
     """What is wrong with the schedule."""
 
+    @property
+    def lacking(self) -> tuple[int, str]:
+        """The rank that lacks an action, and which; a rank of -1 where none does."""
+        if self.error is None or self.error.position >= 0 or not self.error.missing:
+            return -1, ""
+        return self.error.rank, self.error.missing
+
 
 def draw(schedule: Schedule, slots: SlotsOfKind | None = None, *, messages: bool = False) -> Drawing:
     """Place a schedule's actions in slots.
 
-    An invalid schedule is drawn too, its rows packed in their order, with the offending cells marked.
+    An invalid schedule is drawn too, as far as it goes, with the offending cells marked.
 
     Args:
         schedule: the table.
@@ -103,7 +114,7 @@ def draw(schedule: Schedule, slots: SlotsOfKind | None = None, *, messages: bool
         validate(schedule)
         return _simulated(schedule, slots, messages=messages)
     except ScheduleError as error:
-        return _packed(schedule, slots, error)
+        return _as_far_as_it_goes(schedule, slots, error, messages=messages)
 
 
 def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Drawing:
@@ -134,21 +145,25 @@ def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Dra
     )
 
 
-def _packed(schedule: Schedule, slots: SlotsOfKind, error: ScheduleError) -> Drawing:
+def _as_far_as_it_goes(schedule: Schedule, slots: SlotsOfKind, error: ScheduleError, *, messages: bool) -> Drawing:
     named = set(error.cycle) if isinstance(error, DeadlockError) else set[str]()
-    cells, longest = [], 0
+    rows: list[tuple[int, Action, int, bool]] = []
     for rank in range(schedule.ranks):
-        at = 0
         for row in range(int(schedule.row_ptr[rank]), int(schedule.row_ptr[rank + 1])):
             action = schedule.action(row)
             marked = row == error.position or f"rank {rank}: {action}" in named
-            length = slots.of(action.kind) * action.span
-            cells.append(_cell(schedule, rank, at, length, action, marked=marked))
-            at += length
-        longest = max(longest, at)
+            drawn = marked or action.kind in _DRAWN or (messages and action.kind in COMMUNICATION)
+            rows.append((rank, action, slots.of(action.kind) * action.span if drawn else 0, marked))
+    at_fault = {at for at, (_, _, _, marked) in enumerate(rows) if marked}
+    start = place_leniently(schedule, [length for _, _, length, _ in rows], at_fault)
+    cells = [
+        _cell(schedule, rank, at, length, action, marked=marked)
+        for at, (rank, action, length, marked) in zip(start, rows, strict=True)
+        if length
+    ]
     return Drawing(
         ranks=schedule.ranks,
-        length=longest,
+        length=max((cell.start + cell.length for cell in cells), default=0),
         cells=tuple(cells),
         chunks=_chunks(schedule),
         bubble=None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pptrace.show.label import INK, MARK, basic_colour, colour, full_label
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pptrace.show.slots import Cell, Drawing
 
-__all__ = ["Window", "plain_lines", "rich_lines", "window"]
+__all__ = ["Window", "plain_lines", "rich_lines", "window", "windows"]
 
 _MARGIN = 8
 """Columns before the first slot: ``rank 12 ``."""
@@ -34,15 +34,32 @@ class Window:
 
 def window(drawing: Drawing, width: int, first: int = 0, last: int | None = None) -> Window:
     """Return what fits ``width`` columns of the slots from ``first`` up to ``last``."""
-    slot = 1 + max((-(-len(_name(cell, drawing)) // max(cell.length, 1)) for cell in drawing.cells), default=1)
+    slot = 1 + max((-(-len(full_label(c, drawing.chunks)) // max(c.length, 1)) for c in drawing.cells), default=1)
     end = drawing.length if last is None else min(last, drawing.length)
     end = max(min(end, first + max((width - _MARGIN) // slot, 1)), first)
     return Window(first=first, last=end, slot=slot, hidden=drawing.length - (end - first))
 
 
+def windows(drawing: Drawing, width: int, first: int, last: int, most_lines: int) -> list[Window]:
+    """Return the windows below each other that show the slots from ``first``, as many as the lines allow.
+
+    ``hidden`` of each counts what neither it nor those before it show.
+    """
+    seen: list[Window] = []
+    hidden = drawing.length
+    while not seen or (seen[-1].last < last and (len(seen) + 1) * (drawing.ranks + 1) <= most_lines):
+        part = window(drawing, width, seen[-1].last if seen else first, last)
+        hidden -= part.last - part.first
+        seen.append(replace(part, hidden=hidden))
+    return seen
+
+
 def plain_lines(drawing: Drawing, seen: Window) -> list[str]:
-    """Return a line per rank; idle slots are dots, a cell that goes on is filled with ``=``."""
-    return [_row_text(drawing, rank, seen) for rank in range(drawing.ranks)]
+    """Return a line per rank; idle slots are dots, a cell that goes on is filled with ``=``.
+
+    What is wrong stands in brackets; a rank that lacks an action has a ``!``.
+    """
+    return [_row_text(drawing, rank, row, seen) for rank, row in enumerate(_by_rank(drawing, seen))]
 
 
 def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[Text]:
@@ -50,42 +67,46 @@ def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[T
     from rich.text import Text
 
     lines = []
-    for rank in range(drawing.ranks):
-        line = Text(f"rank {rank:<{_MARGIN - 5}}")
+    wrong = f"bold white on {'red' if basic else MARK}"
+    for rank, row in enumerate(_by_rank(drawing, seen)):
+        line = Text()
+        line.append(_margin(drawing, rank), "bold red" if rank == drawing.lacking[0] else "")
         at = seen.first
-        for cell in _visible(drawing, rank, seen):
+        for cell in row:
             start, end = max(cell.start, seen.first), min(cell.start + cell.length, seen.last)
             line.append(" " * ((start - at) * seen.slot))
             width = (end - start) * seen.slot
             style = f"black on {basic_colour(cell)}" if basic else f"{INK} on {colour(cell)}"
-            if cell.marked:
-                style = f"bold white on {'red' if basic else MARK}"
-            line.append(f"{_name(cell, drawing):^{width - 1}}"[: width - 1], style)
+            name = full_label(cell, drawing.chunks)
+            line.append(f"{name:^{width - 1}}"[: width - 1], wrong if cell.marked else style)
             line.append(" ")
             at = end
         lines.append(line)
     return lines
 
 
-def _row_text(drawing: Drawing, rank: int, seen: Window) -> str:
-    slots = ["." + " " * (seen.slot - 1)] * (seen.last - seen.first)
-    for cell in _visible(drawing, rank, seen):
+def _row_text(drawing: Drawing, rank: int, row: list[Cell], seen: Window) -> str:
+    margin = _margin(drawing, rank)
+    line = list(margin + f"{'.':<{seen.slot}}" * (seen.last - seen.first))
+    for cell in row:
         start, end = max(cell.start, seen.first), min(cell.start + cell.length, seen.last)
-        width = (end - start) * seen.slot
-        text = f"{_name(cell, drawing):=<{width - 1}} "[:width] if end > start else ""
-        for i in range(end - start):
-            slots[start - seen.first + i] = text[i * seen.slot : (i + 1) * seen.slot]
-    return f"rank {rank:<{_MARGIN - 5}}" + "".join(slots).rstrip()
+        low, high = (len(margin) + (slot - seen.first) * seen.slot for slot in (start, end))
+        name = full_label(cell, drawing.chunks)[: high - low - 1]
+        line[low:high] = f"{name:=<{high - low - 1}} "
+        if cell.marked:
+            line[low - 1], line[low + len(name)] = ("|" if line[low - 1] == "]" else "["), "]"
+    return "".join(line).rstrip()
 
 
-def _visible(drawing: Drawing, rank: int, seen: Window) -> list[Cell]:
-    return [
-        cell
-        for cell in drawing.cells
-        if cell.rank == rank and cell.start < seen.last and cell.start + cell.length > seen.first
-    ]
+def _by_rank(drawing: Drawing, seen: Window) -> list[list[Cell]]:
+    """Return each rank's cells that a window shows."""
+    rows: list[list[Cell]] = [[] for _ in range(drawing.ranks)]
+    for cell in drawing.cells:
+        if cell.start < seen.last and cell.start + cell.length > seen.first:
+            rows[cell.rank].append(cell)
+    return rows
 
 
-def _name(cell: Cell, drawing: Drawing) -> str:
-    name = full_label(cell, drawing.chunks)
-    return f"[{name}]" if cell.marked else name
+def _margin(drawing: Drawing, rank: int) -> str:
+    lacks = "!" if rank == drawing.lacking[0] else ""
+    return f"rank {rank}{lacks}".ljust(_MARGIN)

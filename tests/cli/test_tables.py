@@ -73,11 +73,34 @@ def test_pictures_are_written_whole_or_not_at_all(pptrace: Pptrace, folder: Path
     assert "create it first" in pptrace("show", "good.csv", "-o", "nowhere/table.svg").complaint
 
 
-def test_slots_beyond_the_width_are_counted(pptrace: Pptrace) -> None:
-    answer = pptrace("show", "good.csv", "--width", 20)
-
-    assert "slots 0 to 3 of 9" in answer.out
+def test_slots_beyond_the_width_go_below(pptrace: Pptrace) -> None:
+    assert pptrace("show", "good.csv", "--width", 20).out.splitlines()[1:] == [
+        "slots 0 to 3", "rank 0  F0 F1 .  .", "rank 1  .  F0 B0===",
+        "slots 4 to 7", "rank 0  B0=== .  B1", "rank 1  F1 B1=== .",
+        "slots 8 to 8", "rank 0  B1", "rank 1  .",
+    ]  # fmt: skip
     assert pptrace("show", "good.csv", "--slots", "4:").out.splitlines()[1] == "rank 0  B0=== .  B1==="
+
+
+def test_slots_beyond_what_a_screen_or_two_hold_are_counted(pptrace: Pptrace, folder: Path) -> None:
+    (folder / "long.csv").write_text(",".join(f"0F{unit},0B{unit}" for unit in range(500)) + "\n")
+
+    lines = pptrace("show", "long.csv", "--width", 80).out.splitlines()
+
+    assert lines[-1] == "(slots 0 to 839 of 1500; see others with --slots FIRST:LAST, or all with -o FILE.svg)"
+    assert len(lines) == 122
+
+
+def test_a_rank_that_lacks_an_action_is_marked_and_the_action_named(pptrace: Pptrace, folder: Path) -> None:
+    (folder / "short.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n")
+
+    answer = pptrace("show", "short.csv")
+
+    assert answer.code == 2
+    assert answer.out.splitlines()[1:] == [
+        "rank 0  F0 F1 .  .  B0=== B1===", "rank 1! .  F0 B0=== F1 .  .  .", "(rank 1! lacks 1B1)",
+    ]  # fmt: skip
+    assert "1B1 is missing" in answer.err
 
 
 @pytest.mark.parametrize("slots", ["x:2", "5:2", "99:"])

@@ -94,8 +94,8 @@ def test_a_cycle_of_twelve_is_shown_whole() -> None:
 @given(valid_schedules(), st.booleans(), st.randoms(use_true_random=False))
 def test_a_shuffled_table_deadlocks_exactly_where_its_graph_has_a_cycle(
     schedule: Schedule,
-    messages: bool,
-    random: Any,  # noqa: FBT001 - drawn
+    messages: bool,  # noqa: FBT001 - drawn
+    random: Any,
 ) -> None:
     shuffled = _shuffled(in_dialect(schedule, Dialect.COMMS) if messages else schedule, random)
     try:
