@@ -75,7 +75,7 @@ def _convert_table(sources: Sequence[Path], target: str, messages: str | None, *
         try:
             validate(schedule)
         except ScheduleError as error:
-            raise (table.locate(error) if error.position >= 0 else error) from error
+            raise table.locate(error) from error
     else:
         schedule = _order(_read(sources))
     if messages is not None:

@@ -81,7 +81,7 @@ def command(
         _print(drawing, title, slots, width)
     if drawing.error is not None:
         error = drawing.error
-        raise prepared.table.locate(error) if prepared.table is not None and error.position >= 0 else error
+        raise error if prepared.table is None else prepared.table.locate(error)
 
 
 def _title(prepared: Prepared, drawing: Drawing) -> str:

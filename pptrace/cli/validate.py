@@ -41,7 +41,7 @@ def command(file: Path, p2p: str | None, receive: str) -> None:
     try:
         validate(table.schedule)
     except ScheduleError as error:
-        raise (table.locate(error) if error.position >= 0 else error) from error
+        raise table.locate(error) from error
     if p2p is not None:
         _simulate(table.schedule, p2p, receive)
     under = f", also under p2p {p2p}" if p2p else ""

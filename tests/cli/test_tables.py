@@ -100,7 +100,8 @@ def test_a_rank_that_lacks_an_action_is_marked_and_the_action_named(pptrace: Ppt
     assert answer.out.splitlines()[1:] == [
         "rank 0  F0 F1 .  .  B0=== B1===", "rank 1! .  F0 B0=== F1 .  .  .", "(rank 1! lacks 1B1)",
     ]  # fmt: skip
-    assert "1B1 is missing" in answer.err
+    assert answer.err.startswith("pptrace: short.csv: row 2: rank 1: 1B1 is missing: ")
+    assert pptrace("validate", "short.csv").err == answer.err
 
 
 @pytest.mark.parametrize("slots", ["x:2", "5:2", "99:"])
@@ -120,7 +121,9 @@ def test_an_invalid_table_names_row_column_and_cell(pptrace: Pptrace) -> None:
 
 
 def test_a_deadlock_is_its_cycle(pptrace: Pptrace) -> None:
-    assert "rank 0: 0B0 -> rank 1: 1B0" in pptrace("validate", "stuck.csv").complaint
+    complaint = pptrace("validate", "stuck.csv").complaint
+
+    assert complaint.startswith("stuck.csv: the schedule deadlocks: rank 0: 0B0 -> rank 1: 1B0")
 
 
 def test_a_policy_may_deadlock_where_the_table_does_not(pptrace: Pptrace) -> None:
