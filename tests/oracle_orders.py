@@ -123,7 +123,10 @@ def place_asap(step: Step) -> list[list[Item]]:
 
 
 def place_deferred(step: Step) -> list[list[Item]]:
-    """Move each RECV right before its consumer; a rank below its peer receives before it sends to it."""
+    """Move each RECV right before its consumer, a braid's in its members' order.
+
+    A rank below its peer receives before it sends to it.
+    """
     placed: list[list[Item]] = []
     for rank, row in enumerate(place_asap(step)):
         moved: list[Item] = []
@@ -137,7 +140,7 @@ def place_deferred(step: Step) -> list[list[Item]]:
                 peer = step.rank(partner(first).stage, first.unit)
                 now = [r for r in held if rank < peer == step.rank(partner(r).stage, r.unit)]
             else:
-                now = [r for r in held if any(feeds(r, cell) for cell in item)]
+                now = [r for cell in item for r in held if feeds(r, cell)]
             held = [r for r in held if r not in now]
             moved += [*((r,) for r in now), item]
         placed.append(moved)

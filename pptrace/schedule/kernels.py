@@ -224,7 +224,7 @@ def defer_receives(
     row_ptr, kind, stage, unit, span, braid, edge, edge_from, edge_to, stage_rank, unit_route, stages,
     pending, order,
 ):  # fmt: skip
-    """Order each row anew with every RECV right before its consumer.
+    """Order each row anew with every RECV right before its consumer, a braid's in its members' order.
 
     A rank below its peer receives from it before it sends to it. ``order`` lists the old positions;
     ``pending`` is scratch of the longest row's length. Returns the RECVs that nothing consumes.
@@ -249,26 +249,24 @@ def defer_receives(
                 while end < row_ptr[rank + 1] and braid[end] == braid[row]:
                     end += 1
             if rank < peer or k <= 2 or end > row + 1:
-                kept = 0
-                for i in range(waiting):
-                    r = pending[i]
-                    flush = False
-                    if peer >= 0:
-                        base = unit_route[unit[r]] * stages
-                        source = edge_from[edge[r]] if kind[r] == 5 else edge_to[edge[r]]
-                        flush = stage_rank[base + source] == peer
-                    else:
-                        for m in range(row, end):
-                            if stage[r] == stage[m] and kind[m] <= 2 and (kind[r] == 5) == (kind[m] == 0):
-                                meets = unit[r] < unit[m] + span[m] and unit[m] < unit[r] + span[r]
-                                flush = flush or meets
-                    if flush:
-                        order[at] = r
-                        at += 1
-                    else:
-                        pending[kept] = r
-                        kept += 1
-                waiting = kept
+                for m in range(row, end):
+                    kept = 0
+                    for i in range(waiting):
+                        r = pending[i]
+                        flush = False
+                        if peer >= 0:
+                            base = unit_route[unit[r]] * stages
+                            source = edge_from[edge[r]] if kind[r] == 5 else edge_to[edge[r]]
+                            flush = stage_rank[base + source] == peer
+                        elif stage[r] == stage[m] and kind[m] <= 2 and (kind[r] == 5) == (kind[m] == 0):
+                            flush = unit[r] < unit[m] + span[m] and unit[m] < unit[r] + span[r]
+                        if flush:
+                            order[at] = r
+                            at += 1
+                        else:
+                            pending[kept] = r
+                            kept += 1
+                    waiting = kept
             order[at] = row
             at += 1
         for i in range(waiting):

@@ -70,6 +70,15 @@ def test_the_messages_of_a_braid_stand_behind_it() -> None:
     ]  # fmt: skip
 
 
+def test_deferred_receives_of_a_braid_stand_in_its_members_order() -> None:
+    table = Schedule.from_rows([["0F1", "0F0", "0B0", "0B1"], ["(1F0;1F1)OVERLAP_F_B", "1B0", "1B1"]])
+
+    assert rows_of(with_messages(table, Receive.ASAP))[1][:3] == ["1RECV_F1", "1RECV_F0", "(1F0;1F1)OVERLAP_F_B"]
+    assert rows_of(with_messages(table, Receive.DEFERRED))[1][:3] == [
+        "1RECV_F0", "1RECV_F1", "(1F0;1F1)OVERLAP_F_B",
+    ]  # fmt: skip
+
+
 def test_a_span_is_one_message() -> None:
     table = Schedule.from_rows([["0F0+2", "0B0+2"], ["1F0+2", "1B0+2"]])
 
@@ -214,12 +223,16 @@ def _deferred(schedule: Schedule, rank: int, row: list[Action]) -> list[Action]:
             peer = placement.rank_of(other, action.unit)
             flush([receive for receive in waiting if rank < peer == source(receive)])
         else:
-            consumed = {(m.kind is Kind.F, m.stage, unit) for m in _members(action) for unit in _units(m)
-                        if m.kind is not Kind.W}  # fmt: skip
-            flush([r for r in waiting
-                   if any((r.kind is Kind.RECV_F, r.stage, unit) in consumed for unit in _units(r))])  # fmt: skip
+            for member in _members(action):
+                flush([receive for receive in waiting if _feeds(receive, member)])
         out.append(action)
     return out + waiting
+
+
+def _feeds(receive: Action, member: Action) -> bool:
+    wanted = {Kind.F} if receive.kind is Kind.RECV_F else BACKWARD
+    meet = set(_units(receive)) & set(_units(member))
+    return member.kind in wanted and member.stage == receive.stage and bool(meet)
 
 
 def _members(action: Action) -> tuple[Action, ...]:
