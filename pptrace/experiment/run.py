@@ -125,7 +125,7 @@ def simulate(resolved: Resolved, registry: Registry) -> Run:
             prepared.schedule, prepared.workload, prepared.network, prepared.policy, overlap_reduction=overlap
         )
     except ScheduleError as error:
-        if prepared.table is None or error.position < 0:
+        if prepared.table is None:
             raise
         raise prepared.table.locate(error) from error
     return Run(prepared, timeline, measure(timeline, prepared.workload), registry)
