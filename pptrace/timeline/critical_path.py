@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.action import COMMUNICATION, Kind
+from pptrace.model.action import COMPUTE, Kind
 from pptrace.timeline import kernels
+from pptrace.timeline.window import window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,16 +48,17 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     found = np.empty(len(timeline), dtype=np.int32)
     length = run(kernels.follow_causes, (timeline.cause, last), (found,), work=len(timeline))
     rows = found[:length][::-1].copy()
-    begin, end = timeline.start_ns[rows], timeline.end_ns[rows]
+    opened, _ = window(timeline)
+    begin, end = np.maximum(timeline.start_ns[rows], opened), timeline.end_ns[rows]
     until = np.append(begin[1:], end[-1])
     ran = np.maximum(np.minimum(end, until) - begin, 0)
     wire = np.minimum(np.maximum(until - np.maximum(end, begin), 0), timeline.lag_ns[rows])
-    waited = int((until - begin - ran - wire).sum()) + int(begin[0] - timeline.start_ns.min())
+    waited = int((until - begin - ran - wire).sum()) + int(begin[0]) - opened
     kinds = np.zeros(len(Kind), dtype=np.int64)
     np.add.at(kinds, timeline.kind[rows], ran)
     by_kind = {Kind(kind).name: int(time) for kind, time in enumerate(kinds)}
     by_kind |= {"wire": int(wire.sum()), "wait": waited}
-    computes = np.isin(timeline.kind[rows], [kind for kind in Kind if kind not in COMMUNICATION])
+    computes = np.isin(timeline.kind[rows], list(COMPUTE))
     stages = np.zeros(timeline.placement.stages, dtype=np.int64)
     np.add.at(stages, timeline.stage[rows][computes], ran[computes])
     return CriticalPath(

@@ -34,7 +34,7 @@ def index_rows(
                     other = stage_rank[base + (succ[e] if down else pred[e])]
                     index = (offset + (succ_edge[e] if down else pred_edge[e])) * units + unit[row]
                     taken = send[index] if k == 4 or k == 6 else recv[index]
-                    if other != rank and (peer < 0 or other == peer) and taken < 0 and found < 0:
+                    if other >= 0 and other != rank and (peer < 0 or other == peer) and taken < 0 and found < 0:
                         found = index
                 if found >= 0:
                     for u in range(span[row]):
@@ -63,7 +63,7 @@ def attribute_idle(
                 if kind[r] == 10:
                     reductions[rank] += end[r] - start[r]
         if lane < 0:
-            idle[base + 1] += closed - opened
+            idle[base] += closed - opened
             continue
         low, high = lane_ptr[lane], lane_ptr[lane + 1]
         first, last = high, low - 1
@@ -97,15 +97,22 @@ def attribute_idle(
                     arrived = free
                     if k == 5 or k == 7:
                         # The hole before a receive on the compute stream: its sender was not ready.
-                        u = unit[row]
-                        if k == 5:
-                            for e in range(pred_ptr[s], pred_ptr[s + 1]):
-                                producer = max(producer, forward[pred[e] * units + u])
-                        else:
-                            for e in range(succ_ptr[s], succ_ptr[s + 1]):
-                                producer = max(producer, gradient[succ[e] * units + u])
-                        ready = end[producer] if producer >= 0 else begin
-                        ready = min(max(ready, free), begin)
+                        ready = -1
+                        for u in range(unit[row], unit[row] + span[row]):
+                            if k == 5:
+                                a, b = pred_ptr[s], pred_ptr[s + 1]
+                            else:
+                                a, b = succ_ptr[s], succ_ptr[s + 1]
+                            for e in range(a, b):
+                                if k == 5:
+                                    index = pred_edge[e] * units + u
+                                    producer = forward[pred[e] * units + u]
+                                else:
+                                    index = (edges + succ_edge[e]) * units + u
+                                    producer = gradient[succ[e] * units + u]
+                                if recv[index] == row and producer >= 0:
+                                    ready = max(ready, end[producer])
+                        ready = min(max(ready, free), begin) if ready >= 0 else begin
                         idle[base + 4] += begin - ready
                         idle[base + 5] += ready - free
                     elif k == 4 or k == 6:
@@ -131,9 +138,11 @@ def attribute_idle(
                                         arrived = end[m] + lag[m]
                         released = cause[row] if cause[row] >= 0 else row
                         other = kind[released]
-                        if other == 12 or other == 8:
+                        if other == 12 or other == 8 or other == 10:
                             waited = begin - min(max(start[released], free), begin)
-                            idle[base + (2 if other == 12 else 6)] += waited
+                            carried = min(waited, uncontended[released] + lag[released])
+                            idle[base + (2 if other == 12 else 6)] += carried
+                            idle[base + (3 if other == 12 else 6)] += waited - carried
                             idle[base + 4] += hole - waited
                         elif message < 0:
                             idle[base + 5] += hole

@@ -15,6 +15,7 @@ from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.memory import Memory, measure_memory
 from pptrace.timeline.row_index import index_timeline, lanes_of
 from pptrace.timeline.timeline import Stream
+from pptrace.timeline.window import window
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
@@ -40,7 +41,7 @@ class IdleCause(IntEnum):
     PEER_COMPUTE = 5
     """The message's producer had not computed yet."""
     REDUCTION = 6
-    """Its gradients were being reduced over the data-parallel replicas."""
+    """Its gradients were being reduced, or its weights gathered, over the data-parallel replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class Metrics:
 def measure(timeline: Timeline, workload: Workload) -> Metrics:
     """Measure a timeline; the workload gives memory, tokens and FLOPs."""
     placement, index = timeline.placement, index_timeline(timeline)
-    opened, closed = _window(timeline)
+    opened, closed = window(timeline)
     compute = lanes_of(timeline, Stream.COMPUTE)
     reduce = lanes_of(timeline, Stream.DATA_PARALLEL)
     busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
@@ -148,14 +149,3 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
         tokens=workload.tokens, model_flops=workload.model_flops, peak_flops=workload.peak_flops,
         notes=workload.notes,
     )  # fmt: skip
-
-
-def _window(timeline: Timeline) -> tuple[int, int]:
-    """Return when the first compute slice starts and the last slice of all ends."""
-    filled = np.flatnonzero(np.diff(timeline.lane_ptr) > 0)
-    if not filled.size:
-        return 0, 0
-    first, last = timeline.lane_ptr[filled], timeline.lane_ptr[filled + 1] - 1
-    compute = timeline.lane_stream[filled] == Stream.COMPUTE
-    starts = timeline.start_ns[first[compute] if compute.any() else first]
-    return int(starts.min()), int(timeline.end_ns[last].max())

@@ -1,0 +1,199 @@
+"""A slow second implementation of the metrics, from their definitions: it looks at single instants.
+
+A rank's window is cut wherever anything on any rank begins, ends or arrives; each piece has one cause.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from pptrace.model.action import COMPUTE, Kind
+from pptrace.timeline.metrics import IdleCause
+from pptrace.timeline.timeline import Slice, Stream, Timeline
+
+if TYPE_CHECKING:
+    from pptrace.model.workload import Workload
+
+__all__ = ["MetricsOracle"]
+
+WORK = COMPUTE - {Kind.OPTIMIZER}
+GRADIENTS = {Kind.B, Kind.I}
+SENDS, RECEIVES = {Kind.SEND_F, Kind.SEND_B}, {Kind.RECV_F, Kind.RECV_B}
+BUSY = -1
+
+
+@dataclass
+class MetricsOracle:
+    """What :func:`pptrace.timeline.metrics.measure` is to say of a step whose stages form a chain."""
+
+    timeline: Timeline
+    workload: Workload
+    slices: list[Slice] = field(init=False)
+    compute: list[list[Slice]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slices = [self.timeline[row] for row in range(len(self.timeline))]
+        self.compute = [self._on(rank, Stream.COMPUTE) for rank in range(self.timeline.ranks)]
+
+    def window(self) -> tuple[int, int]:
+        """Return the first action's start and the last one's end."""
+        own = [one for one in self.slices if one.action.kind not in SENDS | RECEIVES]
+        return min(one.start_ns for one in own), max(one.end_ns for one in self.slices)
+
+    def spent(self, rank: int) -> Counter[int]:
+        """Return a rank's time by :class:`IdleCause`, busy time under -1."""
+        opened, closed = self.window()
+        cuts = {opened, closed}
+        for one in self.slices:
+            arrival, took = one.end_ns + one.lag_ns, one.uncontended_ns + one.lag_ns
+            cuts |= {one.start_ns, one.end_ns, arrival, arrival - took, one.start_ns + one.uncontended_ns}
+            cuts |= {begin.start_ns - took for begin in self.compute[rank]}
+        spent: Counter[int] = Counter()
+        for start, end in pairwise(sorted(cut for cut in cuts if opened <= cut <= closed)):
+            spent[self.cause_at(rank, start)] += end - start
+        return +spent
+
+    def cause_at(self, rank: int, now: int) -> int:
+        """Return what a rank does, or why it does nothing, from an instant to the next cut."""
+        rows = self.compute[rank]
+        work = [one for one in rows if one.action.kind in WORK]
+        running = next((one for one in rows if one.start_ns <= now < one.end_ns), None)
+        if running is not None and running.action.kind in COMPUTE:
+            return BUSY
+        if not work or now < work[0].start_ns:
+            return IdleCause.FILL
+        if now >= work[-1].end_ns:
+            return IdleCause.REDUCTION if running is None and self._reduces(rank, now) else IdleCause.DRAIN
+        if running is not None:
+            over = now >= running.start_ns + running.uncontended_ns
+            return IdleCause.CONTENTION if over else IdleCause.TRANSFER
+        return self._waits_for(next(one for one in rows if one.start_ns > now), now)
+
+    def exposed(self, rank: int) -> int:
+        """Return the communication that nothing hides."""
+        spent = self.spent(rank)
+        waits = (IdleCause.TRANSFER, IdleCause.CONTENTION, IdleCause.HEAD_OF_LINE, IdleCause.REDUCTION)
+        return sum(spent[cause] for cause in waits) + self.collective(rank)
+
+    def collective(self, rank: int) -> int:
+        """Return the busy time in which the rank's own group communicates."""
+        parts = {Kind.F: "f", Kind.B: "b", Kind.I: "i", Kind.W: "w"}
+        return sum(
+            int(getattr(self.workload, f"{parts[one.action.kind]}_collective_ns")[one.action.stage])
+            * one.action.span
+            for one in self.compute[rank]
+            if one.action.kind in parts
+        )
+
+    def reduction(self, rank: int) -> int:
+        """Return the time in which the rank's gradients are reduced."""
+        reductions = [one for one in self._on(rank, Stream.DATA_PARALLEL) if one.action.kind is Kind.REDUCE_GRAD]
+        return sum(one.end_ns - one.start_ns for one in reductions)
+
+    def activation_bytes(self, rank: int, now: int) -> int:
+        """Return what a rank holds for backwards from an instant on; every slice takes time."""
+        return sum(self._held(one, now) for one in self.compute[rank] if one.action.kind is Kind.F)
+
+    def peak(self, rank: int) -> tuple[int, int]:
+        """Return the most that a rank holds, and when it first does."""
+        held = [(self.activation_bytes(rank, one.start_ns), -one.start_ns) for one in self.slices]
+        most, when = max(held, default=(0, 0))
+        return (most, -when) if most else (0, 0)
+
+    def path(self) -> tuple[dict[str, int], dict[int, int]]:
+        """Return the critical path's time by kind and by stage."""
+        by_kind: Counter[str] = Counter()
+        by_stage: Counter[int] = Counter()
+        opened, until = self.window()
+        one: Slice | None = next(one for one in self.slices if one.end_ns == until)
+        while one is not None:
+            ran = max(min(one.end_ns, until) - one.start_ns, 0)
+            wire = min(max(until - one.end_ns, 0), one.lag_ns)
+            by_kind[one.action.kind.name] += ran
+            by_kind["wire"] += wire
+            by_kind["wait"] += until - one.start_ns - ran - wire
+            if one.action.kind in COMPUTE:
+                by_stage[one.action.stage] += ran
+            until = one.start_ns
+            one = self.slices[one.cause] if one.cause >= 0 else None
+        by_kind["wait"] += until - opened
+        return dict(+by_kind), dict(+by_stage)
+
+    def _on(self, rank: int, stream: Stream) -> list[Slice]:
+        return [one for one in self.slices if (one.rank, one.stream) == (rank, stream)]
+
+    def _reduces(self, rank: int, now: int) -> bool:
+        return any(one.start_ns <= now < one.end_ns for one in self._on(rank, Stream.DATA_PARALLEL))
+
+    def _waits_for(self, one: Slice, now: int) -> int:
+        """Walk back what released a slice: its time on the wire, its stream, its producer."""
+        if one.action.kind in RECEIVES:
+            return IdleCause.HEAD_OF_LINE if now >= self._produced(one) else IdleCause.PEER_COMPUTE
+        released = self.slices[one.cause] if one.cause >= 0 else one
+        if released.action.kind in {Kind.UNSHARD, Kind.REDUCE_GRAD}:
+            return IdleCause.REDUCTION if now >= released.start_ns else IdleCause.HEAD_OF_LINE
+        if released.action.kind is Kind.RELOAD:
+            return self._carried(released, one.start_ns, now)
+        message = max(self._messages(one), key=lambda m: m.end_ns + m.lag_ns, default=None)
+        if message is None or now < min(message.start_ns, self._produced(message)):
+            return IdleCause.PEER_COMPUTE
+        return self._carried(message, message.end_ns + message.lag_ns, now)
+
+    def _carried(self, one: Slice, arrival: int, now: int) -> int:
+        if now < one.start_ns or now >= arrival:
+            return IdleCause.HEAD_OF_LINE
+        alone = now >= arrival - one.uncontended_ns - one.lag_ns
+        return IdleCause.TRANSFER if alone else IdleCause.CONTENTION
+
+    def _messages(self, one: Slice) -> list[Slice]:
+        """Return what brought a slice its input, in the order of units: receives where there are any."""
+        action = one.action
+        ends = {
+            Kind.F: ((Kind.RECV_F, 0), (Kind.SEND_F, -1)),
+            Kind.B: ((Kind.RECV_B, 0), (Kind.SEND_B, 1)),
+            Kind.I: ((Kind.RECV_B, 0), (Kind.SEND_B, 1)),
+        }.get(action.kind, ())
+        found = []
+        for unit in range(action.unit, action.unit + action.span):
+            either = [self._find({kind}, action.stage + shift, unit) for kind, shift in ends]
+            found += [end for end in either if end is not None][:1]
+        return found
+
+    def _produced(self, message: Slice) -> int:
+        """Return when the last of a message's units was computed."""
+        action = message.action
+        forward = action.kind in {Kind.SEND_F, Kind.RECV_F}
+        shift = 0 if action.kind in SENDS else (-1 if forward else 1)
+        made = [
+            self._find({Kind.F} if forward else GRADIENTS, action.stage + shift, unit)
+            for unit in range(action.unit, action.unit + action.span)
+        ]
+        return max(one.end_ns for one in made if one is not None)
+
+    def _find(self, kinds: set[Kind], stage: int, unit: int) -> Slice | None:
+        for one in self.slices:
+            action = one.action
+            if action.kind in kinds and action.stage == stage and 0 <= unit - action.unit < action.span:
+                return one
+        return None
+
+    def _held(self, forward: Slice, now: int) -> int:
+        """Return what is left of one forward's activations: none of it copied out, no gradient computed."""
+        total = 0
+        stage = forward.action.stage
+        whole, weight = (
+            int(c[stage]) for c in (self.workload.activation_bytes, self.workload.weight_activation_bytes)
+        )
+        for unit in range(forward.action.unit, forward.action.unit + forward.action.span):
+            gradient = self._find(GRADIENTS, stage, unit)
+            last = self._find({Kind.W}, stage, unit) or gradient
+            out, back = (self._find({kind}, stage, unit) for kind in (Kind.OFFLOAD, Kind.RELOAD))
+            if gradient is None or last is None or now < forward.start_ns:
+                continue
+            away = out is not None and back is not None and out.end_ns <= now < back.start_ns
+            if not away:
+                total += (whole - weight) * (now < gradient.end_ns) + weight * (now < last.end_ns)
+        return total
