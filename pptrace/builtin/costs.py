@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TableOptions", "UnitOptions", "table", "unit"]
 
+_LONGEST_NS = 2**62
+
 _Time = Annotated[Duration, Field(ge=0)]
 _Bytes = Annotated[Size, Field(ge=0)]
 _Units = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -74,8 +76,17 @@ class TableOptions(BaseModel):
 
 
 def unit(request: CostRequest) -> Workload:
-    """Build costs in abstract units."""
+    """Build costs in abstract units.
+
+    Raises:
+        ConfigError: a unit is so long that a time in nanoseconds cannot be counted.
+    """
     options, length = request.options, int(request.options["unit"])
+    most = max(options[key] for key in ("forward", "backward", "input_gradient", "weight_gradient"))
+    if length * most >= _LONGEST_NS:
+        raise ConfigError(
+            "a pass would take more than 2**62 ns (146 years): choose a shorter unit", key="costs.unit"
+        )
     return Workload.uniform(
         request.stages,
         edges=_edges(request),

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["check_shape"]
 
+MOST_ACTIONS = 2**28
+"""So many, with their messages and what they wait for, are counted with 32 bits."""
+
 
 def check_shape(schedule: Schedule) -> None:
     """Check lengths and ranges of columns, and that every stage is somewhere.
@@ -34,6 +37,12 @@ def check_shape(schedule: Schedule) -> None:
 
 def _check_columns(schedule: Schedule) -> None:
     rows, ptr = len(schedule), schedule.row_ptr
+    cells = schedule.stages * schedule.units
+    if max(rows, cells) > MOST_ACTIONS:
+        raise ScheduleError(
+            f"{rows} actions on {schedule.stages} stages x {schedule.units} microbatches: "
+            f"at most {MOST_ACTIONS} are simulated"
+        )
     for name in ("stage", "unit", "span", "braid"):
         if getattr(schedule, name).size != rows:
             raise ScheduleError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -10,35 +10,74 @@ from pptrace.model.action import Kind
 from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pptrace.model.workload import Workload
 
 __all__ = ["with_epilogue"]
+
+_ENDS = (Kind.REDUCE_GRAD, Kind.OPTIMIZER)
+
+
+class _Added(NamedTuple):
+    at: int
+    rank: int
+    kind: Kind
+    stage: int
 
 
 def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> Schedule:
     """Add the reductions and optimizer updates that take time and that the table does not place itself.
 
-    With ``overlap``, a stage's reduction is issued right behind its last backward on the rank; else
-    at the row's end. Updates come last.
+    With ``overlap``, a stage's reduction is issued right behind its last backward on the rank. Else all
+    reductions, the table's own among them, are at the row's end. Updates come last.
     """
-    if workload.stages != schedule.stages or not (workload.reduce_ns.any() or workload.optimizer_ns.any()):
+    takes = {Kind.REDUCE_GRAD: workload.reduce_ns > 0, Kind.OPTIMIZER: workload.optimizer_ns > 0}
+    if overlap and not any(stages.any() for stages in takes.values()):
         return schedule
-    rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.row_ptr))
+    own = {kind: _held(schedule, np.flatnonzero(schedule.kind == kind)) for kind in _ENDS}
+    table = schedule if overlap else _without_ends(schedule)
+    last = _last_backward(table)
+    added = []
+    for kind in _ENDS:
+        wanted = (last >= 0) & takes[kind] & ~own[kind]
+        if table is not schedule:
+            wanted |= own[kind]
+        for rank, stage in np.argwhere(wanted).tolist():
+            early = overlap and kind is Kind.REDUCE_GRAD
+            at = _behind(table, int(last[rank, stage])) if early else int(table.row_ptr[rank + 1])
+            added.append(_Added(at, rank, kind, stage))
+    return _insert(table, added) if added else table
+
+
+def _ranks_of(schedule: Schedule) -> NDArray[np.int64]:
+    return np.repeat(np.arange(schedule.ranks), np.diff(schedule.row_ptr))
+
+
+def _held(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which ranks have any of ``rows`` for which stages, shape (ranks, stages)."""
+    held = np.zeros((schedule.ranks, schedule.stages), dtype=bool)
+    if rows.size:
+        held[_ranks_of(schedule)[rows], schedule.stage[rows]] = True
+    return held
+
+
+def _last_backward(schedule: Schedule) -> NDArray[np.int64]:
+    """Return the position of each rank's last backward of each stage, -1 where there is none."""
     last = np.full((schedule.ranks, schedule.stages), -1, dtype=np.int64)
-    backward = np.flatnonzero(np.isin(schedule.kind, (Kind.B, Kind.I, Kind.W)))
-    last[rank[backward], schedule.stage[backward]] = backward
-    added: list[tuple[int, Kind, int]] = []
-    for kind, takes, early in (
-        (Kind.REDUCE_GRAD, workload.reduce_ns > 0, overlap),
-        (Kind.OPTIMIZER, workload.optimizer_ns > 0, False),
-    ):
-        present = np.zeros_like(last, dtype=bool)
-        own = np.flatnonzero(schedule.kind == kind)
-        present[rank[own], schedule.stage[own]] = True
-        for r, stage in np.argwhere((last >= 0) & ~present & takes):
-            at = _behind(schedule, int(last[r, stage])) if early else int(schedule.row_ptr[r + 1])
-            added.append((at, kind, int(stage)))
-    return _insert(schedule, added) if added else schedule
+    backward = np.flatnonzero((schedule.kind >= Kind.B) & (schedule.kind <= Kind.W))
+    last[_ranks_of(schedule)[backward], schedule.stage[backward]] = backward
+    return last
+
+
+def _without_ends(schedule: Schedule) -> Schedule:
+    rows = np.flatnonzero((schedule.kind != Kind.REDUCE_GRAD) & (schedule.kind != Kind.OPTIMIZER))
+    if rows.size == len(schedule):
+        return schedule
+    return Schedule.from_columns(
+        schedule.placement, np.searchsorted(rows, schedule.row_ptr), schedule.kind[rows], schedule.stage[rows],
+        schedule.unit[rows], span=schedule.span[rows], braid=schedule.braid[rows],
+    )  # fmt: skip
 
 
 def _behind(schedule: Schedule, row: int) -> int:
@@ -50,20 +89,16 @@ def _behind(schedule: Schedule, row: int) -> int:
     return row
 
 
-def _insert(schedule: Schedule, added: list[tuple[int, Kind, int]]) -> Schedule:
-    at = np.array([position for position, _, _ in added])
-    kinds = np.array([kind for _, kind, _ in added], dtype=np.int8)
-    stages = np.array([stage for _, _, stage in added], dtype=np.int32)
-    # Every insertion is behind some action of its rank, so the position before it tells the rank.
-    owner = np.searchsorted(schedule.row_ptr, at - 1, side="right") - 1
-    shift = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=schedule.ranks))])
-    order = np.lexsort((kinds, at))
+def _insert(schedule: Schedule, added: list[_Added]) -> Schedule:
+    added = sorted(added, key=lambda one: (one.at, one.rank, one.kind))
+    at = [one.at for one in added]
+    shift = np.cumsum([0, *np.bincount([one.rank for one in added], minlength=schedule.ranks)])
     return Schedule.from_columns(
         schedule.placement,
         schedule.row_ptr + shift,
-        np.insert(schedule.kind, at[order], kinds[order]),
-        np.insert(schedule.stage, at[order], stages[order]),
-        np.insert(schedule.unit, at[order], -1),
-        span=np.insert(schedule.span, at[order], 1),
-        braid=np.insert(schedule.braid, at[order], -1),
+        np.insert(schedule.kind, at, np.array([one.kind for one in added], dtype=np.int8)),
+        np.insert(schedule.stage, at, np.array([one.stage for one in added], dtype=np.int32)),
+        np.insert(schedule.unit, at, -1),
+        span=np.insert(schedule.span, at, 1),
+        braid=np.insert(schedule.braid, at, -1),
     )

@@ -5,6 +5,9 @@ Columns are lists or arrays of integers, alike in use, hence without annotations
 
 __all__ = ["chain_tasks", "enter_times", "key_lanes", "link_rows", "place_rows", "sort_edges", "sweep"]
 
+BYTE = 1_000_000
+"""Volume is counted in millionths of a byte, so that a rate in kB/s is so many of them per ns."""
+
 # Where a message's two sides are: on the compute stream, on a stream per peer and direction, on the
 # rank's one communication stream, or on one per peer.
 ON_COMPUTE, PER_DIRECTION, PER_RANK, PER_PAIR = 0, 1, 2, 3
@@ -91,7 +94,7 @@ def place_rows(
                 carried = boundary_bytes[edge[row]] * n
                 took = overhead_ns[pair]
                 if rate_kbps[pair] > 0:
-                    took += (carried * 1000000 + rate_kbps[pair] - 1) // rate_kbps[pair]
+                    took += (carried * BYTE + rate_kbps[pair] - 1) // rate_kbps[pair]
                 size_bytes[at] = carried
                 path[at] = pair
                 if recv_mode == 1 or (recv_mode == 2 and carried <= eager_bytes):

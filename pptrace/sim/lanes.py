@@ -68,7 +68,9 @@ def assign_lanes(issued: IssueOrder, policy: Policy) -> Lanes:
     )  # fmt: skip
     width = 5 + 3 * ranks
     count_of = count.reshape(ranks, width)
-    used = np.flatnonzero((count > 0) | (np.arange(count.size) % width == 0))
+    occupied = count > 0
+    occupied[::width] = True
+    used = np.flatnonzero(occupied)
     lane_ptr = np.concatenate([[0], np.cumsum(count[used])]).astype(np.int32)
     first = np.zeros(count_of.size, dtype=np.int32)
     first[used] = lane_ptr[:-1]

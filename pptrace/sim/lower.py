@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.action import Kind
 from pptrace.schedule.deadlock import explain_deadlock
@@ -16,6 +15,7 @@ from pptrace.schedule.neighbours import neighbours
 from pptrace.sim import kernels
 from pptrace.sim.graph import TaskGraph
 from pptrace.sim.lanes import Lanes, assign_lanes
+from pptrace.sim.limits import check_paths, check_total
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.timeline.timeline import Stream
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
 
 __all__ = ["lower"]
-
-LONGEST_NS = 2**62
-"""Sums of times stay below this, so that no integer overflows."""
 
 _NO_RECEIVE, _OWN_TASK, _RENDEZVOUS = 0, 1, 2
 _RECEIVE = {PolicyName.BLOCKING: _OWN_TASK, PolicyName.ORDERED: _RENDEZVOUS, PolicyName.BATCHED: _RENDEZVOUS}
@@ -48,37 +45,21 @@ class _Rows:
 def lower(
     schedule: Schedule, workload: Workload, network: Network, policy: Policy, *, barrier: bool = False
 ) -> TaskGraph:
-    """Return the task graph of a schedule whose structure has been validated.
+    """Return the task graph of a schedule that has been validated, as have its costs.
 
     With ``barrier``, no gradient is reduced before every rank has computed its last one.
 
     Raises:
         DeadlockError: a rank needs what it computes later itself, or no order of messages exists.
-        ScheduleError: the summed times could pass 2**62 ns, or the costs are for other stages.
+        ScheduleError: the times could pass 2**62 ns.
+        PluginError: the network's answer cannot be used.
     """
-    _check_costs(schedule, workload)
     issued = with_messages(schedule, policy.receive) if policy.has_receives else with_sends(schedule)
     lanes = assign_lanes(issued, policy)
     pairs, paths = _paths_between(issued, lanes, network)
     placed = _place(issued, lanes, workload, policy, pairs, paths)
-    _check_total(placed.columns["duration_ns"], placed.columns["lag_ns"])
+    check_total(schedule.ranks, placed.columns["duration_ns"], placed.columns["lag_ns"])
     return _link(schedule, issued, lanes, placed, policy, paths, barrier=barrier)
-
-
-def _check_costs(schedule: Schedule, workload: Workload) -> None:
-    if workload.stages != schedule.stages:
-        raise ScheduleError(f"the costs are for {workload.stages} stages, the schedule has {schedule.stages}")
-    if workload.boundary_bytes.size != schedule.placement.edges.shape[0]:
-        raise ScheduleError(
-            f"the costs know {workload.boundary_bytes.size} boundaries between stages, "
-            f"the schedule has {schedule.placement.edges.shape[0]}"
-        )
-
-
-def _check_total(*columns: Int64s) -> None:
-    total = sum(float(column.sum(dtype=np.float64)) for column in columns)
-    if total >= LONGEST_NS or any(column.size and int(column.min()) < 0 for column in columns):
-        raise ScheduleError("the step's times sum to more than 2**62 ns (146 years): check the costs' units")
 
 
 def _paths_between(issued: IssueOrder, lanes: Lanes, network: Network) -> tuple[Int32s, Paths]:
@@ -92,6 +73,7 @@ def _paths_between(issued: IssueOrder, lanes: Lanes, network: Network) -> tuple[
     pair_of = np.zeros(ranks * ranks, dtype=np.int32)
     pair_of[pairs] = np.arange(pairs.size)
     paths = network.paths((pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32))
+    check_paths(paths, pairs.size)
     return pair_of, paths
 
 
@@ -105,9 +87,6 @@ def _place(
         overhead = latency = rate = np.zeros(1, dtype=np.int64)
     else:
         overhead, latency, rate = paths.overhead_ns, paths.latency_ns, paths.rate_kbps
-    largest = int(workload.boundary_bytes.max(initial=0)) * int(issued.span.max(initial=1))
-    if largest * 1_000_000 >= LONGEST_NS:
-        raise ScheduleError(f"a message of {largest} bytes is too large: check the costs' units")
     messages = edges * placement.units * 2
     receive = _RECEIVE.get(policy.name, _NO_RECEIVE)
     place = np.empty(rows, dtype=np.int32)

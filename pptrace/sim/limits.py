@@ -1,0 +1,100 @@
+"""What a step may amount to: no sum of times or sizes passes 2**62, and no table of ranks outgrows memory."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.errors import PluginError, ScheduleError
+from pptrace.sim import kernels
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int64s
+    from pptrace.model.workload import Workload
+    from pptrace.network.contract import Paths
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["check_costs", "check_paths", "check_total"]
+
+LARGEST = 2**62
+"""Sums of times and of sizes stay below this, so that no integer overflows."""
+
+MOST_RANKS = 4096
+"""Lanes are counted for each pair of ranks."""
+
+
+def check_costs(schedule: Schedule, workload: Workload) -> None:
+    """Check that the costs are this schedule's, and that what they add up to can be counted.
+
+    Raises:
+        ScheduleError: too many ranks, other stages or boundaries, a cost below zero or too large.
+    """
+    if schedule.ranks > MOST_RANKS:
+        raise ScheduleError(f"{schedule.ranks} pipeline ranks: at most {MOST_RANKS} are simulated")
+    if workload.stages != schedule.stages:
+        raise ScheduleError(f"the costs are for {workload.stages} stages, the schedule has {schedule.stages}")
+    boundaries = schedule.placement.edges.shape[0]
+    if workload.boundary_bytes.size != boundaries:
+        raise ScheduleError(
+            f"the costs know {workload.boundary_bytes.size} boundaries between stages, "
+            f"the schedule has {boundaries}"
+        )
+    widest = int(schedule.span.max(initial=1))
+    for field in fields(workload):
+        values = getattr(workload, field.name)
+        if isinstance(values, np.ndarray) and values.size:
+            _check_column(field.name, values, widest)
+    message = int(workload.boundary_bytes.max(initial=0)) * widest
+    if message * kernels.BYTE >= LARGEST:
+        raise ScheduleError(f"a message of {message} bytes is too large: check the costs' units")
+    if _most_bytes(schedule, workload) >= LARGEST:
+        raise ScheduleError("a rank's memory could pass 2**62 bytes (4 EiB): check the costs' units")
+
+
+def check_paths(paths: Paths, pairs: int) -> None:
+    """Check what a network says of ``pairs`` pairs of ranks.
+
+    Raises:
+        PluginError: not one value for each pair, or one that is below zero or too large.
+    """
+    for name in ("overhead_ns", "latency_ns", "rate_kbps"):
+        values = getattr(paths, name)
+        if values.size != pairs:
+            raise PluginError(f"the network gives {values.size} {name} for {pairs} pairs of ranks: one each")
+        low, high = int(values.min(initial=0)), int(values.max(initial=0))
+        if low < 0 or high >= LARGEST // 4:
+            wrong = low if low < 0 else high
+            raise PluginError(f"the network gives {name} of {wrong} between two ranks: expected 0 to 2**60")
+
+
+def check_total(ranks: int, *columns: Int64s) -> None:
+    """Check that all ranks' times in one window can be added.
+
+    Raises:
+        ScheduleError: they could pass 2**62 ns.
+    """
+    total = sum(float(column.sum(dtype=np.float64)) for column in columns)
+    if total * ranks >= LARGEST:
+        raise ScheduleError(
+            f"the step's times on {ranks} ranks sum to more than 2**62 ns (146 years): check the costs' units"
+        )
+
+
+def _check_column(name: str, values: Int64s, widest: int) -> None:
+    low, high = int(np.argmin(values)), int(np.argmax(values))
+    if int(values[low]) >= 0 and int(values[high]) * widest < LARGEST:
+        return
+    row, fault = (low, "below zero") if values[low] < 0 else (high, "too large")
+    of = "boundary" if name == "boundary_bytes" else "stage"
+    raise ScheduleError(f"the costs' {name} of {of} {row} is {fault} ({values[row]}): check its unit")
+
+
+def _most_bytes(schedule: Schedule, workload: Workload) -> int:
+    """Return a bound of what a rank holds if it holds all stages of all units."""
+    placement = schedule.placement
+    columns = (workload.weights_bytes, workload.gradients_bytes, workload.optimizer_bytes)
+    static = sum(sum(map(int, column)) for column in columns) + workload.reserved_bytes
+    buffers = 4 * placement.routes * sum(map(int, workload.boundary_bytes))
+    return static + buffers + placement.units * sum(map(int, workload.activation_bytes))

@@ -1,0 +1,115 @@
+"""Reductions and updates at the step's end, whether the table places them itself or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pptrace.errors import DeadlockError
+from pptrace.model.workload import Workload
+from pptrace.schedule.table import Schedule
+from pptrace.sim.epilogue import with_epilogue
+from pptrace.sim.policy import Policy, PolicyName
+from pptrace.sim.simulate import simulate
+from pptrace.timeline.metrics import IdleCause, measure
+
+if TYPE_CHECKING:
+    from pptrace.timeline.timeline import Timeline
+
+INTERLEAVED = ["0F0", "1F0", "1B0", "0B0"]
+
+
+def costs(**values: int) -> Workload:
+    return Workload.uniform(2, f_ns=10, b_ns=20, **({"reduce_ns": 7, "optimizer_ns": 3} | values))
+
+
+def rows(row: list[str], workload: Workload, *, overlap: bool) -> list[str]:
+    return with_epilogue(Schedule.from_rows([row]), workload, overlap=overlap).rows()[0]
+
+
+def spans(timeline: Timeline) -> dict[str, tuple[int, int]]:
+    slices = [timeline[row] for row in range(len(timeline))]
+    return {str(one.action): (one.start_ns, one.end_ns) for one in slices}
+
+
+def test_a_reduction_is_issued_behind_its_stages_last_backward_and_updates_come_last() -> None:
+    assert rows(INTERLEAVED, costs(), overlap=True) == [
+        "0F0", "1F0", "1B0", "1REDUCE_GRAD", "0B0", "0REDUCE_GRAD", "0OPTIMIZER", "1OPTIMIZER",
+    ]  # fmt: skip
+
+
+def test_without_overlap_reductions_come_behind_the_whole_row() -> None:
+    assert rows(INTERLEAVED, costs(), overlap=False) == [
+        *INTERLEAVED, "0REDUCE_GRAD", "1REDUCE_GRAD", "0OPTIMIZER", "1OPTIMIZER",
+    ]  # fmt: skip
+
+
+def test_what_takes_no_time_is_not_added() -> None:
+    assert rows(INTERLEAVED, costs(reduce_ns=0, optimizer_ns=0), overlap=True) == INTERLEAVED
+    assert rows(INTERLEAVED, costs(reduce_ns=0), overlap=True) == [*INTERLEAVED, "0OPTIMIZER", "1OPTIMIZER"]
+
+
+def test_a_reduction_never_splits_a_braid() -> None:
+    row = ["0F0", "1F0", "(1B0;0F1)OVERLAP_F_B", "0B0", "1F1", "1B1", "0B1"]
+
+    assert "(1B0;0F1)OVERLAP_F_B" in rows(row, costs(), overlap=True)
+
+
+def test_a_table_keeps_its_own_reductions_and_updates_in_place_where_they_overlap() -> None:
+    row = ["0F0", "1F0", "1B0", "1REDUCE_GRAD", "1OPTIMIZER", "0B0", "0REDUCE_GRAD", "0OPTIMIZER"]
+
+    assert rows(row, costs(), overlap=True) == row
+
+
+@pytest.mark.parametrize("takes", [0, 7])
+def test_a_tables_own_reductions_wait_for_every_rank_without_overlap(takes: int) -> None:
+    row = ["0UNSHARD", "0F0", "1F0", "1B0", "1REDUCE_GRAD", "1OPTIMIZER", "1UNSHARD", "0B0", "0REDUCE_GRAD"]
+    schedule = Schedule.from_rows([row])
+
+    timeline = simulate(schedule, costs(reduce_ns=takes), overlap_reduction=False)
+
+    found = spans(timeline)
+    assert found["0B0"] == (40, 60)
+    assert found["0REDUCE_GRAD"] == (60, 60 + takes)
+    assert found["1REDUCE_GRAD"] == (60 + takes, 60 + 2 * takes)
+    assert found["1OPTIMIZER"][0] >= found["1REDUCE_GRAD"][1]
+
+
+def test_a_tables_own_update_waits_for_the_reduction_that_is_added() -> None:
+    for overlap in (True, False):
+        timeline = simulate(Schedule.from_rows([["0F0", "0B0", "0OPTIMIZER"]]), Workload.uniform(
+            1, f_ns=10, b_ns=20, reduce_ns=7, optimizer_ns=3), overlap_reduction=overlap)  # fmt: skip
+
+        assert spans(timeline) == {
+            "0F0": (0, 10), "0B0": (10, 30), "0REDUCE_GRAD": (30, 37), "0OPTIMIZER": (37, 40),
+        }  # fmt: skip
+
+
+def test_a_rank_without_actions_gets_none() -> None:
+    schedule = Schedule.from_rows([["0F0", "0B0"], [], ["1F0", "1B0"]])
+
+    for overlap in (True, False):
+        assert with_epilogue(schedule, costs(), overlap=overlap).rows() == [
+            ["0F0", "0B0", "0REDUCE_GRAD", "0OPTIMIZER"], [], ["1F0", "1B0", "1REDUCE_GRAD", "1OPTIMIZER"],
+        ]  # fmt: skip
+
+
+def test_an_update_between_backwards_waits_for_its_reduction() -> None:
+    row = ["0F0", "1F0", "1B0", "1REDUCE_GRAD", "1OPTIMIZER", "0B0", "0REDUCE_GRAD", "0OPTIMIZER"]
+    workload = costs()
+
+    metrics = measure(simulate(Schedule.from_rows([row]), workload), workload)
+
+    assert metrics.idle_by_cause_ns == {
+        cause: 14 if cause == "reduction" else 0 for cause in metrics.idle_by_cause_ns
+    }
+    assert int(metrics.idle_ns[0, IdleCause.REDUCTION]) == 14
+
+
+@pytest.mark.parametrize("name", PolicyName)
+def test_a_braid_whose_members_wait_for_each_other_is_refused_under_every_policy(name: PolicyName) -> None:
+    schedule = Schedule.from_rows([["(0F0;1F0)OVERLAP_F_B", "1B0", "0B0"]])
+
+    with pytest.raises(DeadlockError, match="1F0 -> rank 0: 0F0"):
+        simulate(schedule, costs(), policy=Policy(name=name))
