@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.sim import kernels
+from pptrace.sim.kernels import lowering
 from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.timeline.timeline import Stream
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["Lanes", "assign_lanes"]
 
 _STREAMS = {
-    StreamPer.RANK: kernels.PER_RANK,
-    StreamPer.PAIR: kernels.PER_PAIR,
-    StreamPer.DIRECTION: kernels.PER_DIRECTION,
+    StreamPer.RANK: lowering.PER_RANK,
+    StreamPer.PAIR: lowering.PER_PAIR,
+    StreamPer.DIRECTION: lowering.PER_DIRECTION,
 }
 
 
@@ -57,7 +57,7 @@ def assign_lanes(issued: IssueOrder, policy: Policy) -> Lanes:
     group = np.empty(rows, dtype=np.int32)
     count = np.zeros(ranks * (5 + 3 * ranks), dtype=np.int32)
     groups = run(
-        kernels.key_lanes,
+        lowering.key_lanes,
         (
             issued.row_ptr, issued.kind, issued.unit, issued.edge,
             placement.edges[:, 0].copy(), placement.edges[:, 1].copy(),
@@ -86,7 +86,7 @@ def _mode(policy: Policy) -> int:
     if policy.name is PolicyName.ORDERED:
         return _STREAMS[policy.stream]
     blocks = policy.name in {PolicyName.BLOCKING, PolicyName.SENDER_BLOCKING}
-    return kernels.ON_COMPUTE if blocks else kernels.PER_DIRECTION
+    return lowering.ON_COMPUTE if blocks else lowering.PER_DIRECTION
 
 
 def _streams(ranks: int) -> tuple[Int8s, Int32s]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import PluginError, ScheduleError
-from pptrace.sim import kernels
+from pptrace.sim.kernels import lowering
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
@@ -47,7 +47,7 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
         if isinstance(values, np.ndarray) and values.size:
             _check_column(field.name, values, widest)
     message = int(workload.boundary_bytes.max(initial=0)) * widest
-    if message * kernels.BYTE >= LARGEST:
+    if message * lowering.BYTE >= LARGEST:
         raise ScheduleError(f"a message of {message} bytes is too large: check the costs' units")
     if _most_bytes(schedule, workload) >= LARGEST:
         raise ScheduleError("a rank's memory could pass 2**62 bytes (4 EiB): check the costs' units")

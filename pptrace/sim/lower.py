@@ -12,8 +12,8 @@ from pptrace.model.action import Kind
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.issue_order import IssueOrder, with_messages, with_sends
 from pptrace.schedule.neighbours import neighbours
-from pptrace.sim import kernels
 from pptrace.sim.graph import TaskGraph
+from pptrace.sim.kernels import lowering
 from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.limits import check_paths, check_total
 from pptrace.sim.policy import Policy, PolicyName
@@ -103,7 +103,7 @@ def _place(
     for name in ("collective_ns", "duration_ns", "lag_ns"):
         columns[name] = np.empty(rows, dtype=np.int64)
     run(
-        kernels.place_rows,
+        lowering.place_rows,
         (
             issued.row_ptr, issued.kind, issued.stage, issued.unit, issued.span, issued.braid, issued.edge,
             lanes.key, lanes.peer, placement.stages, placement.units, edges,
@@ -155,10 +155,10 @@ def _link(
         tasks += 1
     following = np.full(tasks, -1, dtype=np.int32)
     following_peer = following.copy()
-    run(kernels.chain_tasks, (lanes.lane_ptr, twin, int(batched)), (following, following_peer), work=rows)
+    run(lowering.chain_tasks, (lanes.lane_ptr, twin, int(batched)), (following, following_peer), work=rows)
     following[rows : rows + launch_next.size] = launch_next
     ptr, edge = np.zeros(tasks + 1, dtype=np.int32), np.zeros(source.size, dtype=np.int32)
-    run(kernels.sort_edges, (source, target, source.size), (ptr, edge), work=rows)
+    run(lowering.sort_edges, (source, target, source.size), (ptr, edge), work=rows)
     if tasks > rows:
         extra = np.zeros(tasks - rows, dtype=np.int64)
         for name in ("duration_ns", "lag_ns"):
@@ -199,7 +199,7 @@ def _edges(
     source, target = np.empty(bound, dtype=np.int32), np.empty(bound, dtype=np.int32)
     problem = np.zeros(1, dtype=np.int64)
     edges = run(
-        kernels.link_rows,
+        lowering.link_rows,
         (
             issued.row_ptr, issued.kind, issued.stage, issued.unit, issued.span, issued.edge,
             lanes.group, placed.place, placed.pos_f, placed.pos_g, placed.recv_at,

@@ -10,9 +10,9 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.network.flat import ideal
 from pptrace.schedule.validate import validate, validate_structure
-from pptrace.sim import kernels
 from pptrace.sim.deadlock import explain_stuck
 from pptrace.sim.epilogue import with_epilogue
+from pptrace.sim.kernels import running
 from pptrace.sim.limits import check_costs
 from pptrace.sim.lower import lower
 from pptrace.sim.policy import Policy
@@ -72,7 +72,7 @@ def _timeline(graph: TaskGraph, start: Int64s, end: Int64s, cause: Int32s) -> Ti
     for column in (start, end, cause, duration, lag):
         column[ghosts] = column[graph.twin[ghosts]]
     enter = np.empty(rows, dtype=np.int64)
-    run(kernels.enter_times, (graph.lane_ptr, graph.twin, graph.fork, start, end), (enter,), work=rows)
+    run(running.enter_times, (graph.lane_ptr, graph.twin, graph.fork, start, end), (enter,), work=rows)
     timeline = Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,
         lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, kind=graph.kind, stage=graph.stage,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.sim import kernels
+from pptrace.sim.kernels import running
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
@@ -23,7 +23,7 @@ def run_graph(graph: TaskGraph) -> tuple[Int64s, Int64s, Int32s, Int32s, int]:
     start = np.zeros(tasks, dtype=np.int64)
     cause = np.full(tasks, -1, dtype=np.int32)
     done = run(
-        kernels.sweep,
+        running.sweep,
         (
             graph.duration_ns, graph.lag_ns, graph.next, graph.next_peer,
             graph.edge_ptr, graph.edge, graph.twin, graph.rows, int((graph.next_peer >= 0).any()),

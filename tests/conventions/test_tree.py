@@ -17,11 +17,6 @@ from pptrace.version import __version__
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 LONGEST = 300
-LONGER: dict[str, str] = {
-    "pptrace/sim/kernels.py": "lowering and sweep share the numbers of kinds and policies",
-}
-"""Files that may be longer, each with its reason."""
-
 _WORDS = ("work" + "space", "age" + "nt", "ses" + "sion", "py" + "pi.org", "to" + "do", "fix" + "me", "x" * 3)
 FORBIDDEN = re.compile(rf"\b(?:{'|'.join(_WORDS)})s?\b|/{'work'}/|/root/", re.IGNORECASE)
 MEANT = re.compile(
@@ -35,7 +30,7 @@ MEANT = re.compile(
 def test_no_module_is_longer_than_a_reader_s_patience(file: str) -> None:
     long = {str(path): lines for path in sources(file) if (lines := len(text(path).splitlines())) > LONGEST}
 
-    assert set(long) <= set(LONGER), long
+    assert long == {}
 
 
 def test_every_module_opens_with_a_sentence() -> None:

@@ -1,0 +1,1 @@
+"""Kernels of the simulation: lowering an issue order to tasks, and running them."""
