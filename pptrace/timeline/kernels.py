@@ -7,40 +7,68 @@ __all__ = ["attribute_idle", "follow_causes", "follow_memory", "index_rows"]
 
 
 def index_rows(
-    lane_ptr, lane_rank, lane_peer, kind, stage, unit, span, edge_from, edge_to,
+    lane_ptr, lane_rank, lane_peer, kind, stage, unit, span, start, size,
     succ_ptr, succ, succ_edge, pred_ptr, pred, pred_edge, stage_rank, unit_route, stages, units, edges,
     forward, gradient, send, recv,
 ):  # fmt: skip
-    """Note the row of each stage and unit's forward and gradient, and of each edge's messages."""
-    for lane in range(len(lane_ptr) - 1):
-        rank = lane_rank[lane]
-        peer = lane_peer[lane]
-        for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
-            k = kind[row]
-            s = stage[row]
-            if k <= 2:
-                for u in range(unit[row], unit[row] + span[row]):
-                    if k == 0:
-                        forward[s * units + u] = row
-                    else:
-                        gradient[s * units + u] = row
-            elif 4 <= k and k <= 7:
+    """Note the row of each stage and unit's forward and gradient, and of each edge's messages.
+
+    A receive does not say from which stage it is. Where it may be from several, a second pass gives it
+    the message of its size that was sent first.
+    """
+    unsure = True
+    for again in range(2):
+        if not unsure:
+            break
+        unsure = False
+        for lane in range(len(lane_ptr) - 1):
+            rank = lane_rank[lane]
+            peer = lane_peer[lane]
+            for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
+                k = kind[row]
+                s = stage[row]
+                if k > 7 or k == 3 or (again == 1 and k != 5 and k != 7):
+                    continue
+                if k <= 2:
+                    for u in range(unit[row], unit[row] + span[row]):
+                        if k == 0:
+                            forward[s * units + u] = row
+                        else:
+                            gradient[s * units + u] = row
+                    continue
+                sends = k == 4 or k == 6
                 down = k == 4 or k == 7
                 low, high = (succ_ptr[s], succ_ptr[s + 1]) if down else (pred_ptr[s], pred_ptr[s + 1])
                 base = unit_route[unit[row]] * stages
                 offset = 0 if k <= 5 else edges
                 found = -1
+                several = False
                 for e in range(low, high):
                     other = stage_rank[base + (succ[e] if down else pred[e])]
+                    if other < 0 or other == rank or (peer >= 0 and other != peer):
+                        continue
                     index = (offset + (succ_edge[e] if down else pred_edge[e])) * units + unit[row]
-                    taken = send[index] if k == 4 or k == 6 else recv[index]
-                    if other >= 0 and other != rank and (peer < 0 or other == peer) and taken < 0 and found < 0:
+                    if sends:
+                        if found < 0 and send[index] < 0:
+                            found = index
+                    elif again == 0:
+                        several = several or found >= 0
                         found = index
+                    elif (
+                        recv[index] < 0
+                        and send[index] >= 0
+                        and size[send[index]] == size[row]
+                        and (found < 0 or start[send[index]] < start[send[found]])
+                    ):
+                        found = index
+                if again == 0 and several:
+                    unsure = True
+                    continue
                 if found >= 0:
                     for u in range(span[row]):
-                        if k == 4 or k == 6:
+                        if sends:
                             send[found + u] = row
-                        else:
+                        elif recv[found + u] < 0:
                             recv[found + u] = row
 
 

@@ -46,8 +46,8 @@ def index_timeline(timeline: Timeline) -> RowIndex:
         kernels.index_rows,
         (
             timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer,
-            timeline.kind, timeline.stage, timeline.unit, timeline.span,
-            placement.edges[:, 0].copy(), placement.edges[:, 1].copy(), *near.arguments,
+            timeline.kind, timeline.stage, timeline.unit, timeline.span, timeline.start_ns, timeline.size_bytes,
+            *near.arguments,
             placement.stage_rank.ravel(), placement.unit_route, placement.stages, placement.units, edges,
         ),
         (forward, gradient, send, recv),
