@@ -96,7 +96,7 @@ def _convert_trace(sources: Sequence[Path], target: str, only: Sequence[str], co
     if only:
         kept = parse_only([part for text in only for part in text.split()])
         timeline = trim(timeline, kept.ranks, kept.units)
-    return save(timeline, target, exporters, {"color": color})
+    return save(timeline, [target], exporters, {"color": color})
 
 
 def _read(sources: Sequence[Path]) -> Timeline:

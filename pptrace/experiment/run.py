@@ -58,7 +58,7 @@ class Run:
             OutputError: a file cannot be written; none was changed then.
             ConfigError: ``only`` cannot be read.
         """
-        from pptrace.export.output import exporter_for, save
+        from pptrace.export.output import save
         from pptrace.timeline.trim import parse_only, trim
 
         timeline = replace(self.timeline, counters=self._counters(), provenance=self.provenance)
@@ -67,9 +67,7 @@ class Run:
             timeline = trim(timeline, kept.ranks, kept.units)
         exporters = {name: provided.offer for name, provided in self.registry.exporters.items()}
         names = [str(target) for target in targets]
-        for name in names:
-            exporter_for(name, exporters)
-        return [path for name in names for path in save(timeline, name, exporters, {"color": color})]
+        return save(timeline, names, exporters, {"color": color})
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per rank, times in nanoseconds and sizes in bytes; takes well to pandas."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.errors import OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pptrace.hooks.offers import ExporterOffer
     from pptrace.timeline.timeline import Timeline
@@ -72,31 +72,39 @@ def compress(source: Path, target: Path) -> None:
 
 
 def save(
-    timeline: Timeline, target: str, exporters: Mapping[str, ExporterOffer], options: Mapping[str, Any]
+    timeline: Timeline, targets: Sequence[str], exporters: Mapping[str, ExporterOffer], options: Mapping[str, Any]
 ) -> list[Path]:
-    """Write a timeline in the format that the target's suffix names, ``.gz`` behind it for compressed.
+    """Write a timeline in the formats that the targets' suffixes name, ``.gz`` behind it for compressed.
 
-    ``{rank}`` in the name stands for one file per rank. All files are written before the first takes
+    ``{rank}`` in a name stands for one file per rank. All files are written before the first takes
     its place, so that a failure leaves every old one.
 
     Returns:
-        The files, in rank order.
+        The files, target by target and in rank order.
 
     Raises:
-        OutputError: no format has this suffix, or a file cannot be written.
+        OutputError: no format has a target's suffix, or a file cannot be written.
     """
-    offer = exporter_for(target, exporters)
-    ranks: list[int | None] = [None]
-    if RANK in target:
-        ranks = [int(rank) for rank in sorted(set(timeline.lane_rank.tolist()))]
-        if not ranks:
-            raise OutputError("the timeline holds no slices, so there is no rank to write", file=target)
-    paths = [Path(target.replace(RANK, str(rank))) for rank in ranks]
+    offers = [exporter_for(target, exporters) for target in targets]
+    written: list[Path] = []
     with ExitStack() as pending:
-        for rank, path in zip(ranks, paths, strict=True):
-            temporary = pending.enter_context(replace_file(path))
-            _write(timeline, rank, temporary, offer, options, packed=target.endswith(_GZ))
-    return paths
+        for target, offer in zip(targets, offers, strict=True):
+            for rank in _ranks(timeline, target):
+                path = Path(target if rank is None else target.replace(RANK, str(rank)))
+                temporary = pending.enter_context(replace_file(path))
+                _write(timeline, rank, temporary, offer, options, packed=target.endswith(_GZ))
+                written.append(path)
+    return written
+
+
+def _ranks(timeline: Timeline, target: str) -> Sequence[int | None]:
+    """Return the ranks that have a file each, or None for one file of all."""
+    if RANK not in target:
+        return [None]
+    ranks = sorted(set(timeline.lane_rank.tolist()))
+    if not ranks:
+        raise OutputError("the timeline holds no slices, so there is no rank to write", file=target)
+    return ranks
 
 
 def exporter_for(target: str, exporters: Mapping[str, ExporterOffer]) -> ExporterOffer:

@@ -167,13 +167,13 @@ def test_the_longest_suffix_chooses_the_format() -> None:
 def test_an_unknown_suffix_names_the_known_ones(timeline: Timeline, tmp_path: Path) -> None:
     exporters = _offer("a", ".json") | _offer("b", ".pftrace")
     with pytest.raises(OutputError, match=r"a\.xml: .*known: \.json, \.pftrace, each also with \.gz"):
-        save(timeline, str(tmp_path / "a.xml"), exporters, {})
+        save(timeline, [str(tmp_path / "a.xml")], exporters, {})
 
 
 def test_a_trace_is_written_and_compressed_by_its_suffix(timeline: Timeline, tmp_path: Path) -> None:
     plain, packed = str(tmp_path / "a.txt"), str(tmp_path / "a.txt.gz")
-    assert [str(path) for path in save(timeline, plain, _offer(), {"color": "kind"})] == [plain]
-    save(timeline, packed, _offer(), {"color": "kind"})
+    assert [str(path) for path in save(timeline, [plain], _offer(), {"color": "kind"})] == [plain]
+    save(timeline, [packed], _offer(), {"color": "kind"})
     text = (tmp_path / "a.txt").read_bytes()
     assert text == b"[0, 1] {'color': 'kind'}"
     assert gzip.decompress((tmp_path / "a.txt.gz").read_bytes()) == text
@@ -184,7 +184,7 @@ def test_a_trace_is_written_and_compressed_by_its_suffix(timeline: Timeline, tmp
 def test_a_placeholder_writes_a_file_per_rank(
     timeline: Timeline, tmp_path: Path, text: str, *, takes_rank: bool
 ) -> None:
-    paths = save(timeline, str(tmp_path / "r{rank}.txt"), _offer(takes_rank=takes_rank), {})
+    paths = save(timeline, [str(tmp_path / "r{rank}.txt")], _offer(takes_rank=takes_rank), {})
     assert [path.name for path in paths] == ["r0.txt", "r1.txt"]
     assert paths[1].read_text() == text
 
@@ -195,7 +195,7 @@ def test_if_one_of_several_files_fails_no_old_one_goes(
 ) -> None:
     (tmp_path / "r0.txt").write_text("old")
     with pytest.raises((OutputError, KeyboardInterrupt, ValueError)):
-        save(timeline, str(tmp_path / "r{rank}.txt"), _fails_on(1, error), {})
+        save(timeline, [str(tmp_path / "r{rank}.txt")], _fails_on(1, error), {})
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("r0.txt", "old")]
 
 
@@ -207,21 +207,32 @@ def test_a_failure_while_compressing_leaves_nothing(
 
     monkeypatch.setattr("pptrace.export.output.compress", fail)
     with pytest.raises(OutputError, match="no space left"):
-        save(timeline, str(tmp_path / "a.txt.gz"), _offer(), {})
+        save(timeline, [str(tmp_path / "a.txt.gz")], _offer(), {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_per_rank_of_nothing_is_refused(tmp_path: Path) -> None:
     empty = from_slices([], Placement.looped(2, 1))
     with pytest.raises(OutputError, match="there is no rank to write"):
-        save(empty, str(tmp_path / "r{rank}.txt"), _offer(), {})
+        save(empty, [str(tmp_path / "r{rank}.txt")], _offer(), {})
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pftrace.gz"])
 def test_our_own_formats_written_rank_by_rank_read_as_one(timeline: Timeline, tmp_path: Path, suffix: str) -> None:
     exporters = {offer.name: offer for offer in builtin.pptrace_exporters()}
     timeline = replace(timeline, cause=np.array([-1, 0], dtype=np.int32))
-    paths = save(timeline, str(tmp_path / f"r{{rank}}{suffix}"), exporters, {})
+    paths = save(timeline, [str(tmp_path / f"r{{rank}}{suffix}")], exporters, {})
     name = exporter_for(str(paths[0]), exporters).name
     (importer,) = (offer for offer in builtin.pptrace_importers() if offer.name == name)
     assert importer.read(paths).difference(timeline) == ""
+
+
+def test_a_target_that_fails_leaves_every_other_target_as_it_was(timeline: Timeline, tmp_path: Path) -> None:
+    kept = tmp_path / "a.txt"
+    kept.write_text("old")
+
+    with pytest.raises(OutputError, match="folder does not exist"):
+        save(timeline, [str(kept), str(tmp_path / "missing" / "b.txt")], _offer(), {})
+
+    assert kept.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
