@@ -11,10 +11,10 @@ import pytest
 from pptrace import kernel
 from pptrace.builtin.costs import UnitOptions, unit
 from pptrace.errors import ConfigError, PluginError, ScheduleError
-from pptrace.model.placement import Placement
 from pptrace.model.request import CostRequest
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
+from pptrace.schedule import shape
 from pptrace.schedule.table import Schedule
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import measure
@@ -108,14 +108,14 @@ def test_more_ranks_than_lanes_can_be_counted_for_are_refused() -> None:
         simulate(Schedule.from_rows(rows), Workload.uniform(ranks, f_ns=1, b_ns=2))
 
 
-def test_more_stages_and_microbatches_than_can_be_indexed_are_refused() -> None:
-    placement = Placement.looped(ranks=2, units=2**28)
-    kind, stage = np.array([0, 1, 0, 1], dtype=np.int8), np.array([0, 0, 1, 1], dtype=np.int32)
-    span = np.full(4, 2**28, dtype=np.int32)
-    schedule = Schedule.from_columns(placement, [0, 2, 4], kind, stage, np.zeros(4, dtype=np.int32), span=span)
+def test_more_stages_and_microbatches_than_can_be_indexed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape, "MOST_ACTIONS", 1000)
+    rows = [["0F0+501", "0B0+501"], ["1F0+501", "1B0+501"]]
 
-    with pytest.raises(ScheduleError, match="2 stages x 268435456 microbatches: at most 268435456 are simulated"):
-        simulate(schedule, costs())
+    with pytest.raises(
+        ScheduleError, match="4 actions on 2 stages x 501 microbatches: at most 1000 are simulated"
+    ):
+        simulate(Schedule.from_rows(rows), costs())
 
 
 def test_a_unit_too_long_to_count_names_its_key() -> None:
