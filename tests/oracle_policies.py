@@ -101,7 +101,7 @@ class Oracle:
     def _meets(self, cell: Cell) -> bool:
         """Say whether a message's two ends are one rendezvous on two queues."""
         send = cell if cell.kind in SENDS else partner(cell)
-        return self.policy.name is PolicyName.ORDERED and self._size(send) > self.policy.eager_bytes
+        return self.policy.name is PolicyName.ORDERED and self._size(send) > (self.policy.eager_bytes or -1)
 
     def _ended(self, *cells: Cell | None) -> int | None:
         """Return when the last of some entries ended; None while one has not run."""

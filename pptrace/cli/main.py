@@ -87,6 +87,9 @@ def main() -> NoReturn:
     except PptraceError as error:
         sys.stderr.write(f"pptrace: {error}\n")
         code = error.exit_code
+    except MemoryError:
+        sys.stderr.write("pptrace: out of memory: take fewer ranks or microbatches, or trim exports with --only\n")
+        code = 2
     except BrokenPipeError:
         # The reader of a pipe went away; nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -129,7 +129,7 @@ class PointToPoint(_Section):
         description="What has a communication stream of its own: a rank, a pair, a pair and direction.",
     )
     eager: Size = Field(
-        default=0, description="Messages up to this size leave without waiting for their receiver."
+        default=0, description="Messages up to this size leave without waiting for their receiver; 0 B: none does."
     )
     receive: Literal["asap", "deferred"] = Field(
         default="asap", description="Where a RECV is put: as soon as its SEND is issued, or just before its use."

@@ -51,9 +51,14 @@ class Policy:
     stream: StreamPer = StreamPer.RANK
     """What has a stream of its own, under ``ordered``."""
     eager_bytes: int = 0
-    """Messages up to this size do not wait for their receiver, under ``ordered``."""
+    """Messages up to this size do not wait for their receiver, under ``ordered``; 0 for none at all."""
 
     @property
     def has_receives(self) -> bool:
         """Whether receives have places of their own."""
         return self.name in {PolicyName.BLOCKING, PolicyName.ORDERED, PolicyName.BATCHED}
+
+    @property
+    def largest_eager(self) -> int:
+        """The largest message that does not wait for its receiver; -1 where every one does."""
+        return self.eager_bytes if self.name is PolicyName.ORDERED and self.eager_bytes else -1

@@ -238,3 +238,19 @@ def test_ctrl_c_is_clean(pptrace: Pptrace, folder: Path, monkeypatch: pytest.Mon
     assert answer.code == 130
     assert answer.err.strip() == "pptrace: interrupted"
     assert sorted(p.name for p in folder.iterdir() if p.suffix != ".py") == ["step.yaml"]
+
+
+def test_out_of_memory_is_one_line(pptrace: Pptrace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("pptrace.experiment.run.simulate_table", exhausted)
+
+    assert "fewer ranks or microbatches" in pptrace("simulate", "step.yaml").complaint
+
+
+def test_messages_without_bytes_still_meet_under_ordered(pptrace: Pptrace, folder: Path) -> None:
+    (folder / "table.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    arguments = ("simulate", "--schedule", "table.csv", "--p2p", "ordered", "--set", "p2p.receive=deferred")
+
+    assert "deadlocks under p2p policy ordered" in pptrace(*arguments).complaint
