@@ -45,7 +45,7 @@ def plugin_code(
         PptraceError: as the plugin raised it, where it is one of ours.
         PluginError: the plugin raised anything else; names plugin, distribution, exception, file and line.
     """
-    known: tuple[type[Exception], ...] = (PptraceError, *passing)
+    known: tuple[type[Exception], ...] = (PptraceError, MemoryError, *passing)
     try:
         yield
     except known:
