@@ -85,7 +85,8 @@ def main() -> NoReturn:
         sys.stderr.write(f"pptrace: {' '.join(error.format_message().split())}\n")
         code = error.exit_code
     except PptraceError as error:
-        sys.stderr.write(f"pptrace: {error}\n")
+        text = str(error).replace("\n", "\\n")  # a file's name may hold one
+        sys.stderr.write(f"pptrace: {text}\n")
         code = error.exit_code
     except MemoryError:
         sys.stderr.write("pptrace: out of memory: take fewer ranks or microbatches, or trim exports with --only\n")

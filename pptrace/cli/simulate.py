@@ -85,6 +85,8 @@ def command(
     files = [Path(word) for word in config if word not in parts]
     if len(files) > 1:
         raise click.UsageError(f"one configuration at a time, not {files[0]} and {files[1]}")
+    if files and files[0].suffix.lower() in {".csv", ".txt"}:
+        raise click.UsageError(f"{files[0]} is a schedule table: write --schedule {files[0]}")
     only = tuple(part for text in (*only, *parts) for part in text.split())
     given = {name.removeprefix("flag_"): value for name, value in flags.items()}
     resolved = load(files[0] if files else None, sets, {name: given.get(name) for name in FLAGS if name in given})

@@ -13,6 +13,7 @@ from pptrace.hooks.build import build_network, build_schedule, build_workload
 from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
 from pptrace.network.contract import transfer_ns
 from pptrace.schedule.issue_order import Receive
+from pptrace.sim.limits import MOST_RANKS
 from pptrace.sim.policy import Policy, PolicyName, StreamPer
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def prepare(resolved: Resolved, registry: Registry) -> Prepared:
         ScheduleError: sizes that the schedule cannot take.
     """
     work = _Assembly(resolved, registry, {})
+    if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
+        raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
     file = _read(work) if resolved.experiment.schedule.kind == "table" else None
     table = file.schedule if file else None
     if table is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Paths
     from pptrace.schedule.table import Schedule
 
-__all__ = ["check_costs", "check_paths", "check_total"]
+__all__ = ["MOST_RANKS", "check_costs", "check_paths", "check_total"]
 
 LARGEST = 2**62
 """Sums of times and of sizes stay below this, so that no integer overflows."""

@@ -160,6 +160,9 @@ WRONG = [
     (["simulate", "step.yaml", "--schedule", "./mine.py:mke"], "make"),
     (["simulate", "step.yaml", "--schedule", "gone.csv"], "gone.csv"),
     (["simulate", "step.yaml", "other.yaml"], "one configuration"),
+    (["simulate", "table.csv"], "--schedule table.csv"),
+    (["simulate", "two\nlines.yaml"], "two\\nlines.yaml"),
+    (["simulate", "--schedule", "./mine.py:make", "--pp", "5000", "--microbatches", "1"], "at most 4096"),
     (["simulte", "step.yaml"], "did you mean 'simulate'?"),
     (["simulate", "step.yaml", "--frob"], "--frob"),
 ]
