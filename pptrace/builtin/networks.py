@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.config.quantity import Duration, Rate
 from pptrace.errors import ConfigError
-from pptrace.model.request import NetworkRequest  # noqa: TC001 - one import per module reads best
 from pptrace.network.flat import Flat
+
+if TYPE_CHECKING:
+    from pptrace.model.request import NetworkRequest
 
 __all__ = ["HockneyOptions", "hockney"]
 
