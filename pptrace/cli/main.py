@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import warnings
@@ -72,6 +73,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line; every error that a user can cause is one line and exit code 2."""
     warnings.showwarning = _show_warning
+    _open_closed_streams()
     try:
         code = cli.main(standalone_mode=False)
         sys.stdout.flush()
@@ -102,6 +104,14 @@ def main() -> NoReturn:
         sys.stderr.write(f"pptrace: {name}{error.strerror}\n")
         code = 2
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """Let output go nowhere where the shell closed a stream, as ``>&-`` does."""
+    if sys.stdout is None:
+        sys.stdout = io.StringIO()
+    if sys.stderr is None:
+        sys.stderr = io.StringIO()
 
 
 def _interrupted() -> int:

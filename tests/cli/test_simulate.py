@@ -257,3 +257,13 @@ def test_messages_without_bytes_still_meet_under_ordered(pptrace: Pptrace, folde
     arguments = ("simulate", "--schedule", "table.csv", "--p2p", "ordered", "--set", "p2p.receive=deferred")
 
     assert "deadlocks under p2p policy ordered" in pptrace(*arguments).complaint
+
+
+def test_closed_output_is_no_trouble(folder: Path) -> None:
+    code = "from pptrace.cli.main import main; main()"
+    words = f"{sys.executable} -c '{code}' simulate step.yaml -o step.json"
+
+    finished = subprocess.run(["/bin/sh", "-c", f"{words} >&- 2>&-"], check=False)
+
+    assert finished.returncode == 0
+    assert (folder / "step.json").exists()
