@@ -6,7 +6,7 @@
     ├── ConfigError        a configuration key or value (file, line, column, key)
     ├── TableError         a cell of a schedule table (file, row, column, cell)
     ├── ScheduleError      a schedule that cannot be used (rank, action)
-    │   ├── ConstraintError    sizes that a schedule cannot take (nearest sizes that work)
+    │   ├── ConstraintError    sizes that a schedule cannot take (key, nearest sizes that work)
     │   └── DeadlockError      actions that wait for each other (the cycle)
     ├── PluginError        a plugin that fails, clashes or returns nonsense (plugin, distribution)
     ├── TraceError         a trace file that cannot be read (file)
@@ -101,13 +101,24 @@ class ScheduleError(PptraceError):
 class ConstraintError(ScheduleError):
     """Sizes that a schedule cannot take, with the nearest that it can.
 
-    >>> print(ConstraintError("microbatches must be a multiple of ranks (4)", nearest="8 or 12"))
-    microbatches must be a multiple of ranks (4); nearest that work: 8 or 12
+    >>> print(ConstraintError("10 is no multiple of ranks (4)", key="batch.microbatches", nearest="8 or 12"))
+    batch.microbatches: 10 is no multiple of ranks (4); nearest that work: 8 or 12
     """
 
-    def __init__(self, message: str, *, nearest: str = "") -> None:
-        self.nearest = nearest
-        super().__init__(f"{message}; nearest that work: {nearest}" if nearest else message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        nearest: str = "",
+        key: str = "",
+        file: str | Path = "",
+        line: int = 0,
+        column: int = 0,
+    ) -> None:
+        self.reason, self.nearest, self.key = message, nearest, key
+        self.file, self.line, self.column = str(file), line, column
+        text = f"{message}; nearest that work: {nearest}" if nearest else message
+        super().__init__(_located(text, self.file, line, column, key))
 
 
 class DeadlockError(ScheduleError):
@@ -161,4 +172,5 @@ def _located(message: str, file: str, line: int, column: int, key: str) -> str:
     if line:
         place += f":{line}" if file else f"line {line}"
         place += f":{column}" if column else ""
-    return ": ".join(part for part in (place, key, message) if part)
+    named = key if place != f"--{key}" else ""
+    return ": ".join(part for part in (place, named, message) if part)

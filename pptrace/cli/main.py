@@ -75,16 +75,16 @@ def main() -> NoReturn:
     warnings.showwarning = _show_warning
     _open_closed_streams()
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="pptrace", standalone_mode=False)
         sys.stdout.flush()
-    except click.exceptions.Abort:
-        code = _interrupted()
+    except click.exceptions.Abort:  # click has ended the line of the ^C
+        code = _interrupted("")
     except KeyboardInterrupt:
         code = _interrupted()
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except click.ClickException as error:
-        sys.stderr.write(f"pptrace: {' '.join(error.format_message().split())}\n")
+        sys.stderr.write(_refusal(error))
         code = error.exit_code
     except PptraceError as error:
         text = str(error).replace("\n", "\\n")  # a file's name may hold one
@@ -114,9 +114,19 @@ def _open_closed_streams() -> None:
         sys.stderr = io.StringIO()
 
 
-def _interrupted() -> int:
-    sys.stderr.write("\npptrace: interrupted\n")
+def _interrupted(before: str = "\n") -> int:
+    sys.stderr.write(f"{before}pptrace: interrupted\n")
     return _INTERRUPTED
+
+
+def _refusal(error: click.ClickException) -> str:
+    """Return click's message as one line, or the help that it shows where no command is named."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return f"{error.format_message()}\n"
+    line = " ".join(error.format_message().split())
+    if isinstance(error, click.NoSuchOption | click.MissingParameter) and error.ctx is not None:
+        line += f" (see {error.ctx.command_path} --help)"
+    return f"pptrace: {line}\n"
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

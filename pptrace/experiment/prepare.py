@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.errors import ConfigError, ScheduleError
+from pptrace.errors import ScheduleError
+from pptrace.experiment.placed import placed
 from pptrace.hooks.build import build_network, build_schedule, build_workload
 from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
 from pptrace.network.contract import transfer_ns
@@ -149,11 +150,13 @@ def _sized(resolved: Resolved, table: Schedule) -> Resolved:
 
 
 def _network(work: _Assembly) -> Network:
-    provided = work.registry.network(work.experiment.network.name)
+    with placed(work.resolved, "network"):
+        provided = work.registry.network(work.experiment.network.name)
     offer = work.uses(provided)
     options = work.options("network", offer.options)
     ranks = work.experiment.parallel.pp or 1
-    return build_network(provided, NetworkRequest(ranks=ranks, options=options))
+    with placed(work.resolved, "network"):
+        return build_network(provided, NetworkRequest(ranks=ranks, options=options))
 
 
 def _with_reduction(resolved: Resolved, network: Network) -> Resolved:
@@ -184,7 +187,8 @@ def _cost_model(work: _Assembly) -> Provided[CostModelOffer]:
             raise work.resolved.error("costs", f"write which cost model reads the model: {known}")
         work.resolved = work.resolved.chosen("costs", readers[0], "the cost model that reads models")
     costs = work.experiment.costs
-    provided = work.registry.cost_model(costs.name if costs else "unit")
+    with placed(work.resolved, "costs"):
+        provided = work.registry.cost_model(costs.name if costs else "unit")
     work.uses(provided)
     return provided
 
@@ -221,17 +225,14 @@ def _described(work: _Assembly, key: str, model: Any, costs: str) -> dict[str, A
     preset: Mapping[str, Any] = {}
     if section.preset:
         find = work.registry.model if key == "model" else work.registry.device
-        preset = work.uses(find(section.preset)).values
+        with placed(work.resolved, key):
+            preset = work.uses(find(section.preset)).values
     return work.options(key, model, preset)
 
 
 def _build_costs(work: _Assembly, costs: Provided[CostModelOffer], request: CostRequest) -> Workload:
-    try:
+    with placed(work.resolved, "costs"):
         return build_workload(costs, request)
-    except ConfigError as error:
-        if error.file or error.line:
-            raise
-        raise work.resolved.error(error.key, error.message) from error
 
 
 def _schedule_request(work: _Assembly, workload: Workload, network: Network) -> ScheduleRequest:
@@ -259,10 +260,12 @@ def _schedule_request(work: _Assembly, workload: Workload, network: Network) -> 
 
 
 def _build_schedule(work: _Assembly, request: ScheduleRequest) -> Schedule:
-    provided = work.registry.schedule(work.experiment.schedule.name)
+    with placed(work.resolved, "schedule"):
+        provided = work.registry.schedule(work.experiment.schedule.name)
     offer = work.uses(provided)
     options = work.options("schedule", offer.options)
-    schedule = build_schedule(provided, replace(request, options=options))
+    with placed(work.resolved, "schedule"):
+        schedule = build_schedule(provided, replace(request, options=options))
     if schedule.units > request.units:
         raise ScheduleError(
             f"schedule {offer.name} made {schedule.units} microbatches where {request.units} were asked for"

@@ -108,7 +108,7 @@ CONSTRAINTS = [
     ({}, {"ep": 2}, "parallel.ep: 2 splits experts, and the model has none (model.num_experts)"),
     ({"num_experts": 6}, {"ep": 4, "dp": 4}, "parallel.ep: 4 does not divide model.num_experts (6)"),
     ({"num_experts": 8}, {"ep": 8, "dp": 4}, "parallel.ep: 8 does not divide parallel.dp x parallel.cp (4)"),
-    ({}, {"stages": 16}, "16 stages are more than model.layers (8); nearest that work: 8 stages"),
+    ({}, {"stages": 16}, "parallel: 16 stages are more than model.layers (8); nearest that work: 8 stages"),
 ]
 
 

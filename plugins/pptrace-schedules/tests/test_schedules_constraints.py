@@ -30,7 +30,8 @@ def refusal(name: str, *, ranks: int, units: int, chunks: int) -> ConstraintErro
             "gpipe",
             (4, 8, 2),
             (
-                "gpipe keeps one chunk of the model on a rank, not 2 (looped-bfs takes several); "
+                "parallel.vp: gpipe keeps one chunk of the model on a rank, not 2 "
+                "(looped-bfs takes several); "
                 "nearest that work: 1 chunk"
             ),
         ),
@@ -38,7 +39,8 @@ def refusal(name: str, *, ranks: int, units: int, chunks: int) -> ConstraintErro
             "1f1b",
             (4, 8, 3),
             (
-                "1f1b keeps one chunk of the model on a rank, not 3 (interleaved-1f1b takes several); "
+                "parallel.vp: 1f1b keeps one chunk of the model on a rank, not 3 "
+                "(interleaved-1f1b takes several); "
                 "nearest that work: 1 chunk"
             ),
         ),
@@ -46,7 +48,8 @@ def refusal(name: str, *, ranks: int, units: int, chunks: int) -> ConstraintErro
             "interleaved-1f1b",
             (4, 8, 1),
             (
-                "interleaved-1f1b needs at least 2 chunks of the model on a rank, not 1 (1f1b takes one); "
+                "parallel.vp: interleaved-1f1b needs at least 2 chunks of the model on a rank, not 1 "
+                "(1f1b takes one); "
                 "nearest that work: 2 chunks"
             ),
         ),
@@ -54,8 +57,9 @@ def refusal(name: str, *, ranks: int, units: int, chunks: int) -> ConstraintErro
             "interleaved-1f1b",
             (4, 9, 2),
             (
-                "interleaved-1f1b runs microbatches in rounds of equal size, and 9 do not divide into the "
-                "2 rounds that 4 ranks have time for; nearest that work: 8 or 10 microbatches"
+                "batch.microbatches: interleaved-1f1b runs microbatches in rounds of equal size, "
+                "and 9 do not divide into the 2 rounds that 4 ranks have time for; "
+                "nearest that work: 8 or 10 microbatches"
             ),
         ),
     ],

@@ -100,7 +100,7 @@ def partition(model: Transformer, stages: int) -> list[int]:
         return list(given)
     if stages > model.layers:
         message = f"{stages} stages are more than model.layers ({model.layers})"
-        raise ConstraintError(message, nearest=f"{model.layers} stages")
+        raise ConstraintError(message, nearest=f"{model.layers} stages", key="parallel")
     base, remainder = divmod(model.layers, stages)
     favoured = [*range(stages - 2, 0, -1), 0, stages - 1][:remainder]
     return [base + (stage in favoured) for stage in range(stages)]
@@ -131,11 +131,12 @@ def _check_divisions(model: Transformer, request: CostRequest) -> None:
     for name, size in wide.items():
         _divide("parallel.tp", tp, f"model.{name}", size, divisors_near(tp, *wide.values()))
     if kv % tp and tp % kv:
-        message = f"parallel.tp: {tp} neither divides model.kv_heads ({kv}) nor is a multiple of it"
-        raise ConstraintError(message, nearest=divisors_near(tp, *wide.values(), kv))
+        message = f"{tp} neither divides model.kv_heads ({kv}) nor is a multiple of it"
+        raise ConstraintError(message, nearest=divisors_near(tp, *wide.values(), kv), key="parallel.tp")
     if (model.query_width % tp) or model.kv_width % min(tp, kv):
-        message = f"parallel.tp: {tp} does not split heads of {model.head_dim:g} into whole widths"
-        raise ConstraintError(message, nearest=divisors_near(tp, model.query_width, model.kv_width, model.heads))
+        message = f"{tp} does not split heads of {model.head_dim:g} into whole widths"
+        near = divisors_near(tp, model.query_width, model.kv_width, model.heads)
+        raise ConstraintError(message, nearest=near, key="parallel.tp")
     _divide("parallel.cp", request.cp, "batch.sequence", request.sequence)
     if request.sequence_parallel:
         share = request.sequence // request.cp
@@ -147,8 +148,8 @@ def _check_experts(model: Transformer, request: CostRequest) -> None:
     if request.ep == 1:
         return
     if not model.num_experts:
-        message = f"parallel.ep: {request.ep} splits experts, and the model has none (model.num_experts)"
-        raise ConstraintError(message, nearest="1")
+        message = f"{request.ep} splits experts, and the model has none (model.num_experts)"
+        raise ConstraintError(message, nearest="1", key="parallel.ep")
     near = divisors_near(request.ep, model.num_experts, request.dp * request.cp)
     _divide("parallel.ep", request.ep, "model.num_experts", model.num_experts, near)
     _divide("parallel.ep", request.ep, "parallel.dp x parallel.cp", request.dp * request.cp, near)
@@ -156,5 +157,5 @@ def _check_experts(model: Transformer, request: CostRequest) -> None:
 
 def _divide(key: str, size: int, name: str, whole: int, near: str = "") -> None:
     if whole % size:
-        message = f"{key}: {size} does not divide {name} ({whole})"
-        raise ConstraintError(message, nearest=near or divisors_near(size, whole))
+        message = f"{size} does not divide {name} ({whole})"
+        raise ConstraintError(message, nearest=near or divisors_near(size, whole), key=key)

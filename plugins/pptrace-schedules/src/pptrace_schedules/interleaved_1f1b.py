@@ -60,6 +60,7 @@ def check(request: ScheduleRequest) -> None:
             f"interleaved-1f1b needs at least {_FEWEST_CHUNKS} chunks of the model on a rank, not "
             f"{request.chunks} (1f1b takes one)",
             nearest=f"{_FEWEST_CHUNKS} chunks",
+            key="parallel.vp",
         )
     ranks, units = request.ranks, request.units
     if not _fits(units, ranks):
@@ -69,6 +70,7 @@ def check(request: ScheduleRequest) -> None:
             f"interleaved-1f1b runs microbatches in rounds of equal size, and {units} do not divide into the "
             f"{_rounds(units, ranks)} rounds that {ranks} ranks have time for",
             nearest=f"{below} or {above} microbatches",
+            key="batch.microbatches",
         )
 
 

@@ -22,4 +22,5 @@ def check_one_chunk(request: ScheduleRequest, name: str, instead: str) -> None:
         raise ConstraintError(
             f"{name} keeps one chunk of the model on a rank, not {request.chunks} ({instead} takes several)",
             nearest="1 chunk",
+            key="parallel.vp",
         )

@@ -1,0 +1,53 @@
+"""Give the errors of a plugin the place in the configuration that they are about."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pptrace.config.experiment import HEADLINES
+from pptrace.errors import ConfigError, ConstraintError, PluginError
+from pptrace.hooks.from_file import is_file_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pptrace.config.resolve import Resolved
+
+__all__ = ["placed"]
+
+
+@contextmanager
+def placed(resolved: Resolved, key: str) -> Iterator[None]:
+    """Run a block on behalf of what stands under ``key``, the place of errors that name no other key.
+
+    Raises:
+        ConfigError: as the block raised it, with its place.
+        ConstraintError: likewise.
+        PluginError: likewise where a name or file is unknown; what a plugin did wrong has its own place.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if error.file or error.line:
+            raise
+        raise _at(resolved, error.key or key, error.message) from error
+    except ConstraintError as error:
+        if error.file or error.line:
+            raise
+        at = _at(resolved, error.key or key, error.reason)
+        raise ConstraintError(
+            at.message, nearest=error.nearest, key=at.key, file=at.file, line=at.line, column=at.column
+        ) from error
+    except PluginError as error:
+        if error.plugin and not is_file_reference(error.plugin):
+            raise
+        message = str(_at(resolved, key, str(error)))
+        raise PluginError(message, plugin=error.plugin, distribution=error.distribution) from error
+
+
+def _at(resolved: Resolved, key: str, message: str) -> ConfigError:
+    """Return an error about a key; a whole section's place is that of its name."""
+    named = f"{key}.{HEADLINES[key]}" if key in HEADLINES else key
+    at = resolved.error(named, message)
+    return ConfigError(message, key=key, file=at.file, line=at.line, column=at.column)
