@@ -47,6 +47,8 @@ def command(
     to_table = target.lower().endswith(_TABLES)
     if from_table and len(sources) > 1:
         raise click.UsageError(f"one table at a time, not {sources[0]} and {sources[1]}")
+    if from_table and not to_table and not target.lower().removesuffix(".gz").endswith((".pftrace", ".json")):
+        raise click.UsageError(f"{target}: a table becomes a table, .csv or .txt")
     if from_table and not to_table:
         raise click.UsageError(f"a table has no times: pptrace simulate --schedule {sources[0]} -o {target}")
     if messages and not to_table:

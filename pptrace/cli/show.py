@@ -21,6 +21,7 @@ pptrace show table.csv
 pptrace show ./mine.py:make --pp 4 --microbatches 8 --messages"""
 
 _SLOTS = click.IntRange(1, 1000)
+_NARROWEST = 20
 _MOST_RANKS = 64
 _MOST_LINES = 120
 """Lines that a table may take, wrapped at the terminal's width; its first part is always whole."""
@@ -37,7 +38,7 @@ _MOST_LINES = 120
 @click.option("--backward", type=_SLOTS, default=2, show_default=True, help="Slots of a full backward.")
 @click.option("--messages", is_flag=True, help="Give sends and receives a slot each, as PyTorch's step simulator.")
 @click.option("--slots", metavar="FIRST:LAST", help="Show these slots only.")
-@click.option("--width", type=click.IntRange(20), help="Columns to use; the terminal's by default.")
+@click.option("--width", type=click.IntRange(_NARROWEST), help="Columns to use; the terminal's by default.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a picture: .svg or .png.")
 def command(
     schedule: str | None,
@@ -59,6 +60,7 @@ def command(
     An invalid table is drawn with the offending cell marked; the exit code is 2 then.
     """
     from pptrace.config.resolve import load
+    from pptrace.experiment.placed import located
     from pptrace.experiment.prepare import prepare
     from pptrace.hooks.registry import Registry
     from pptrace.show.slots import SlotsOfKind, draw
@@ -67,8 +69,15 @@ def command(
         raise click.UsageError("name one schedule, such as: pptrace show 1f1b --pp 4 --microbatches 8")
     if output is not None and output.suffix.lower() not in {".svg", ".png"}:
         raise click.UsageError(f"{output}: a picture ends in .svg or .png")
+    for option in options:
+        if not option.partition("=")[1]:
+            raise click.UsageError(f"--option {option}: write KEY=VALUE")
     flags = {"schedule": schedule or named, "pp": pp, "microbatches": microbatches, "vp": vp}
-    prepared = prepare(load(None, [f"schedule.options.{option}" for option in options], flags), Registry.load())
+    registry = Registry.load()
+    name = str(schedule or named)
+    if not name.lower().endswith((".csv", ".txt")):
+        registry.schedule(name)  # an unknown name comes before sizes that are missing
+    prepared = prepare(load(None, [f"schedule.options.{option}" for option in options], flags), registry)
     split = max(backward // 2, 1)
     kinds = SlotsOfKind(
         forward=forward, backward=backward, input_gradient=split, weight_gradient=max(backward - split, 1)
@@ -80,8 +89,7 @@ def command(
     else:
         _print(drawing, title, slots, width)
     if drawing.error is not None:
-        error = drawing.error
-        raise error if prepared.table is None else prepared.table.locate(error)
+        raise located(drawing.error, prepared, registry)
 
 
 def _title(prepared: Prepared, drawing: Drawing) -> str:
@@ -110,16 +118,16 @@ def _print(drawing: Drawing, title: str, slots: str | None, width: int | None) -
 
     from pptrace.show.terminal import plain_lines, rich_lines, windows
 
-    console = Console(width=width, highlight=False) if width else Console(highlight=False)
+    console = Console(width=width or max(Console().width, _NARROWEST), highlight=False)
     parts = windows(drawing, console.width, *_range(slots, drawing.length), _MOST_LINES)
     click.echo(title)
-    colourful = console.is_terminal and console.color_system is not None
+    colourful = console.is_terminal and console.color_system is not None and not console.no_color
     for seen in parts:
         if len(parts) > 1:
             click.echo(f"slots {seen.first} to {seen.last - 1}")
         if colourful:
             for line in rich_lines(drawing, seen, basic=console.color_system == "standard")[:_MOST_RANKS]:
-                console.print(line, no_wrap=True, crop=True)
+                console.print(line, no_wrap=True, crop=False)
         else:
             for text in plain_lines(drawing, seen)[:_MOST_RANKS]:
                 click.echo(text)

@@ -87,6 +87,8 @@ def command(
         raise click.UsageError(f"one configuration at a time, not {files[0]} and {files[1]}")
     if files and files[0].suffix.lower() in {".csv", ".txt"}:
         raise click.UsageError(f"{files[0]} is a schedule table: write --schedule {files[0]}")
+    if files and not files[0].exists() and files[0].suffix.lower() not in {".yaml", ".yml"}:
+        raise click.UsageError(f"{files[0]}: no such file; if it is a schedule, write --schedule {files[0]}")
     only = tuple(part for text in (*only, *parts) for part in text.split())
     given = {name.removeprefix("flag_"): value for name, value in flags.items()}
     resolved = load(files[0] if files else None, sets, {name: given.get(name) for name in FLAGS if name in given})

@@ -1,4 +1,4 @@
-"""Give the errors of a plugin the place in the configuration that they are about."""
+"""Say where an error comes from: a place in the configuration, a cell of a table, a plugin's schedule."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pptrace.config.experiment import HEADLINES
-from pptrace.errors import ConfigError, ConstraintError, PluginError
+from pptrace.errors import ConfigError, ConstraintError, PluginError, PptraceError, ScheduleError
 from pptrace.hooks.from_file import is_file_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pptrace.config.resolve import Resolved
+    from pptrace.experiment.prepare import Prepared
+    from pptrace.hooks.registry import Registry
 
-__all__ = ["placed"]
+__all__ = ["located", "placed"]
 
 
 @contextmanager
@@ -44,6 +46,18 @@ def placed(resolved: Resolved, key: str) -> Iterator[None]:
             raise
         message = str(_at(resolved, key, str(error)))
         raise PluginError(message, plugin=error.plugin, distribution=error.distribution) from error
+
+
+def located(error: ScheduleError, prepared: Prepared, registry: Registry) -> PptraceError:
+    """Return an error of a schedule with the cell of its file, or with who made the offending action."""
+    if prepared.table is not None:
+        return prepared.table.locate(error)
+    if error.rank >= 0:
+        name = prepared.resolved.experiment.schedule.name
+        maker = registry.schedule(name).provider
+        of = f" of {maker}" if maker.distribution else ""
+        error.args = (f"schedule {name}{of}: {error}",)
+    return error
 
 
 def _at(resolved: Resolved, key: str, message: str) -> ConfigError:

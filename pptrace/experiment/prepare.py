@@ -129,10 +129,14 @@ def _read(work: _Assembly) -> TableFile:
 
 
 def _sized(resolved: Resolved, table: Schedule) -> Resolved:
-    """Take ranks and microbatches from a table file; what the configuration says must agree."""
+    """Take ranks, chunks and microbatches from a table file; what the configuration says must agree."""
     experiment = resolved.experiment
+    uneven = table.stages % table.ranks
+    chunks = 1 if uneven else table.stages // table.ranks
+    asked_chunks = None if uneven or "parallel.vp" not in resolved.positions else experiment.parallel.vp
     for key, asked, there, what in (
         ("parallel.pp", experiment.parallel.pp, table.ranks, "rows"),
+        ("parallel.vp", asked_chunks, chunks, "stages per row"),
         ("batch.microbatches", experiment.batch.microbatches, table.units, "microbatches"),
     ):
         if asked is not None and asked != there:
@@ -141,9 +145,10 @@ def _sized(resolved: Resolved, table: Schedule) -> Resolved:
             )
     origin = f"table {Path(experiment.schedule.name).name}"
     step = experiment.parallel.dp * experiment.batch.micro
-    parallel = experiment.parallel.model_copy(update={"pp": table.ranks})
+    parallel = experiment.parallel.model_copy(update={"pp": table.ranks, "vp": chunks})
     batch = experiment.batch.model_copy(update={"microbatches": table.units, "global_batch": table.units * step})
-    origins = {**resolved.origins, "parallel.pp": origin, "batch.microbatches": origin, "batch.global": origin}
+    sized = ("parallel.pp", "parallel.vp", "batch.microbatches", "batch.global")
+    origins = {**resolved.origins, **dict.fromkeys(sized, origin)}
     return replace(
         resolved, experiment=experiment.model_copy(update={"parallel": parallel, "batch": batch}), origins=origins
     )

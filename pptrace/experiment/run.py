@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ScheduleError
+from pptrace.experiment.placed import located
 from pptrace.experiment.prepare import Prepared, prepare
 from pptrace.sim.simulate import simulate as simulate_table
 from pptrace.timeline.metrics import Metrics, measure
@@ -123,7 +124,5 @@ def simulate(resolved: Resolved, registry: Registry) -> Run:
             prepared.schedule, prepared.workload, prepared.network, prepared.policy, overlap_reduction=overlap
         )
     except ScheduleError as error:
-        if prepared.table is None:
-            raise
-        raise prepared.table.locate(error) from error
+        raise located(error, prepared, registry) from error
     return Run(prepared, timeline, measure(timeline, prepared.workload), registry)

@@ -167,7 +167,7 @@ def _warning(run: Run) -> list[str]:
 
 
 def _last(run: Run, written: Sequence[Path]) -> list[str]:
-    traces = [path for path in written if path.name.endswith((".pftrace", ".json", ".gz"))]
+    traces = [path for path in written if path.name.lower().endswith((".pftrace", ".json", ".gz"))]
     lever = f"lever: {largest_lever(run)}"
     following = f"next: pptrace open {traces[0]}" if traces else "next: add -o step.pftrace"
     joined = f"{lever}; {following}"

@@ -83,7 +83,7 @@ def save(
         The files, target by target and in rank order.
 
     Raises:
-        OutputError: no format has a target's suffix, or a file cannot be written.
+        OutputError: no format has a target's suffix, two targets are one file, or a file cannot be written.
     """
     offers = [exporter_for(target, exporters) for target in targets]
     written: list[Path] = []
@@ -91,6 +91,8 @@ def save(
         for target, offer in zip(targets, offers, strict=True):
             for rank in _ranks(timeline, target):
                 path = Path(target if rank is None else target.replace(RANK, str(rank)))
+                if os.path.realpath(path) in map(os.path.realpath, written):
+                    raise OutputError("two outputs are this file; name each file once", file=path)
                 temporary = pending.enter_context(replace_file(path))
                 _write(timeline, rank, temporary, offer, options, packed=target.endswith(_GZ))
                 written.append(path)

@@ -140,7 +140,11 @@ def _parse_braid(text: str) -> Action:
     return Action(kind=first.kind, stage=first.stage, unit=first.unit, span=first.span, sub_actions=members)
 
 
+_SHOWN = 20
+
+
 def _number(digits: str, text: str) -> int:
     if len(digits) > len(str(_LARGEST)) or int(digits) > _LARGEST:
-        raise TableError(f"{digits} is too large", cell=text)
+        short = digits if len(digits) <= _SHOWN else f"{digits[:_SHOWN]}..."
+        raise TableError(f"{short} is too large; the largest number is {_LARGEST}", cell=text)
     return int(digits)

@@ -28,9 +28,11 @@ def explain_stuck(
 ) -> DeadlockError:
     """Return the error for a graph of which some tasks never ran; ``waiting`` is above zero for those."""
     cycle = [name for task in _cycle(graph, waiting) if (name := _name(graph, task))]
-    remedy = ""
+    remedy = "; change the order on one of these ranks"
     if policy.name is PolicyName.ORDERED:
         remedy = _eager_remedy(schedule, workload, network, policy, graph)
+    elif policy.name is not PolicyName.ASYNC:
+        remedy += ", or try p2p async"
     return DeadlockError(
         f"the schedule deadlocks under p2p policy {policy.name.value}: {cycle_text(cycle)}{remedy}",
         cycle=cycle,

@@ -140,5 +140,7 @@ def _numbers(text: str, key: str) -> range:
     except ValueError:
         values = range(0)
     if not values or start < 0 or len(values) > _LONGEST:
-        raise ConfigError(f"{text!r} is neither a number nor a range such as 0:32 (0 to 31)", key=f"only.{key}")
+        raise ConfigError(
+            f"{text!r} is neither a number nor a range with its end, such as 0:32 (0 to 31)", key=f"only.{key}"
+        )
     return values

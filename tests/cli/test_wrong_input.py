@@ -108,3 +108,64 @@ def test_what_plugins_refuse_has_its_place_on_the_command_line(
     pptrace: Pptrace, arguments: list[str], line: str
 ) -> None:
     assert pptrace("simulate", "step.yaml", *arguments).complaint.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["simulate", "1f1b"], "1f1b: no such file; if it is a schedule, write --schedule 1f1b"),
+        (["show", "zorro"], "no installed plugin offers a schedule named 'zorro'"),
+        (["show", "./mine.py:make", "--pp", "2", "--microbatches", "2", "--option", "x"], "--option x: write KEY"),
+        (["convert", "table.csv", "table.foo"], "table.foo: a table becomes a table, .csv or .txt"),
+        (
+            ["simulate", "--schedule", "table.csv", "--vp", "2"],
+            "--vp: parallel.vp: table.csv has 1 stages per row",
+        ),
+        (["validate", "huge.csv"], "huge.csv: row 1, column 1, cell '99999999999999999999"),
+        (
+            ["simulate", "step.yaml", "-o", "a.json", "--only", "microbatches=2:"],
+            "only.microbatches: '2:' is neither",
+        ),
+    ],
+)
+def test_a_slip_is_one_line_that_says_what_to_write(
+    pptrace: Pptrace, folder: Path, arguments: list[str], line: str
+) -> None:
+    (folder / "table.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    (folder / "huge.csv").write_text("9" * 400 + "F0\n")
+
+    complaint = pptrace(*arguments).complaint
+
+    assert complaint.startswith(line)
+    assert len(complaint) < 250
+
+
+@pytest.mark.parametrize("outputs", [["a.json", "./a.json"], ["rank{rank}.json", "rank2.json"]])
+def test_one_file_for_two_outputs_is_refused_and_nothing_written(
+    pptrace: Pptrace, folder: Path, outputs: list[str]
+) -> None:
+    before = sorted(folder.glob("*.json"))
+
+    complaint = pptrace("simulate", "step.yaml", "-o", outputs[0], "-o", outputs[1]).complaint
+
+    assert complaint.endswith("two outputs are this file; name each file once")
+    assert sorted(folder.glob("*.json")) == before == []
+
+
+def test_a_wrong_action_of_a_function_names_the_function(pptrace: Pptrace, folder: Path) -> None:
+    (folder / "swapped.py").write_text(
+        "def make(ranks, units):\n    return [[f'{r}B0', f'{r}F0'] for r in range(2)]\n"
+    )
+    arguments = ("--schedule", "./swapped.py:make", "--pp", 2, "--microbatches", 1)
+    line = "schedule ./swapped.py:make: rank 0: 0B0 comes before 0F0: swap them"
+
+    assert pptrace("simulate", *arguments).complaint == line
+    assert pptrace("show", *arguments).err.strip() == f"pptrace: {line}"
+
+
+def test_a_structural_deadlock_says_what_to_do_under_every_policy(pptrace: Pptrace, folder: Path) -> None:
+    (folder / "stuck.csv").write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
+
+    for policy in ("async", "sender-blocking", "blocking", "ordered", "batched"):
+        complaint = pptrace("simulate", "--schedule", "stuck.csv", "--p2p", policy).complaint
+        assert "change the order on one of these ranks" in complaint
