@@ -169,3 +169,45 @@ def test_a_structural_deadlock_says_what_to_do_under_every_policy(pptrace: Pptra
     for policy in ("async", "sender-blocking", "blocking", "ordered", "batched"):
         complaint = pptrace("simulate", "--schedule", "stuck.csv", "--p2p", policy).complaint
         assert "change the order on one of these ranks" in complaint
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("c.yaml", "schedule: ./mine.py:make\nparallel: {pp: 4\n", "c.yaml:3:1: broken YAML: expected ',' or '}'"),
+        ("c.yaml", "schedule: x\nparallel: {pp: 4, pp: 5}\n", "c.yaml:2:19: parallel.pp: the key stands twice"),
+        ("c.yaml", "schedule: x\nparallel: {pp: four}\n", "c.yaml:2:12: parallel.pp: must be a whole number"),
+        ("c.yaml", "schedule: x\nparallel: {pp: 1e400}\n", "c.yaml:2:12: parallel.pp: a number must be finite"),
+        ("t.csv", "0F0,0X0\n1F0,1B0\n", "t.csv: row 1, column 2, cell '0X0': not an action; expected stage, kind"),
+        (
+            "t.csv",
+            "0F0,0B0\n1F0,1B0,1F0\n",
+            "t.csv: row 2, column 3, cell '1F0': rank 1, action 3 (1F0): does again",
+        ),
+        ("t.csv", "0F0,0B0\n1F0\n", "t.csv: row 2: rank 1: 1B0 is missing"),
+        ("t.csv", "0F0,0B0,1B0\n1F0\n", "t.csv: row 1, column 3, cell '1B0': "),
+    ],
+)
+def test_a_broken_file_is_named_with_the_place_in_it(
+    pptrace: Pptrace, folder: Path, name: str, text: str, line: str
+) -> None:
+    (folder / name).write_text(text)
+    config = [name] if name.endswith("yaml") else ["--schedule", name]
+
+    assert pptrace("simulate", *config, "-o", "step.json").complaint.startswith(line)
+    assert not (folder / "step.json").exists()
+
+
+def test_an_interruption_leaves_the_old_file_and_nothing_else(pptrace: Pptrace, folder: Path) -> None:
+    (folder / "slow.py").write_text(
+        "import os, signal\n\n\ndef make(ranks, units):\n    os.kill(os.getpid(), signal.SIGINT)\n    return []\n"
+    )
+    (folder / "step.json").write_text("old")
+    before = sorted(path.name for path in folder.iterdir())
+
+    answer = pptrace("simulate", "step.yaml", "--schedule", "./slow.py:make", "-o", "step.json")
+
+    assert answer.code == 130
+    assert answer.err.strip() == "pptrace: interrupted"
+    assert (folder / "step.json").read_text() == "old"
+    assert sorted(path.name for path in folder.iterdir()) == before
