@@ -37,6 +37,7 @@ _EXPECTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "less_than": lambda context: f"below {_bound(context['lt'])}",
     "less_than_equal": lambda context: f"at most {_bound(context['le'])}",
     "multiple_of": lambda context: f"a multiple of {_bound(context['multiple_of'])}",
+    "string_too_short": lambda _: "a name",
 }
 _LONGEST = 60
 

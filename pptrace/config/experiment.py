@@ -53,13 +53,15 @@ class _OpenSection(BaseModel):
 class Preset(_OpenSection):
     """A model or device: a preset's name, its parameters, or a preset with some changed."""
 
-    preset: str | None = Field(default=None, description="Name of a preset that a plugin offers.")
+    preset: str | None = Field(
+        default=None, description="Name of a preset that a plugin offers; `pptrace plugins` lists them."
+    )
 
 
 class NamedChoice(_OpenSection):
     """A network or cost model by name, with its options beside the name."""
 
-    name: str = Field(description="Name that a plugin offers.")
+    name: str = Field(description="Name that a plugin offers; `pptrace plugins` lists them.")
 
 
 class ScheduleChoice(_Section):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pptrace.config.describe import describe_validation_error, key_path
+from pptrace.config.describe import describe_validation_error, fields_at, key_path
 from pptrace.config.places import Place, Places, key_text, place_of
 from pptrace.config.quantity import BARE_NUMBER
-from pptrace.errors import ConfigError
+from pptrace.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +44,7 @@ def validate_options(
         ConfigError: the first value that does not fit, an unknown key before all others.
     """
     text = _json(values, key_prefix, positions, file)
+    _check_known(model, values, key_prefix, positions, file)
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -78,27 +79,49 @@ def _is_preset_integer(error: ErrorDetails, values: Mapping[str, Any], prefix: s
     return key_text(key_path(error, values), prefix) not in positions
 
 
+def _check_known(
+    model: type[BaseModel], values: Mapping[str, Any], prefix: str, positions: Places, file: str | Path
+) -> None:
+    """Refuse keys that a model would pass over in silence, as pydantic's do unless told otherwise."""
+    if model.model_config.get("extra", "ignore") != "ignore":
+        return
+    known = fields_at(model, ())
+    unknown = next((key for key in values if key not in known), None)
+    if unknown is not None:
+        raise _error(f"unknown key{nearest(unknown, known)}", key_text((unknown,), prefix), positions, file)
+
+
 def _json(values: Mapping[str, Any], prefix: str, positions: Places, file: str | Path) -> str:
-    try:
-        return json.dumps(values, allow_nan=False)
-    except ValueError:
-        key = key_text(_not_finite(values) or (), prefix)
-        place = place_of(key, positions) or Place(source=str(file))
-        raise ConfigError(
-            "a number must be finite", key=key, file=place.source, line=place.line, column=place.column
-        ) from None
+    wrong = _not_json(values)
+    if wrong is not None:
+        path, message = wrong
+        raise _error(message, key_text(path, prefix), positions, file)
+    return json.dumps(values, allow_nan=False)
 
 
-def _not_finite(value: object) -> tuple[str | int, ...] | None:
-    if isinstance(value, float):
-        return None if math.isfinite(value) else ()
+def _not_json(value: object) -> tuple[tuple[str | int, ...], str] | None:
+    """Return the path of what JSON cannot hold, and why; None where there is nothing."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return (), "a number must be finite"
+    if isinstance(value, str) and not _is_unicode(value):
+        return (), f"{value!r} is not UTF-8 text"
     below: Sequence[tuple[str | int, object]] = ()
     if isinstance(value, Mapping):
         below = list(value.items())
     elif isinstance(value, list | tuple):
         below = list(enumerate(value))
     for key, one in below:
-        found = _not_finite(one)
+        found = ((), "its name is not UTF-8 text") if not _is_unicode(str(key)) else _not_json(one)
         if found is not None:
-            return (key, *found)
+            return (key, *found[0]), found[1]
     return None
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether no byte of a file's or argument's name was kept as a lone surrogate."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _error(message: str, key: str, positions: Places, file: str | Path) -> ConfigError:
+    place = place_of(key, positions) or Place(source=str(file))
+    return ConfigError(message, key=key, file=place.source, line=place.line, column=place.column)

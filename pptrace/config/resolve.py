@@ -119,10 +119,13 @@ def load(file: Path | None, sets: Sequence[str] = (), flags: Mapping[str, Any] =
     """
     document = read_yaml(file) if file is not None else Document()
     tree, positions = overlaid(document.value, document.places, assignments(sets, flags))
-    if not tree.get("schedule"):
+    has_schedule = bool(tree.get("schedule"))
+    # Without one the rest is checked first, for the key may be there and misspelt.
+    complete = tree if has_schedule else {**tree, "schedule": {"name": "none"}}
+    experiment = validate_options(Experiment, complete, "", positions, file=document.source)
+    if not has_schedule:
         message = "missing: write a schedule, such as --schedule 1f1b"
         raise ConfigError(message, key="schedule", file=document.source)
-    experiment = validate_options(Experiment, tree, "", positions, file=document.source)
     bare = Resolved(experiment=experiment, positions=positions, origins={}, file=document.source)
     experiment, origins = derived(experiment, bare.error)
     return replace(bare, experiment=experiment, origins=origins)

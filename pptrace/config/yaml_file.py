@@ -112,7 +112,9 @@ def _text(path: Path) -> str:
 
 def _broken(error: yaml.MarkedYAMLError, source: str) -> ConfigError:
     mark = error.problem_mark or error.context_mark
-    words = " ".join(part for part in (error.problem, error.context) if part)
+    parts = [part for part in (error.problem, error.context) if part]
+    # The context is where ("while parsing a mapping"), but for one that is half of the sentence.
+    words = ", ".join(reversed(parts)) if (error.context or "").startswith("expected") else " ".join(parts)
     message = "broken YAML: " + " ".join(words.split())
     if mark is None:
         return ConfigError(message, file=source)

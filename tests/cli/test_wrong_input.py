@@ -185,7 +185,11 @@ def test_a_structural_deadlock_says_what_to_do_under_every_policy(pptrace: Pptra
             "t.csv: row 2, column 3, cell '1F0': rank 1, action 3 (1F0): does again",
         ),
         ("t.csv", "0F0,0B0\n1F0\n", "t.csv: row 2: rank 1: 1B0 is missing"),
-        ("t.csv", "0F0,0B0,1B0\n1F0\n", "t.csv: row 1, column 3, cell '1B0': "),
+        (
+            "t.csv",
+            "0F0,0B0,1B0\n1F0\n",
+            "t.csv: row 2, column 1, cell '1F0': rank 1, action 1 (1F0): stage 1 is on",
+        ),
     ],
 )
 def test_a_broken_file_is_named_with_the_place_in_it(
@@ -211,3 +215,9 @@ def test_an_interruption_leaves_the_old_file_and_nothing_else(pptrace: Pptrace, 
     assert answer.err.strip() == "pptrace: interrupted"
     assert (folder / "step.json").read_text() == "old"
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_misspelt_schedule_is_an_unknown_key_and_not_a_missing_one(pptrace: Pptrace, folder: Path) -> None:
+    complaint = pptrace("simulate", changed(folder, "schedule:", "schedules:")).complaint
+
+    assert complaint.startswith("changed.yaml:1:1: schedules: unknown key (did you mean 'schedule'?")

@@ -138,3 +138,19 @@ def test_the_key_and_place_stand_in_the_error_for_others_to_read() -> None:
     error = caught.value
     assert (error.key, error.file, error.line, error.column) == ("costs.matmul", "s.yaml", 4, 3)
     assert error.message == "must be at most 1, not 2"
+
+
+def test_a_model_that_would_ignore_an_unknown_key_does_not() -> None:
+    class Careless(BaseModel):
+        depth: int = 3
+
+    places = {"schedule.options.dept": Place(source="s.yaml", line=4, column=3)}
+
+    with pytest.raises(ConfigError, match=r"^s\.yaml:4:3: schedule\.options\.dept: unknown key \(did you mean"):
+        validate_options(Careless, {"dept": 4}, "schedule.options", places)
+
+
+@pytest.mark.parametrize("values", [{"memory": "\udcff"}, {"memory": ["a", {"b": "\udcff"}]}, {"\udcff": 1}])
+def test_text_that_is_no_unicode_is_named(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"^device\..* not UTF-8 text$"):
+        validate_options(Device, values, "device")
