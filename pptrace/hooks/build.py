@@ -51,17 +51,19 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
 
 
 def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> Network:
-    """Return the network that an offer builds.
+    """Return the network that an offer builds, whose paths are checked whenever they are asked for.
 
     Raises:
         PluginError: it raised, or returned something without links and paths.
     """
     offer, provider = provided.offer, provided.provider
+    from pptrace.hooks.guarded_network import GuardedNetwork
+
     network = call_plugin(provider, offer.build, request)
     if not callable(getattr(network, "paths", None)) or not hasattr(network, "links"):
         message = f"returned {_told(network)}, expected an object with links and paths(src, dst)"
         raise plugin_error(provider, f"network {offer.name!r} {message}")
-    return network
+    return GuardedNetwork(provider=provider, name=offer.name, network=network)
 
 
 def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> Workload:

@@ -33,6 +33,9 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
             msg = f"a value is out of the range of {np.dtype(dtype)}"
             raise ValueError(msg)
         array = array.astype(dtype)
+    if not array.ndim:
+        msg = "a column is an array, not a single value"
+        raise ValueError(msg)
     array = np.ascontiguousarray(array)
     if array.flags.writeable:
         array = array.view()

@@ -29,10 +29,23 @@ _PER_STAGE = (
     "optimizer_ns",
 )
 _OPTIONAL = ("offload_ns", "reload_ns", "recompute_ns", "unshard_ns")
+_WHOLE = ("reserved_bytes", "capacity_bytes", "tokens", "model_flops", "peak_flops", "unit_time_ns")
 
 
 def _none() -> Int64s:
     return np.zeros(0, dtype=np.int64)
+
+
+def _checked(name: str, values: object) -> Int64s:
+    try:
+        array = column(values, np.int64)  # type: ignore[arg-type] # what a plugin gave may be anything
+    except ValueError as error:
+        msg = f"{name}: {error}"
+        raise ValueError(msg) from None
+    if array.ndim != 1:
+        msg = f"{name} has {array.ndim} dimensions: one value per stage, or per edge"
+        raise ValueError(msg)
+    return array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +113,24 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name in (*_PER_STAGE, "boundary_bytes"):
-            object.__setattr__(self, name, column(getattr(self, name), np.int64))
+            object.__setattr__(self, name, _checked(name, getattr(self, name)))
+            if name != "boundary_bytes" and getattr(self, name).size != self.stages:
+                msg = f"{name} has {getattr(self, name).size} values for {self.stages} stages: one each"
+                raise ValueError(msg)
         for name in _OPTIONAL:
             values = getattr(self, name)
             filled = values if np.size(values) else np.zeros(self.stages, dtype=np.int64)
-            object.__setattr__(self, name, column(np.broadcast_to(filled, (self.stages,)), np.int64))
+            if np.size(filled) not in {1, self.stages}:
+                msg = f"{name} has {np.size(filled)} values for {self.stages} stages: one each"
+                raise ValueError(msg)
+            object.__setattr__(self, name, _checked(name, np.broadcast_to(filled, (self.stages,))))
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or value < 0:
+                msg = f"{name} is {value!r}: a whole number from 0"
+                raise ValueError(msg)
+            object.__setattr__(self, name, int(value))
+        object.__setattr__(self, "notes", tuple(self.notes))
 
     @classmethod
     def uniform(cls, stages: int, *, boundary_bytes: int = 0, edges: int = -1, **values: Any) -> Workload:

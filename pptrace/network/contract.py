@@ -51,6 +51,9 @@ class Paths:
             object.__setattr__(self, name, column(getattr(self, name), np.int64))
         for name in ("link_ptr", "link"):
             object.__setattr__(self, name, column(getattr(self, name), np.int32))
+        if any(getattr(self, name).ndim != 1 for name in self.__slots__):
+            msg = "paths are columns of one dimension, a row per pair"
+            raise ValueError(msg)
 
 
 class Network(Protocol):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from pptrace.errors import ConfigError, PluginError
@@ -15,6 +17,7 @@ from pptrace.hooks.registry import Registry
 from pptrace.model.action import parse_action
 from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
 from pptrace.model.workload import Workload
+from pptrace.network.contract import Paths
 from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
@@ -180,3 +183,76 @@ def test_a_long_message_is_cut_to_one_readable_line() -> None:
 
     assert len(text) < 330
     assert text.endswith("…")
+
+
+class Cable:
+    """A network whose paths are whatever a test says."""
+
+    def __init__(self, paths: Any) -> None:
+        self.links = None
+        self.paths = paths
+
+
+def paths_of(network: Any) -> Any:
+    offer = NetworkOffer(name="odd", summary="Odd.", build=lambda _: network)
+    built = build_network(Provided(offer=offer, provider=WHO), NetworkRequest(ranks=2))
+    return built.paths(np.array([0], dtype=np.int32), np.array([1], dtype=np.int32))
+
+
+def path(**changed: Any) -> Paths:
+    columns: dict[str, Any] = {
+        "overhead_ns": [0],
+        "latency_ns": [5],
+        "rate_kbps": [1000],
+        "link_ptr": [0, 0],
+        "link": [],
+    }
+    return Paths(**{**columns, **changed})
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (lambda *_: 1 // 0, "paths of network 'odd' raised ZeroDivisionError"),
+        (lambda *_: None, "paths of network 'odd' returned None, expected Paths"),
+        (lambda *_: path(rate_kbps=[1.5]), "raised ValueError: a column of int64 cannot hold float64 values"),
+        (lambda *_: path(rate_kbps=[[1000]]), "raised ValueError: paths are columns of one dimension"),
+        (lambda *_: path(rate_kbps=[]), "the network gives 0 rate_kbps for 1 pairs of ranks: one each"),
+        (lambda *_: path(latency_ns=[-5]), "the network gives latency_ns of -5 between two ranks"),
+    ],
+)
+def test_paths_that_raise_or_are_nonsense_are_the_plugins_error(paths: Any, message: str) -> None:
+    with pytest.raises(PluginError) as caught:
+        paths_of(Cable(paths))
+
+    assert str(caught.value).startswith("plugin 'odd' (pptrace-odd 3): ")
+    assert message in str(caught.value)
+
+
+def test_paths_that_are_in_order_pass() -> None:
+    assert paths_of(Cable(lambda *_: path())).latency_ns.tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w_ns": [1]}, "w_ns has 1 values for 2 stages: one each"),
+        ({"f_ns": [[1, 1]]}, "f_ns has 2 dimensions"),
+        ({"b_ns": [1.5, 2.5]}, "b_ns: a column of int64 cannot hold float64 values"),
+        ({"b_ns": None}, "b_ns: a column of int64 cannot hold object values"),
+        ({"recompute_ns": [1, 2, 3]}, "recompute_ns"),
+        ({"capacity_bytes": "80 GiB"}, "capacity_bytes is '80 GiB': a whole number from 0"),
+        ({"tokens": -1}, "tokens is -1: a whole number from 0"),
+        ({"unit_time_ns": float("nan")}, "unit_time_ns is nan: a whole number from 0"),
+    ],
+)
+def test_costs_of_another_shape_or_sort_are_the_plugins_error(change: dict[str, Any], message: str) -> None:
+    offer = CostModelOffer(
+        name="odd", summary="Odd.", build=lambda request: replace(Workload.uniform(request.stages), **change)
+    )
+
+    with pytest.raises(PluginError) as caught:
+        build_workload(Provided(offer=offer, provider=WHO), CostRequest(ranks=2, stages=2, units=4))
+
+    assert str(caught.value).startswith("plugin 'odd' (pptrace-odd 3): ")
+    assert message in str(caught.value)

@@ -1,0 +1,52 @@
+"""Guard a network that a plugin built: what its paths raise, or say wrongly, is the plugin's error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pptrace.errors import PluginError
+from pptrace.hooks.call import plugin_code, plugin_error
+from pptrace.network.contract import Paths
+from pptrace.sim.limits import check_paths
+
+if TYPE_CHECKING:
+    from pptrace.hooks.provider import Provider
+    from pptrace.model.columns import Int32s
+    from pptrace.network.contract import Links, Network
+
+__all__ = ["GuardedNetwork"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardedNetwork:
+    """A plugin's network, asked on its behalf."""
+
+    provider: Provider
+    """The plugin."""
+    name: str
+    """The name under which it is offered."""
+    network: Network
+    """What the plugin built."""
+
+    @property
+    def links(self) -> Links:
+        """All shared links."""
+        return self.network.links
+
+    def paths(self, src: Int32s, dst: Int32s) -> Paths:
+        """Return the paths from each ``src`` to each ``dst`` rank.
+
+        Raises:
+            PluginError: the plugin raised, or what it returned are no paths of these pairs.
+        """
+        name = f"paths of network {self.name!r}"
+        with plugin_code(self.provider, self.network.paths, name=name):
+            paths: object = self.network.paths(src, dst)
+        if not isinstance(paths, Paths):
+            raise plugin_error(self.provider, f"{name} returned {paths!r:.60}, expected Paths")
+        try:
+            check_paths(paths, src.size)
+        except PluginError as error:
+            raise plugin_error(self.provider, str(error)) from error
+        return paths
