@@ -161,7 +161,7 @@ def _network(work: _Assembly) -> Network:
     options = work.options("network", offer.options)
     ranks = work.experiment.parallel.pp or 1
     with placed(work.resolved, "network"):
-        return build_network(provided, NetworkRequest(ranks=ranks, options=options))
+        return build_network(provided, NetworkRequest(endpoints=ranks, options=options))
 
 
 def _with_reduction(resolved: Resolved, network: Network) -> Resolved:

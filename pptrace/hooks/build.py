@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
-from pptrace.errors import TableError
+from pptrace.errors import PluginError, TableError
 from pptrace.hooks.call import call_plugin, plugin_code, plugin_error
 
 if TYPE_CHECKING:
@@ -58,12 +58,19 @@ def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> 
     """
     offer, provider = provided.offer, provided.provider
     from pptrace.hooks.guarded_network import GuardedNetwork
+    from pptrace.network.check import check_links
 
     network = call_plugin(provider, offer.build, request)
-    if not callable(getattr(network, "paths", None)) or not hasattr(network, "links"):
+    has_links = hasattr(network, "links") or hasattr(type(network), "links")  # a property may raise
+    if not callable(getattr(network, "paths", None)) or not has_links:
         message = f"returned {_told(network)}, expected an object with links and paths(src, dst)"
         raise plugin_error(provider, f"network {offer.name!r} {message}")
-    return GuardedNetwork(provider=provider, name=offer.name, network=network)
+    guarded = GuardedNetwork(provider=provider, name=offer.name, network=network)
+    try:
+        check_links(guarded.links)
+    except PluginError as error:
+        raise error if error.plugin else plugin_error(provider, f"network {offer.name!r}: {error}") from error
+    return guarded
 
 
 def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> Workload:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from pptrace.errors import PluginError
 from pptrace.hooks.call import plugin_code, plugin_error
-from pptrace.network.contract import Paths
-from pptrace.sim.limits import check_paths
+from pptrace.network.check import check_paths
+from pptrace.network.contract import Links, Paths
 
 if TYPE_CHECKING:
     from pptrace.hooks.provider import Provider
     from pptrace.model.columns import Int32s
-    from pptrace.network.contract import Links, Network
+    from pptrace.network.contract import Network
 
 __all__ = ["GuardedNetwork"]
 
@@ -31,8 +31,17 @@ class GuardedNetwork:
 
     @property
     def links(self) -> Links:
-        """All shared links."""
-        return self.network.links
+        """All shared links.
+
+        Raises:
+            PluginError: the plugin raised, or what it returned are no links.
+        """
+        name = f"links of network {self.name!r}"
+        with plugin_code(self.provider, type(self.network), name=name):
+            links: object = self.network.links
+        if not isinstance(links, Links):
+            raise plugin_error(self.provider, f"{name} are {links!r:.60}, expected Links")
+        return links
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
         """Return the paths from each ``src`` to each ``dst`` rank.
@@ -46,7 +55,7 @@ class GuardedNetwork:
         if not isinstance(paths, Paths):
             raise plugin_error(self.provider, f"{name} returned {paths!r:.60}, expected Paths")
         try:
-            check_paths(paths, src.size)
+            check_paths(paths, src.size, len(self.network.links))
         except PluginError as error:
             raise plugin_error(self.provider, str(error)) from error
         return paths

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API",
+    "ClusterOffer",
     "CostModelOffer",
     "DeviceOffer",
     "ExporterOffer",
@@ -105,6 +106,20 @@ class DeviceOffer:
     name: str
     summary: str
     values: Mapping[str, Any]
+    source: str = ""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOffer:
+    """A preset of a cluster: the values that a user would otherwise write under ``cluster:``."""
+
+    name: str
+    summary: str
+    values: Mapping[str, Any]
+    """``node`` and ``fabric`` (each a network's name and options), ``gpus`` and ``nics`` per node, ``nodes``."""
+    device: str | Mapping[str, Any] = ""
+    """The device in it: a preset's name or a device's values; for configurations that name none."""
     source: str = ""
     api: int = API
 

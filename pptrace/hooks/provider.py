@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from pptrace.hooks.offers import (
+    ClusterOffer,
     CostModelOffer,
     DeviceOffer,
     ExporterOffer,
@@ -45,6 +46,7 @@ HOOKS: dict[type[Any], str] = {
     CostModelOffer: "pptrace_cost_models",
     ModelOffer: "pptrace_models",
     DeviceOffer: "pptrace_devices",
+    ClusterOffer: "pptrace_clusters",
     ExporterOffer: "pptrace_exporters",
     ImporterOffer: "pptrace_importers",
 }

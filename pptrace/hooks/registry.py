@@ -20,6 +20,7 @@ from pptrace.hooks.guard import guarded
 from pptrace.hooks.loading import core_provider, find_entry_points
 from pptrace.hooks.misfit import misfit
 from pptrace.hooks.offers import (
+    ClusterOffer,
     CostModelOffer,
     DeviceOffer,
     ExporterOffer,
@@ -131,6 +132,11 @@ class Registry:
         return self._gather(DeviceOffer)
 
     @cached_property
+    def clusters(self) -> Mapping[str, Provided[ClusterOffer]]:
+        """Cluster presets by name."""
+        return self._gather(ClusterOffer)
+
+    @cached_property
     def exporters(self) -> Mapping[str, Provided[ExporterOffer]]:
         """Trace formats that can be written, by name."""
         return self._gather(ExporterOffer)
@@ -169,6 +175,10 @@ class Registry:
     def device(self, name: str) -> Provided[DeviceOffer]:
         """Return a device preset by name."""
         return self._find(self.devices, name, DeviceOffer)
+
+    def cluster(self, name: str) -> Provided[ClusterOffer]:
+        """Return a cluster preset by name."""
+        return self._find(self.clusters, name, ClusterOffer)
 
     def exporter(self, name: str) -> Provided[ExporterOffer]:
         """Return an exporter by name."""

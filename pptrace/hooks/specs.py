@@ -44,6 +44,11 @@ def pptrace_devices() -> Iterable[offers.DeviceOffer]:  # type: ignore[empty-bod
 
 
 @hookspec
+def pptrace_clusters() -> Iterable[offers.ClusterOffer]:  # type: ignore[empty-body]
+    """Yield the cluster presets that this plugin offers."""
+
+
+@hookspec
 def pptrace_exporters() -> Iterable[offers.ExporterOffer]:  # type: ignore[empty-body]
     """Yield the trace formats that this plugin writes."""
 

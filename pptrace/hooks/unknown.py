@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.errors import nearest
-from pptrace.hooks.offers import CostModelOffer, DeviceOffer, ModelOffer, ScheduleOffer
+from pptrace.hooks.offers import (
+    ClusterOffer,
+    CostModelOffer,
+    DeviceOffer,
+    ModelOffer,
+    NetworkOffer,
+    ScheduleOffer,
+)
 from pptrace.hooks.provider import HOOKS
 
 if TYPE_CHECKING:
@@ -20,6 +27,8 @@ _IN_HOUSE: Mapping[type, str] = {
     CostModelOffer: "pptrace-models",
     ModelOffer: "pptrace-models",
     DeviceOffer: "pptrace-models",
+    NetworkOffer: "pptrace-networks",
+    ClusterOffer: "pptrace-networks",
 }
 """Where more of a sort come from, where nobody knows the name."""
 

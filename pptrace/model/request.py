@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CostRequest", "NetworkRequest", "ScheduleRequest"]
+__all__ = ["CostRequest", "GroupCollectives", "NetworkRequest", "ScheduleRequest"]
+
+
+class GroupCollectives(Protocol):
+    """Times of collectives over the groups of one parallel axis, on the links between their GPUs."""
+
+    def ns(self, collective: str, axis: str, size_bytes: int) -> int:
+        """Return what a collective takes where all groups of its axis run it at once.
+
+        Args:
+            collective: ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``.
+            axis: ``tp``, ``cp``, ``ep``, or ``dp`` for the replicas that reduce gradients (dp x cp).
+            size_bytes: bytes of the whole vector: what each GPU holds before an all-reduce, a reduce-scatter
+                or an all-to-all, and after an all-gather.
+        """
+        ...
 
 
 def _nothing() -> Mapping[str, Any]:
@@ -85,6 +100,8 @@ class CostRequest:
     """Tokens in a sequence."""
     global_batch: int = 0
     """Sequences in the step, over all replicas."""
+    collectives: GroupCollectives | None = None
+    """What collectives take on the cluster that the job is on; None where no cluster is described."""
     data_parallel: Mapping[str, int] = field(default_factory=_nothing)
     """Network of the data-parallel group: ``rate_kbps`` (kB/s per direction) and ``latency_ns``."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
@@ -93,9 +110,18 @@ class CostRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkRequest:
-    """What a network is built from."""
+    """What a network is built from.
 
-    ranks: int
-    """Pipeline ranks that will send to each other."""
+    A network joins endpoints, numbered from 0. On its own they are the pipeline ranks. As the inside of a
+    cluster's node they are its GPUs and, behind them, its NICs. As a cluster's fabric they are the NICs of
+    all nodes, node after node.
+    """
+
+    endpoints: int
+    """How many endpoints to join."""
+    nics: int = 0
+    """How many of them, the last ones, are NICs of a node; 0 where the network is not a node's inside."""
+    per_node: int = 1
+    """How many neighbouring endpoints are NICs of one node, where the network is a cluster's fabric."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
     """The network's own options."""

@@ -1,59 +1,128 @@
-"""A network answers one question: what lies between two ranks."""
+"""A network answers one question: what lies between two endpoints."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
 from pptrace.model.columns import Int32s, Int64s, column
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Links", "Network", "Paths", "transfer_ns"]
+__all__ = ["NO_ROUTE", "UNLIMITED", "Links", "Network", "Paths", "transfer_ns"]
 
 UNLIMITED = 0
 """A rate of zero kB/s stands for no limit: bytes take no time."""
 
+NO_ROUTE = -1
+"""The rate of a path between endpoints that nothing joins."""
+
+
+def _none() -> Int64s:
+    return np.zeros(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Shared capacities, one per direction."""
+    """Shared capacities, one per direction; each column has shape (links,)."""
 
     name: tuple[str, ...] = ()
-    """Name of each link."""
+    """Name of each link, such as ``leaf0>spine2``; numbered where none are given."""
     rate_kbps: Int64s
-    """Capacity of each link in kB/s (1 kB = 1000 bytes)."""
+    """Capacity in kB/s (1 kB = 1000 bytes)."""
+    latency_ns: Int64s = field(default_factory=_none)
+    """Wire latency of the link; zero unless given, as the two below."""
+    overhead_ns: Int64s = field(default_factory=_none)
+    """What a message costs here before its bytes."""
+    flow_rate_kbps: Int64s = field(default_factory=_none)
+    """What one flow gets at most in kB/s (one connection need not fill a rail); 0 for the whole link."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate_kbps", column(self.rate_kbps, np.int64))
+        rate = column(self.rate_kbps, np.int64)
+        object.__setattr__(self, "rate_kbps", rate)
+        for name in ("latency_ns", "overhead_ns", "flow_rate_kbps"):
+            given = getattr(self, name)
+            values = given if np.size(given) else np.zeros(rate.size, dtype=np.int64)
+            object.__setattr__(self, name, column(values, np.int64))
+        if not self.name:
+            object.__setattr__(self, "name", tuple(f"link{link}" for link in range(rate.size)))
+
+    def __len__(self) -> int:
+        return int(self.rate_kbps.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """What lies between pairs of ranks, one row per pair asked for."""
+    """What lies between pairs of endpoints: ``ways`` rows per pair asked for, one after another.
+
+    >>> links = Links(rate_kbps=[1000, 500], latency_ns=[10, 20])
+    >>> Paths.along(links, [0, 2], [0, 1]).latency_ns.tolist()
+    [30]
+    """
 
     overhead_ns: Int64s
     """Launch overhead of a message: on the stream, before its bytes."""
     latency_ns: Int64s
     """Wire latency: after the last byte left, and not on the stream."""
     rate_kbps: Int64s
-    """What one message alone gets, in kB/s; 0 for no limit."""
+    """What one message alone gets, in kB/s; 0 for no limit, -1 where there is no route."""
     link_ptr: Int32s
-    """Shape (pairs + 1,): the shared links of a pair are ``link[link_ptr[p]:link_ptr[p + 1]]``."""
+    """Shape (rows + 1,): the shared links of a row are ``link[link_ptr[r]:link_ptr[r + 1]]``, source to target."""
     link: Int32s
     """Shared links along the paths; empty where nothing is shared."""
+    weight: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """How many flows of the message are on each of those links; 1 unless given."""
+    ways: int = 1
+    """Routes of each pair; message after message takes another one, by a hash of its number."""
+    route_ptr: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """Shape (rows + 1,), as ``link_ptr``, of one member's route for display; that of ``link`` unless given."""
+    route: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """Links along that route."""
 
     def __post_init__(self) -> None:
         for name in ("overhead_ns", "latency_ns", "rate_kbps"):
             object.__setattr__(self, name, column(getattr(self, name), np.int64))
-        for name in ("link_ptr", "link"):
+        if not np.size(self.weight):
+            object.__setattr__(self, "weight", np.ones(np.size(self.link), dtype=np.int32))
+        if not np.size(self.route_ptr):
+            object.__setattr__(self, "route_ptr", self.link_ptr)
+            object.__setattr__(self, "route", self.link)
+        for name in ("link_ptr", "link", "weight", "route_ptr", "route"):
             object.__setattr__(self, name, column(getattr(self, name), np.int32))
-        if any(getattr(self, name).ndim != 1 for name in self.__slots__):
-            msg = "paths are columns of one dimension, a row per pair"
+        columns = ("overhead_ns", "latency_ns", "rate_kbps", "link_ptr", "link", "weight", "route_ptr", "route")
+        if any(np.ndim(getattr(self, name)) != 1 for name in columns):
+            msg = "paths are columns of one dimension"
             raise ValueError(msg)
+
+    def __len__(self) -> int:
+        return int(self.rate_kbps.size)
+
+    @classmethod
+    def along(cls, links: Links, link_ptr: ArrayLike, link: ArrayLike, *, ways: int = 1) -> Self:
+        """Return the paths over ``links``: latencies and overheads add up, the tightest link or cap is the rate.
+
+        Args:
+            links: all links.
+            link_ptr: shape (rows + 1,), where each row's links are in ``link``.
+            link: the links of each row, source to target; none for an endpoint and itself.
+            ways: rows per pair.
+        """
+        pointer, used = np.asarray(link_ptr, dtype=np.int32), np.asarray(link, dtype=np.int32)
+        row = np.repeat(np.arange(pointer.size - 1), np.diff(pointer))
+        latency, overhead = np.zeros((2, pointer.size - 1), dtype=np.int64)
+        np.add.at(latency, row, links.latency_ns[used])
+        np.add.at(overhead, row, links.overhead_ns[used])
+        cap = links.flow_rate_kbps[used]
+        tightest = np.minimum(links.rate_kbps[used], np.where(cap > 0, cap, links.rate_kbps[used]))
+        rate = np.full(pointer.size - 1, np.iinfo(np.int64).max)
+        np.minimum.at(rate, row, tightest)
+        rate[np.diff(pointer) == 0] = UNLIMITED
+        return cls(
+            overhead_ns=overhead, latency_ns=latency, rate_kbps=rate, link_ptr=pointer, link=used, ways=ways
+        )
 
 
 class Network(Protocol):
@@ -65,7 +134,10 @@ class Network(Protocol):
         ...
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
-        """Return the paths from each ``src`` to each ``dst`` rank, both of shape (pairs,)."""
+        """Return the paths from each ``src`` to each ``dst`` endpoint, both of shape (pairs,).
+
+        The same pairs give the same paths, in whatever order they are asked for.
+        """
         ...
 
 

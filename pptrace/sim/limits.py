@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.errors import PluginError, ScheduleError
+from pptrace.errors import ScheduleError
 from pptrace.sim.kernels import lowering
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
     from pptrace.model.workload import Workload
-    from pptrace.network.contract import Paths
     from pptrace.schedule.table import Schedule
 
-__all__ = ["MOST_RANKS", "check_costs", "check_paths", "check_total"]
+__all__ = ["MOST_RANKS", "check_costs", "check_total"]
 
 LARGEST = 2**62
 """Sums of times and of sizes stay below this, so that no integer overflows."""
@@ -51,22 +50,6 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
         raise ScheduleError(f"a message of {message} bytes is too large: check the costs' units")
     if _most_bytes(schedule, workload) >= LARGEST:
         raise ScheduleError("a rank's memory could pass 2**62 bytes (4 EiB): check the costs' units")
-
-
-def check_paths(paths: Paths, pairs: int) -> None:
-    """Check what a network says of ``pairs`` pairs of ranks.
-
-    Raises:
-        PluginError: not one value for each pair, or one that is below zero or too large.
-    """
-    for name in ("overhead_ns", "latency_ns", "rate_kbps"):
-        values = getattr(paths, name)
-        if values.size != pairs:
-            raise PluginError(f"the network gives {values.size} {name} for {pairs} pairs of ranks: one each")
-        low, high = int(values.min(initial=0)), int(values.max(initial=0))
-        if low < 0 or high >= LARGEST // 4:
-            wrong = low if low < 0 else high
-            raise PluginError(f"the network gives {name} of {wrong} between two ranks: expected 0 to 2**60")
 
 
 def check_total(ranks: int, *columns: Int64s) -> None:

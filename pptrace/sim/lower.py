@@ -9,13 +9,14 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.action import Kind
+from pptrace.network.check import check_links, check_paths, check_reachable
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.issue_order import IssueOrder, with_messages, with_sends
 from pptrace.schedule.neighbours import neighbours
 from pptrace.sim.graph import TaskGraph
 from pptrace.sim.kernels import lowering
 from pptrace.sim.lanes import Lanes, assign_lanes
-from pptrace.sim.limits import check_paths, check_total
+from pptrace.sim.limits import check_total
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.timeline.timeline import Stream
 
@@ -73,7 +74,10 @@ def _paths_between(issued: IssueOrder, lanes: Lanes, network: Network) -> tuple[
     pair_of = np.zeros(ranks * ranks, dtype=np.int32)
     pair_of[pairs] = np.arange(pairs.size)
     paths = network.paths((pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32))
-    check_paths(paths, pairs.size)
+    links = network.links
+    check_links(links)
+    check_paths(paths, pairs.size, len(links))
+    check_reachable(paths, pairs // ranks, pairs % ranks)
     return pair_of, paths
 
 

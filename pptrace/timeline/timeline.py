@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from pptrace.model.placement import Placement
     from pptrace.timeline.counter import Counter
+    from pptrace.timeline.routes import Routes
 
 __all__ = ["LANE_COLUMNS", "ROW_COLUMNS", "Slice", "Stream", "Timeline"]
 
@@ -127,6 +128,8 @@ class Timeline:
     """Rows of a rank that share a number from 0 belong to one braid; -1 for a row alone."""
     counters: tuple[Counter, ...] = ()
     """Quantities over time, sorted by rank, then in the order of display."""
+    routes: Routes | None = None
+    """Which links each message went over; None where no links are known."""
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Where the timeline comes from: version, plugins, configuration; plain JSON values."""
 
@@ -184,6 +187,8 @@ class Timeline:
             return "the placements differ"
         if self.counters != other.counters:
             return "the counters differ"
+        if self.routes != other.routes:
+            return "the routes differ"
         return difference(self, other, (*LANE_COLUMNS, *ROW_COLUMNS))
 
     def __repr__(self) -> str:

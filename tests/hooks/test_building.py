@@ -17,7 +17,7 @@ from pptrace.hooks.registry import Registry
 from pptrace.model.action import parse_action
 from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
 from pptrace.model.workload import Workload
-from pptrace.network.contract import Paths
+from pptrace.network.contract import Links, Paths
 from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_a_network_without_paths_is_the_plugins_error() -> None:
     with pytest.raises(
         PluginError, match=r"network 'odd' returned 'cable' \(str\), expected an object with links"
     ):
-        build_network(Provided(offer=offer, provider=WHO), NetworkRequest(ranks=2))
+        build_network(Provided(offer=offer, provider=WHO), NetworkRequest(endpoints=2))
 
 
 @pytest.mark.parametrize(
@@ -189,13 +189,13 @@ class Cable:
     """A network whose paths are whatever a test says."""
 
     def __init__(self, paths: Any) -> None:
-        self.links = None
+        self.links = Links(rate_kbps=np.zeros(0, dtype=np.int64))
         self.paths = paths
 
 
 def paths_of(network: Any) -> Any:
     offer = NetworkOffer(name="odd", summary="Odd.", build=lambda _: network)
-    built = build_network(Provided(offer=offer, provider=WHO), NetworkRequest(ranks=2))
+    built = build_network(Provided(offer=offer, provider=WHO), NetworkRequest(endpoints=2))
     return built.paths(np.array([0], dtype=np.int32), np.array([1], dtype=np.int32))
 
 

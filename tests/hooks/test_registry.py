@@ -67,7 +67,7 @@ def test_a_misspelt_hook_leaves_its_plugin_out_and_names_the_nearest(install: In
     [
         ("def pptrace_schedules():\n    return []\n", "pptrace_schedules is not marked; write @hookimpl"),
         ("@hookimpl\ndef pptrace_schedules(ranks):\n    return []\n", "takes no arguments"),
-        ("x = 1\n", "it implements no hook (known: pptrace_cost_models, "),
+        ("x = 1\n", "it implements no hook (known: pptrace_clusters, "),
     ],
 )
 def test_a_plugin_that_does_not_fit_says_why(install: Install, source: str, reason: str) -> None:

@@ -101,7 +101,9 @@ def joined(parts: Sequence[tuple[Path, Part]]) -> Timeline:
 
 def _timeline(parts: Sequence[Part]) -> Timeline:
     lanes = np.array(sorted(lane for part in parts for lane in part.own["lanes"]), dtype=np.int64).reshape(-1, 4)
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    columns: dict[str, Any] = {
+        name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns
+    }
     row = columns.pop("row")
     order = np.argsort(row, kind="stable")
     columns = {name: values[order] for name, values in columns.items()}

@@ -1,0 +1,118 @@
+"""A layout says which GPU works on which part of the job: (pp, dp, cp, ep, tp) to a GPU and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from pptrace.model.columns import Int32s
+
+__all__ = ["AXES", "Layout"]
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+"""The parallel axes, in the default order: neighbours along the first are neighbouring GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where each process of a job is; global ranks count as GPUs do, node after node.
+
+    Expert groups lie along the data-parallel axis, and along the context-parallel one where that is not enough:
+    ``ep`` splits ``dp x cp`` and adds no processes. In the order, ``ep`` is the inner part of ``dp``.
+
+    >>> Layout(pp=2, tp=2, dp=2).gpu(pp=1, dp=0, cp=0, tp=1)
+    5
+    >>> Layout(pp=2, tp=2, dp=2, order=("pp", "tp", "cp", "ep", "dp")).gpu(pp=1, dp=0, cp=0, tp=1)
+    3
+
+    Raises:
+        ConfigError: an axis that is missing, unknown or named twice; sizes that do not fit each other.
+    """
+
+    pp: int = 1
+    """Pipeline ranks."""
+    dp: int = 1
+    """Data-parallel replicas of the pipeline."""
+    cp: int = 1
+    """Context-parallel size."""
+    ep: int = 1
+    """Expert-parallel size; divides ``dp x cp``."""
+    tp: int = 1
+    """Tensor-parallel size."""
+    order: tuple[str, ...] = AXES
+    """The axes, the one whose neighbours are neighbouring GPUs first."""
+
+    def __post_init__(self) -> None:
+        _check_order(self.order)
+        if (self.dp * self.cp) % self.ep:
+            message = f"{self.ep} does not divide dp x cp = {self.dp} x {self.cp}"
+            raise ConfigError(message, key="parallel.ep")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole job."""
+        return self.pp * self.dp * self.cp * self.tp
+
+    def gpu(self, *, pp: int, dp: int, cp: int, tp: int) -> int:
+        """Return the GPU, which is the global rank, at a place; ``dp`` counts all replicas."""
+        return int(self.grid()[pp, dp, cp, tp])
+
+    def place(self, gpu: int) -> Mapping[str, int]:
+        """Return the place of a GPU, as :meth:`gpu` takes it.
+
+        >>> dict(Layout(pp=2, tp=2).place(3))
+        {'pp': 1, 'dp': 0, 'cp': 0, 'tp': 1}
+        """
+        found = np.argwhere(self.grid() == gpu)[0]
+        return dict(zip(("pp", "dp", "cp", "tp"), map(int, found), strict=True))
+
+    def grid(self) -> NDArray[np.int32]:
+        """Return every GPU by place, shape (pp, dp, cp, tp)."""
+        inner = gcd(self.ep, self.dp)
+        sizes = {"tp": self.tp, "cp": self.cp, "ep": inner, "dp": self.dp // inner, "pp": self.pp}
+        numbered = np.arange(self.gpus, dtype=np.int32).reshape([sizes[axis] for axis in reversed(self.order)])
+        axes = [list(reversed(self.order)).index(axis) for axis in ("pp", "dp", "ep", "cp", "tp")]
+        return numbered.transpose(axes).reshape(self.pp, self.dp, self.cp, self.tp)
+
+    def members(self) -> Int32s:
+        """Return the GPUs of each pipeline rank, shape (pp, dp x cp x tp), replica after replica."""
+        return self.grid().reshape(self.pp, -1)
+
+    def groups(self, axis: str) -> Int32s:
+        """Return the groups of ``tp``, ``cp``, ``ep`` or ``dp``, one per row, each in the order of its members.
+
+        A ``dp`` group holds whoever reduces the same dense gradients: all replicas and context-parallel parts.
+        """
+        grid = self.grid()
+        if axis == "tp":
+            return grid.reshape(-1, self.tp)
+        if axis == "cp":
+            return grid.swapaxes(2, 3).reshape(-1, self.cp)
+        whole = grid.transpose(0, 3, 1, 2)
+        if axis == "dp":
+            return whole.reshape(-1, self.dp * self.cp)
+        inner = gcd(self.ep, self.dp)
+        outer = self.ep // inner
+        parts = whole.reshape(self.pp, self.tp, self.dp // inner, inner, self.cp // outer, outer)
+        return parts.transpose(0, 1, 2, 4, 3, 5).reshape(-1, self.ep)
+
+
+def _check_order(order: tuple[str, ...]) -> None:
+    written = "-".join(order)
+    twice = [axis for axis in AXES if order.count(axis) > 1]
+    unknown = [axis for axis in order if axis not in AXES]
+    missing = [axis for axis in AXES if axis not in order]
+    for fault, axes in (("names unknown axes", unknown), ("names twice", twice), ("misses", missing)):
+        if axes:
+            message = f"{written!r} {fault}: {', '.join(axes)}; write each of {', '.join(AXES)} once, inner first"
+            raise ConfigError(message, key="parallel.order")

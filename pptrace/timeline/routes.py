@@ -1,0 +1,42 @@
+"""Routes say which links each message of a timeline went over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pptrace.model.columns import Int32s, Int64s, column
+
+__all__ = ["Routes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Routes:
+    """Links by name, and the links of each row in columns.
+
+    Of a message that is a bundle of flows these are the links of the first flow, from source to target.
+    """
+
+    name: tuple[str, ...]
+    """Name of each link."""
+    rate_kbps: Int64s
+    """Capacity of each link in kB/s."""
+    ptr: Int32s
+    """Shape (rows + 1,): row ``r`` of the timeline went over ``link[ptr[r]:ptr[r + 1]]``; none for no message."""
+    link: Int32s
+    """Links, in order along each route."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate_kbps", column(self.rate_kbps, np.int64))
+        for name in ("ptr", "link"):
+            object.__setattr__(self, name, column(getattr(self, name), np.int32))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Routes):
+            return NotImplemented
+        return self.name == other.name and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("rate_kbps", "ptr", "link")
+        )
+
+    __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
