@@ -1,8 +1,8 @@
 """Run a kernel: interpreted on lists where little is to do, compiled on arrays where much is.
 
 A kernel is a plain function over integer columns: inputs first, then the columns that it fills. It
-loops explicitly over integers, calls nothing but ``len``, ``range``, ``min``, ``max`` and ``abs``,
-and so gives the same bits on both roads.
+loops explicitly over integers, calls nothing but ``len``, ``range``, ``min``, ``max``, ``abs`` and functions
+of its own kind, and so gives the same bits on both roads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import warnings
 from functools import cache
+from hashlib import sha256
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,7 +73,7 @@ def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
     import numba
 
     try:
-        compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)(kernel)
+        compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)(_with_compiled_parts(kernel))
     except RuntimeError:
         warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=3)
         return _uncached(kernel)
@@ -82,8 +84,33 @@ def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _uncached(kernel: Callable[..., Any]) -> Callable[..., Any]:
     import numba
 
-    compiled: Callable[..., Any] = numba.njit(cache=False, nogil=True)(kernel)
+    compiled: Callable[..., Any] = numba.njit(cache=False, nogil=True)(_with_compiled_parts(kernel))
     return compiled
+
+
+def _with_compiled_parts(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a twin of a kernel that calls compiled twins of the functions that it calls.
+
+    Code is kept by file and name, and a part may change in another file, so the twin's name tells its parts.
+    """
+    parts = _parts(kernel)
+    if not parts:
+        return kernel
+    within = {name: _uncached(part) for name, part in parts.items()}
+    twin = FunctionType(kernel.__code__, {**kernel.__globals__, **within}, kernel.__name__)
+    twin.__qualname__ = f"{kernel.__name__}_{sha256(_spelt(kernel).encode()).hexdigest()[:12]}"
+    return twin
+
+
+def _parts(kernel: Callable[..., Any]) -> dict[str, FunctionType]:
+    called = ((name, kernel.__globals__.get(name)) for name in kernel.__code__.co_names)
+    return {name: value for name, value in called if isinstance(value, FunctionType)}
+
+
+def _spelt(kernel: Callable[..., Any]) -> str:
+    code = kernel.__code__
+    own = f"{code.co_code.hex()} {code.co_consts} {code.co_names}"
+    return " ".join([own, *(_spelt(part) for part in _parts(kernel).values())])
 
 
 _NO_CACHE = (

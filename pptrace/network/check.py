@@ -10,7 +10,7 @@ from pptrace.errors import PluginError
 from pptrace.network.contract import NO_ROUTE
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.model.columns import Int32s
     from pptrace.network.contract import Links, Paths
 
 __all__ = ["check_links", "check_paths", "check_reachable"]
@@ -65,7 +65,7 @@ def check_paths(paths: Paths, pairs: int, links: int) -> None:
         raise PluginError("the network's weights are not one positive number for each link of each path")
 
 
-def check_reachable(paths: Paths, src: Int64s, dst: Int64s) -> None:
+def check_reachable(paths: Paths, src: Int32s, dst: Int32s) -> None:
     """Check that every pair asked for has a route.
 
     Raises:

@@ -87,7 +87,7 @@ def _eager_remedy(
         if size <= policy.eager_bytes:
             continue
         again = lower(schedule, workload, network, replace(policy, eager_bytes=size))
-        if run_graph(again)[4] == again.tasks - again.ghosts().size:
+        if run_graph(again).done == again.tasks - again.ghosts().size:
             return (
                 f"; it would run with eager messages from {size} bytes (p2p: {{policy: ordered, eager: {size} B}})"
             )

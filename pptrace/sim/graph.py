@@ -28,6 +28,10 @@ class TaskGraph:
     """Where each stage of each unit's route is."""
     paths: Paths
     """What lies between the pairs of ranks that exchange messages."""
+    source: Int32s
+    """The sending rank of each of those pairs."""
+    target: Int32s
+    """The receiving rank."""
     lane_rank: Int32s
     """Rank of each lane; lanes are sorted by (rank, stream, peer)."""
     lane_stream: Int8s

@@ -33,6 +33,16 @@ _RECEIVE = {PolicyName.BLOCKING: _OWN_TASK, PolicyName.ORDERED: _RENDEZVOUS, Pol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Pairs:
+    """Pairs of ranks with messages, and what lies between them."""
+
+    source: Int32s
+    target: Int32s
+    first_path: Int32s
+    paths: Paths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
     """Where the issued rows went, and their columns there."""
 
@@ -57,36 +67,34 @@ def lower(
     """
     issued = with_messages(schedule, policy.receive) if policy.has_receives else with_sends(schedule)
     lanes = assign_lanes(issued, policy)
-    pairs, paths = _paths_between(issued, lanes, network)
-    placed = _place(issued, lanes, workload, policy, pairs, paths)
+    pairs = _pairs(issued, lanes, network)
+    placed = _place(issued, lanes, workload, policy, pairs)
     check_total(schedule.ranks, placed.columns["duration_ns"], placed.columns["lag_ns"])
-    return _link(schedule, issued, lanes, placed, policy, paths, barrier=barrier)
+    return _link(schedule, issued, lanes, placed, policy, pairs, barrier=barrier)
 
 
-def _paths_between(issued: IssueOrder, lanes: Lanes, network: Network) -> tuple[Int32s, Paths]:
-    """Ask the network for every pair of ranks with a message; return each pair's index and the paths."""
+def _pairs(issued: IssueOrder, lanes: Lanes, network: Network) -> _Pairs:
+    """Ask the network about every pair of ranks with a message."""
     ranks = issued.placement.ranks
     sends = np.flatnonzero((issued.kind == Kind.SEND_F) | (issued.kind == Kind.SEND_B))
     rank = np.searchsorted(issued.row_ptr, sends, side="right") - 1
     used = np.zeros(ranks * ranks, dtype=bool)
     used[rank * ranks + lanes.peer[sends]] = True
     pairs = np.flatnonzero(used)
-    pair_of = np.zeros(ranks * ranks, dtype=np.int32)
-    pair_of[pairs] = np.arange(pairs.size)
-    paths = network.paths((pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32))
-    links = network.links
+    source, target = (pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32)
+    paths, links = network.paths(source, target), network.links
     check_links(links)
     check_paths(paths, pairs.size, len(links))
-    check_reachable(paths, pairs // ranks, pairs % ranks)
-    return pair_of, paths
+    check_reachable(paths, source, target)
+    first_path = np.zeros(ranks * ranks, dtype=np.int32)
+    first_path[pairs] = np.arange(pairs.size) * paths.ways
+    return _Pairs(source=source, target=target, first_path=first_path, paths=paths)
 
 
-def _place(
-    issued: IssueOrder, lanes: Lanes, workload: Workload, policy: Policy, pair_of: Int32s, paths: Paths
-) -> _Rows:
+def _place(issued: IssueOrder, lanes: Lanes, workload: Workload, policy: Policy, pairs: _Pairs) -> _Rows:
     placement, rows = issued.placement, len(issued)
     cells = placement.stages * placement.units
-    edges = placement.edges.shape[0]
+    edges, paths = placement.edges.shape[0], pairs.paths
     if paths.overhead_ns.size == 0:
         overhead = latency = rate = np.zeros(1, dtype=np.int64)
     else:
@@ -112,7 +120,7 @@ def _place(
             issued.row_ptr, issued.kind, issued.stage, issued.unit, issued.span, issued.braid, issued.edge,
             lanes.key, lanes.peer, placement.stages, placement.units, edges,
             _durations(workload), _collectives(workload), workload.boundary_bytes,
-            pair_of, overhead, latency, rate, receive,
+            pairs.first_path, paths.ways, overhead, latency, rate, receive,
             policy.largest_eager,
         ),
         (cursor, place, *positions, *columns.values()),
@@ -145,7 +153,7 @@ def _link(
     lanes: Lanes,
     placed: _Rows,
     policy: Policy,
-    paths: Paths,
+    pairs: _Pairs,
     *,
     barrier: bool,
 ) -> TaskGraph:
@@ -168,9 +176,10 @@ def _link(
         for name in ("duration_ns", "lag_ns"):
             placed.columns[name] = np.concatenate([placed.columns[name], extra])
     return TaskGraph(
-        placement=issued.placement, paths=paths, lane_rank=lanes.lane_rank, lane_stream=lanes.lane_stream,
-        lane_peer=lanes.lane_peer, lane_ptr=lanes.lane_ptr, twin=twin, next=following,
-        next_peer=following_peer, edge_ptr=ptr, edge=edge, **placed.columns,
+        placement=issued.placement, paths=pairs.paths, source=pairs.source, target=pairs.target,
+        lane_rank=lanes.lane_rank, lane_stream=lanes.lane_stream, lane_peer=lanes.lane_peer,
+        lane_ptr=lanes.lane_ptr, twin=twin, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge,
+        **placed.columns,
     )  # fmt: skip
 
 

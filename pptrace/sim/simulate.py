@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.action import Kind
 from pptrace.network.flat import ideal
 from pptrace.schedule.validate import validate, validate_structure
+from pptrace.sim.contention import Contention
 from pptrace.sim.deadlock import explain_stuck
 from pptrace.sim.epilogue import with_epilogue
+from pptrace.sim.events import run_jobs
+from pptrace.sim.jobs import FINER, find_jobs
 from pptrace.sim.kernels import running
 from pptrace.sim.limits import check_costs
 from pptrace.sim.lower import lower
 from pptrace.sim.policy import Policy
+from pptrace.sim.shared import shared_links
 from pptrace.sim.sweep import run_graph
 from pptrace.timeline.timeline import ROW_COLUMNS, Timeline
+from pptrace.timeline.traffic import Traffic
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.workload import Workload
-    from pptrace.network.contract import Network
+    from pptrace.network.contract import Links, Network
     from pptrace.schedule.table import Schedule
+    from pptrace.sim.events import Rates
     from pptrace.sim.graph import TaskGraph
+    from pptrace.sim.sweep import Ran
 
-__all__ = ["simulate"]
+__all__ = ["Simulated", "simulate", "simulate_traffic"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """A simulated step with what its messages did on the links."""
+
+    timeline: Timeline
+    """Every slice."""
+    traffic: Traffic | None
+    """Which links the messages used and how fast; None where the network has no links."""
 
 
 def simulate(
@@ -35,6 +53,7 @@ def simulate(
     network: Network | None = None,
     policy: Policy | None = None,
     *,
+    contention: Contention | None = None,
     overlap_reduction: bool = True,
 ) -> Timeline:
     """Simulate ``schedule`` and return its timeline.
@@ -44,58 +63,124 @@ def simulate(
         workload: what the actions cost.
         network: what lies between the ranks; ideal by default.
         policy: how messages are issued; ``async`` by default.
+        contention: what messages that meet do, and what computation and communication do to each other;
+            by default messages share links max-min fairly, and nothing slows computation.
         overlap_reduction: whether a stage's gradients are reduced over its replicas as soon as they
             are whole, or only when every rank has finished.
 
     Raises:
         ScheduleError: the schedule breaks a law of tables, or the costs are not for it.
         DeadlockError: the schedule deadlocks, or does so under this policy.
+        PluginError: the network's answer cannot be used.
     """
-    policy = policy or Policy()
+    return simulate_traffic(
+        schedule, workload, network, policy, contention=contention, overlap_reduction=overlap_reduction
+    ).timeline
+
+
+def simulate_traffic(
+    schedule: Schedule,
+    workload: Workload,
+    network: Network | None = None,
+    policy: Policy | None = None,
+    *,
+    contention: Contention | None = None,
+    overlap_reduction: bool = True,
+) -> Simulated:
+    """Simulate as :func:`simulate` does, and keep what the messages did on the links."""
+    policy, network = policy or Policy(), network or ideal()
+    contention = contention or Contention()
     # Streams find every deadlock but a braid's with itself: there its members follow one another.
     check = validate if (schedule.braid >= 0).any() else validate_structure
     check(schedule)
     check_costs(schedule, workload)
     whole = with_epilogue(schedule, workload, overlap=overlap_reduction)
-    graph = lower(whole, workload, network or ideal(), policy, barrier=not overlap_reduction)
-    start, end, cause, waiting, done = run_graph(graph)
-    if done < graph.tasks - int((graph.twin >= 0).sum()):
-        raise explain_stuck(whole, workload, network or ideal(), policy, graph, waiting)
-    return _timeline(graph, start, end, cause)
+    graph = lower(whole, workload, network, policy, barrier=not overlap_reduction)
+    links = network.links
+    ran, rates = _run(graph, links, contention)
+    if ran.done < graph.tasks - int((graph.twin >= 0).sum()):
+        raise explain_stuck(whole, workload, network, policy, graph, ran.waiting)
+    timeline = _timeline(graph, ran)
+    order = _by_time(graph, timeline)
+    return Simulated(
+        timeline=timeline if order is None else _reordered(timeline, order),
+        traffic=_traffic(graph, links, rates, order) if len(links) else None,
+    )
 
 
-def _timeline(graph: TaskGraph, start: Int64s, end: Int64s, cause: Int32s) -> Timeline:
+def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, Rates | None]:
+    """Run the event kernel where anything is shared or slowed, else the sweep."""
+    if not contention.slows and not len(links):
+        return run_graph(graph), None
+    shared = shared_links(graph.paths, links, contention.links)
+    jobs = find_jobs(graph, shared, contention)
+    if not len(jobs):
+        return run_graph(graph), None
+    return run_jobs(graph, jobs, shared, contention)
+
+
+def _timeline(graph: TaskGraph, ran: Ran) -> Timeline:
     rows = graph.rows
     ghosts = graph.ghosts()
     duration, lag = graph.duration_ns[:rows], graph.lag_ns[:rows]
-    start, end, cause = start[:rows], end[:rows], _row_causes(graph, cause)
+    start, end, cause = ran.start_ns[:rows], ran.end_ns[:rows], _row_causes(graph, ran.cause)
     for column in (start, end, cause, duration, lag):
         column[ghosts] = column[graph.twin[ghosts]]
     enter = np.empty(rows, dtype=np.int64)
     run(running.enter_times, (graph.lane_ptr, graph.twin, graph.fork, start, end), (enter,), work=rows)
-    timeline = Timeline(
+    return Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,
         lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, kind=graph.kind, stage=graph.stage,
         unit=graph.unit, span=graph.span, enter_ns=enter, start_ns=start, end_ns=end, lag_ns=lag,
         uncontended_ns=duration, collective_ns=graph.collective_ns, size_bytes=graph.size_bytes,
         cause=cause, braid=graph.braid,
     )  # fmt: skip
-    return _in_time_order(timeline) if graph.tasks > rows or ghosts.size else timeline
 
 
-def _in_time_order(timeline: Timeline) -> Timeline:
-    """Sort lanes that a batch filled in the order of launches into the order of time."""
+def _by_time(graph: TaskGraph, timeline: Timeline) -> Int64s | None:
+    """Return the order of time of rows that a batch put in the order of launches; None where it is the same."""
+    if graph.tasks == graph.rows and not (graph.twin >= 0).any():
+        return None
     lane = timeline.lane_of_row()
     same = lane[1:] == lane[:-1]
     if not (same & (timeline.start_ns[1:] < timeline.start_ns[:-1])).any():
-        return timeline
-    order = np.lexsort((timeline.end_ns, timeline.start_ns, lane))
-    renamed = np.empty(order.size + 1, dtype=np.int32)
-    renamed[order] = np.arange(order.size)
-    renamed[-1] = -1
+        return None
+    return np.lexsort((timeline.end_ns, timeline.start_ns, lane))
+
+
+def _reordered(timeline: Timeline, order: Int64s) -> Timeline:
+    renamed = _renamed(order)
     columns = {name: getattr(timeline, name)[order] for name in ROW_COLUMNS}
     columns["cause"] = renamed[columns["cause"]]
     return replace(timeline, **columns)
+
+
+def _renamed(order: Int64s) -> Int32s:
+    """Return each row's new number, and -1 for -1."""
+    renamed = np.empty(order.size + 1, dtype=np.int32)
+    renamed[order] = np.arange(order.size)
+    renamed[-1] = -1
+    return renamed
+
+
+def _traffic(graph: TaskGraph, links: Links, rates: Rates | None, order: Int64s | None) -> Traffic:
+    sends = np.isin(graph.kind, (Kind.SEND_F, Kind.SEND_B))
+    path = np.where(sends, graph.path, -1).astype(np.int32)
+    if order is not None:
+        path = path[order]
+    if rates is None:
+        none = np.zeros(0, dtype=np.int64)
+        row, at, rate, limit = none.astype(np.int32), none, none, none.astype(np.int32)
+    else:
+        row, at, rate, limit = rates.task, rates.at_ns, rates.rate // FINER, rates.limit
+        if order is not None:
+            row = _renamed(order)[row]
+        by_row = np.argsort(row, kind="stable")
+        row, at, rate, limit = row[by_row], at[by_row], rate[by_row], limit[by_row]
+    return Traffic(
+        links=links, paths=graph.paths, source=graph.source, target=graph.target, path=path,
+        row=row, at_ns=at, rate_kbps=rate, limit=limit,
+    )  # fmt: skip
 
 
 def _row_causes(graph: TaskGraph, cause: Int32s) -> Int32s:

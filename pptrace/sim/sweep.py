@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,11 +13,23 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.sim.graph import TaskGraph
 
-__all__ = ["run_graph"]
+__all__ = ["Ran", "run_graph"]
 
 
-def run_graph(graph: TaskGraph) -> tuple[Int64s, Int64s, Int32s, Int32s, int]:
-    """Run the sweep; return start, end, cause and what is left to wait for of each task, and the tasks run."""
+class Ran(NamedTuple):
+    """What a kernel found of each task, and how many ran."""
+
+    start_ns: Int64s
+    end_ns: Int64s
+    cause: Int32s
+    """The task whose end (or start) released it, -1 for none."""
+    waiting: Int32s
+    """What it still waits for: above zero where stuck."""
+    done: int
+
+
+def run_graph(graph: TaskGraph) -> Ran:
+    """Run the sweep."""
     tasks = graph.tasks
     waiting, ready = np.zeros(tasks, dtype=np.int32), np.empty(tasks, dtype=np.int32)
     start = np.zeros(tasks, dtype=np.int64)
@@ -31,4 +43,4 @@ def run_graph(graph: TaskGraph) -> tuple[Int64s, Int64s, Int32s, Int32s, int]:
         (waiting, ready, start, cause),
         work=tasks,
     )  # fmt: skip
-    return start, start + graph.duration_ns, cause, waiting, done
+    return Ran(start, start + graph.duration_ns, cause, waiting, done)

@@ -61,7 +61,7 @@ def key_lanes(
 
 def place_rows(
     row_ptr, kind, stage, unit, span, braid, edge, key, peer, stages, units, edges,
-    duration_by_kind, collective_by_kind, boundary_bytes, pair_of, overhead_ns, latency_ns, rate_kbps,
+    duration_by_kind, collective_by_kind, boundary_bytes, pair_of, ways, overhead_ns, latency_ns, rate_kbps,
     recv_mode, eager_bytes,
     cursor, place, pos_f, pos_g, send_at, recv_at,
     out_kind, out_stage, out_unit, out_span, out_braid, size_bytes, path, fork, collective_ns,
@@ -92,6 +92,10 @@ def place_rows(
                 sends = k == 4 or k == 6
                 pair = pair_of[rank * ranks + peer[row]] if sends else pair_of[peer[row] * ranks + rank]
                 carried = boundary_bytes[edge[row]] * n
+                index = ((0 if k <= 5 else edges) + edge[row]) * units
+                if ways > 1:
+                    # Static hashing spreads messages by their number, alike on both sides.
+                    pair += (index + unit[row] + 1) * 48271 % 2147483647 * 69621 % 2147483647 % ways
                 took = overhead_ns[pair]
                 if rate_kbps[pair] > 0:
                     took += (carried * BYTE + rate_kbps[pair] - 1) // rate_kbps[pair]
@@ -103,7 +107,6 @@ def place_rows(
                     duration_ns[at] = took
                     lag_ns[at] = latency_ns[pair]
                 fork[at] = compute
-                index = ((0 if k <= 5 else edges) + edge[row]) * units
                 for u in range(unit[row], unit[row] + n):
                     if sends:
                         send_at[index + u] = at

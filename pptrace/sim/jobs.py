@@ -1,0 +1,107 @@
+"""Jobs are tasks whose speed depends on what else runs: flows that share links, work that slows other work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.errors import ScheduleError
+from pptrace.model.action import Kind
+from pptrace.network.contract import UNLIMITED
+from pptrace.sim.kernels.lowering import BYTE
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.sim.contention import Contention
+    from pptrace.sim.graph import TaskGraph
+    from pptrace.sim.shared import SharedLinks
+
+__all__ = ["FINER", "Jobs", "find_jobs"]
+
+FLOW, COMPUTATION, COMMUNICATION = 0, 1, 2
+
+FINER = 64
+"""Rates of flows count in 64ths of a kB/s, so that a share rounded down is right within 1 ppm from 50 MB/s on."""
+
+_LARGEST = 2**62
+_WHOLE = 1000
+_COMPUTES = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.OPTIMIZER)
+_SENDS = (Kind.SEND_F, Kind.SEND_B)
+_COLLECTIVES = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """One row per job, in the order of their tasks."""
+
+    task: Int32s
+    """The task that each job is."""
+    volume: Int64s
+    """A flow's 64ths of a millionth of a byte; else thousandths of a nanosecond."""
+    full_rate: Int64s
+    """The speed with nothing beside: a flow's in 64ths of a kB/s, else 1000."""
+    overhead_ns: Int64s
+    """Launch overhead before a flow's bytes."""
+    path: Int32s
+    """A flow's path, else -1."""
+    sort: Int8s
+    """0 for a flow, 1 for a computation, 2 for another communication."""
+    rank: Int32s
+    """The rank that it runs on."""
+    peer: Int32s
+    """The rank at a message's other end, else -1."""
+
+    def __len__(self) -> int:
+        return int(self.task.size)
+
+    @property
+    def flows(self) -> int:
+        """Number of flows."""
+        return int(np.count_nonzero(self.sort == FLOW))
+
+
+def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> Jobs:
+    """Return the jobs of a task graph; none where it can run without a clock.
+
+    Raises:
+        ScheduleError: a message too large to be counted.
+    """
+    rows, paths = graph.rows, graph.paths
+    sort = np.full(rows, -1, dtype=np.int8)
+    sends = (graph.path >= 0) & np.isin(graph.kind, _SENDS) & (graph.duration_ns[:rows] > 0)
+    meets = np.zeros(rows, dtype=bool)
+    meets[sends] = np.diff(shared.ptr)[graph.path[sends]] > 0
+    sort[meets & (graph.size_bytes > 0)] = FLOW
+    if contention.slows:
+        runs = (sort < 0) & (graph.duration_ns[:rows] > 0) & (graph.twin < 0)
+        sort[runs & np.isin(graph.kind, _COMPUTES)] = COMPUTATION
+        sort[runs & (sends | np.isin(graph.kind, _COLLECTIVES))] = COMMUNICATION
+    task = np.flatnonzero(sort >= 0).astype(np.int32)
+    sort, path = sort[task], graph.path[task]
+    flow = sort == FLOW
+    own = np.where(flow, path, 0)
+    rate = paths.rate_kbps[own] if len(paths) else np.zeros(task.size, dtype=np.int64)
+    rate = np.where(rate == UNLIMITED, _LARGEST // BYTE, rate)
+    largest = int(graph.size_bytes[task[flow]].max(initial=0))
+    if largest * BYTE * FINER >= _LARGEST:
+        raise ScheduleError(f"a message of {largest} bytes is too large for shared links: check the costs' units")
+    return Jobs(
+        task=task,
+        volume=np.where(flow, graph.size_bytes[task] * (BYTE * FINER), graph.duration_ns[task] * _WHOLE),
+        full_rate=np.where(flow, rate * FINER, _WHOLE),
+        overhead_ns=np.where(flow, paths.overhead_ns[own] if len(paths) else 0, 0).astype(np.int64),
+        path=np.where(flow, path, -1).astype(np.int32),
+        sort=sort,
+        rank=np.repeat(graph.lane_rank, np.diff(graph.lane_ptr))[task],
+        peer=_peers(graph, task),
+    )
+
+
+def _peers(graph: TaskGraph, task: Int32s) -> Int32s:
+    path = graph.path[task]
+    message = path >= 0
+    peer = np.full(task.size, -1, dtype=np.int32)
+    peer[message] = graph.target[path[message] // graph.paths.ways]
+    return peer
