@@ -91,7 +91,7 @@ def _tightest(
     used = np.stack([path[order], weight[order]], axis=1)
     number, first = np.unique(link[order], return_index=True)
     best: dict[bytes, int] = {}
-    for one, users in zip(number.tolist(), np.split(used, first[1:]), strict=True):
+    for one, users in zip(number.tolist(), np.split(used, first)[1:], strict=True):
         alike = users.tobytes()
         if alike not in best or links.rate_kbps[one] < links.rate_kbps[best[alike]]:
             best[alike] = one

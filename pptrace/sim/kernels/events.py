@@ -18,7 +18,7 @@ ENDED = -2
 """The limit of a job that has ended; -1 is that of one at its own cap."""
 
 
-def reach(task, when, by, start, cause, waiting):
+def _reach(task, when, by, start, cause, waiting):
     """Note that a predecessor lets a task start at a time; return whether it was the last one."""
     if when > start[task] or cause[task] < 0:
         start[task] = when
@@ -29,7 +29,7 @@ def reach(task, when, by, start, cause, waiting):
     return waiting[task] == 0
 
 
-def begin(
+def _begin(
     task, duration, edge_ptr, edge, job_of, overhead, waiting, start, end, cause, least, ready, top,
     heap, place, when, size,
 ):  # fmt: skip
@@ -45,12 +45,12 @@ def begin(
     for i in range(edge_ptr[task], edge_ptr[task + 1]):
         if edge[i] < 0:
             # Its receiver may start; that one's end waits for this one's.
-            reach(-1 - edge[i], start[task], task, start, cause, waiting)
+            _reach(-1 - edge[i], start[task], task, start, cause, waiting)
     when[job] = start[task] + overhead[job]
     return top, push(heap, place, when, size, job)
 
 
-def settle(
+def _settle(
     top, duration, lag, following, following_peer, edge_ptr, edge, job_of, overhead,
     waiting, start, end, cause, least, ready, heap, place, when, size, counts,
 ):  # fmt: skip
@@ -65,27 +65,27 @@ def settle(
             if i >= edge_ptr[task + 1]:
                 other = following[task] if i == edge_ptr[task + 1] else following_peer[task]
                 if other >= 0:
-                    freed = reach(other, ended, task, start, cause, waiting)
+                    freed = _reach(other, ended, task, start, cause, waiting)
             else:
                 other = edge[i]
                 if other >= 0:
-                    freed = reach(other, ended + lag[task], task, start, cause, waiting)
+                    freed = _reach(other, ended + lag[task], task, start, cause, waiting)
                 else:
                     other = -1 - other
                     if job_of[task] < 0:
-                        reach(other, start[task], task, start, cause, waiting)
+                        _reach(other, start[task], task, start, cause, waiting)
                     least[other] = max(least[other], ended + duration[other] - duration[task])
                     waiting[other] -= 1
                     freed = waiting[other] == 0
             if freed:
-                top, size = begin(
+                top, size = _begin(
                     other, duration, edge_ptr, edge, job_of, overhead, waiting, start, end, cause, least, ready,
                     top, heap, place, when, size,
                 )  # fmt: skip
     return size
 
 
-def retime(job, now, new_rate, remaining, since, rate, heap, place, when, size):
+def _retime(job, now, new_rate, remaining, since, rate, heap, place, when, size):
     """Let a running job go on at another rate; return the heap's size. One of rate 0 is not in the heap."""
     remaining[job] -= rate[job] * (now - since[job])
     since[job] = now
@@ -132,11 +132,11 @@ def run_events(
     for t in range(tasks):
         # What starts first is told from what was released by its cause: those have one.
         if waiting[t] == 0 and cause[t] < 0 and (t >= rows or twin[t] < 0):
-            top, size = begin(
+            top, size = _begin(
                 t, duration, edge_ptr, edge, job_of, overhead, waiting, start, end, cause, least, ready, 0,
                 heap, place, when, size,
             )  # fmt: skip
-            size = settle(
+            size = _settle(
                 top, duration, lag, following, following_peer, edge_ptr, edge, job_of, overhead,
                 waiting, start, end, cause, least, ready, heap, place, when, size, counts,
             )  # fmt: skip
@@ -223,7 +223,7 @@ def run_events(
                 limit[job] = ENDED
                 end[task_of[job]] = now
                 ready[0] = task_of[job]
-                size = settle(
+                size = _settle(
                     1, duration, lag, following, following_peer, edge_ptr, edge, job_of, overhead,
                     waiting, start, end, cause, least, ready, heap, place, when, size, counts,
                 )  # fmt: skip
@@ -243,7 +243,7 @@ def run_events(
                     cap[job] = max(full_rate[job] * slowed // 1000, 1)
             fair[job] = cap[job]
             if path[job] < 0:
-                size = retime(job, now, cap[job], remaining, since, rate, heap, place, when, size)
+                size = _retime(job, now, cap[job], remaining, since, rate, heap, place, when, size)
                 continue
             if first_come:
                 limit[job] = -1
@@ -267,4 +267,4 @@ def run_events(
                     log_rate[counts[1]] = fair[job]
                     log_limit[counts[1]] = limit[job]
                 counts[1] += 1
-                size = retime(job, now, fair[job], remaining, since, rate, heap, place, when, size)
+                size = _retime(job, now, fair[job], remaining, since, rate, heap, place, when, size)

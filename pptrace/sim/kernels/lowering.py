@@ -3,7 +3,7 @@
 Columns are lists or arrays of integers, alike in use, hence without annotations.
 """
 
-__all__ = ["chain_tasks", "key_lanes", "link_rows", "place_rows", "sort_edges"]
+__all__ = ["BYTE", "chain_tasks", "key_lanes", "link_rows", "place_rows", "sort_edges"]
 
 BYTE = 1_000_000
 """Volume is counted in millionths of a byte, so that a rate in kB/s is so many of them per ns."""

@@ -1,0 +1,303 @@
+"""The event kernel runs what the sweep runs where nothing is shared, and shares by the book where something is."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_networks import Switch, Wires
+from strategies import policies, valid_schedules, workloads
+
+from pptrace import kernel
+from pptrace.errors import DeadlockError, ScheduleError
+from pptrace.model.action import Kind
+from pptrace.model.workload import Workload
+from pptrace.network.flat import Flat
+from pptrace.schedule.table import Schedule
+from pptrace.sim import simulate as module
+from pptrace.sim.contention import Contention, Sharing
+from pptrace.sim.policy import Policy, PolicyName
+from pptrace.sim.shared import shared_links
+from pptrace.sim.simulate import Simulated, simulate, simulate_traffic
+from pptrace.timeline.metrics import IdleCause, measure
+from pptrace.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pptrace.network.contract import Network
+
+SHARINGS = (Sharing.FIFO, Sharing.MAX_MIN)
+
+
+@contextmanager
+def every_link_kept() -> Iterator[None]:
+    with patch.object(module, "shared_links", partial(shared_links, prune=False)):
+        yield
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[Schedule, Workload, Policy]:
+    own = draw(st.booleans())
+    schedule = draw(valid_schedules(messages=own, copies=not own))
+    return schedule, draw(workloads(schedule, min_ns=0)), draw(policies())
+
+
+def outcome(schedule: Schedule, workload: Workload, network: Network, policy: Policy, **given: Any) -> Any:
+    try:
+        return simulate_traffic(schedule, workload, network, policy, **given)
+    except DeadlockError as error:
+        return str(error)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, str) or isinstance(other, str):
+        assert one == other
+    else:
+        assert one.timeline.difference(other.timeline) == ""
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@settings(max_examples=150, deadline=None)
+@given(step=steps(), latency=st.integers(0, 9), overhead=st.integers(0, 5))
+def test_messages_that_never_meet_run_as_in_the_sweep(
+    sharing: Sharing, step: tuple[Schedule, Workload, Policy], latency: int, overhead: int
+) -> None:
+    schedule, workload, policy = step
+    figures = {"rate_kbps": 100_000_000, "latency_ns": latency, "overhead_ns": overhead}
+
+    flat = outcome(schedule, workload, Flat(**figures), policy)
+    with every_link_kept():
+        wired = outcome(
+            schedule, workload, Wires(endpoints=schedule.ranks, **figures), policy,
+            contention=Contention(links=sharing),
+        )  # fmt: skip
+
+    assert_same(flat, wired)
+
+
+@settings(max_examples=100, deadline=None)
+@given(step=steps())
+def test_ports_that_hold_everything_change_nothing(step: tuple[Schedule, Workload, Policy]) -> None:
+    schedule, workload, policy = step
+    rate = 50_000_000
+    switch = Switch(
+        endpoints=schedule.ranks, rate_kbps=rate * 100, flow_rate_kbps=rate, latency_ns=3, overhead_ns=1
+    )
+
+    flat = outcome(schedule, workload, Flat(rate_kbps=rate, latency_ns=3, overhead_ns=1), policy)
+    pruned = outcome(schedule, workload, switch, policy)
+    with every_link_kept():
+        kept = outcome(schedule, workload, switch, policy)
+
+    assert_same(flat, kept)
+    assert_same(flat, pruned)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@settings(max_examples=150, deadline=None)
+@given(step=steps(), size=st.integers(1, 100_000), slow=st.booleans())
+def test_links_that_are_left_out_change_nothing(
+    sharing: Sharing, step: tuple[Schedule, Workload, Policy], size: int, *, slow: bool
+) -> None:
+    schedule, workload, policy = step
+    workload = Workload.uniform(
+        schedule.stages, edges=schedule.placement.edges.shape[0], f_ns=workload.f_ns, b_ns=workload.b_ns,
+        boundary_bytes=size, reduce_ns=workload.reduce_ns,
+    )  # fmt: skip
+    switch = Switch(endpoints=schedule.ranks, rate_kbps=1_000_000_000, latency_ns=1)
+    contention = Contention(links=sharing, compute_permille=828 if slow else 1000, communication_permille=1000)
+
+    pruned = outcome(schedule, workload, switch, policy, contention=contention)
+    with every_link_kept():
+        kept = outcome(schedule, workload, switch, policy, contention=contention)
+
+    assert_same(pruned, kept)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@settings(max_examples=100, deadline=None)
+@given(step=steps(), size=st.integers(1, 100_000), slow=st.sampled_from([1000, 828]))
+def test_compiled_and_interpreted_agree_bit_for_bit_with_contention(
+    sharing: Sharing, step: tuple[Schedule, Workload, Policy], size: int, slow: int
+) -> None:
+    schedule, drawn, policy = step
+    workload = Workload.uniform(
+        schedule.stages, edges=schedule.placement.edges.shape[0], f_ns=drawn.f_ns, b_ns=drawn.b_ns,
+        boundary_bytes=size, reduce_ns=drawn.reduce_ns,
+    )  # fmt: skip
+    switch = Switch(endpoints=schedule.ranks, rate_kbps=1_000_000_000, latency_ns=1)
+    contention = Contention(links=sharing, compute_permille=slow, communication_permille=slow)
+
+    interpreted = outcome(schedule, workload, switch, policy, contention=contention)
+    with patch.object(kernel, "COMPILE_FROM", 0):
+        compiled = outcome(schedule, workload, switch, policy, contention=contention)
+
+    assert_same(interpreted, compiled)
+    if isinstance(interpreted, Simulated):
+        for name in ("row", "at_ns", "rate_kbps", "limit"):
+            assert np.array_equal(getattr(interpreted.traffic, name), getattr(compiled.traffic, name))
+
+
+FORK = Schedule.from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0"], ["1F1", "1B1"]])
+"""Rank 0 sends unit 0 to rank 1 and unit 1 to rank 2."""
+
+
+def fork(sharing: Sharing, network: Network | None = None, **costs: Any) -> Simulated:
+    workload = Workload.uniform(2, f_ns=[10, 1], b_ns=[1, 2], **{"boundary_bytes": 1000, **costs})
+    return simulate_traffic(
+        FORK, workload, network or Switch(endpoints=3, rate_kbps=10_000_000), contention=Contention(links=sharing)
+    )
+
+
+def slices(timeline: Timeline, kind: Kind) -> list[tuple[int, int]]:
+    rows = np.flatnonzero(timeline.kind == kind)
+    return sorted(zip(timeline.start_ns[rows].tolist(), timeline.end_ns[rows].tolist(), strict=True))
+
+
+def test_two_messages_share_a_port_and_the_first_is_faster_again_alone() -> None:
+    # 1000 bytes at 10 bytes/ns take 100 ns alone. From 10 to 20 alone (100 bytes), then half each.
+    step = fork(Sharing.MAX_MIN)
+
+    # 900 bytes left at 5 bytes/ns: until 200. Then 100 bytes are left of the other: until 210.
+    assert slices(step.timeline, Kind.SEND_F) == [(10, 200), (20, 210)]
+
+
+def test_under_fifo_the_second_message_waits_for_the_port() -> None:
+    assert slices(fork(Sharing.FIFO).timeline, Kind.SEND_F) == [(10, 110), (20, 210)]
+
+
+def test_without_sharing_both_go_as_if_alone() -> None:
+    assert slices(fork(Sharing.NONE).timeline, Kind.SEND_F) == [(10, 110), (20, 120)]
+
+
+@pytest.mark.parametrize(("sharing", "lost"), [(Sharing.MAX_MIN, 90 + 90), (Sharing.FIFO, 90), (Sharing.NONE, 0)])
+def test_what_sharing_costs_is_contention(sharing: Sharing, lost: int) -> None:
+    # Rank 1 computes first and is filling; a second microbatch each makes the waits count.
+    timeline = fork(sharing).timeline
+    rows = np.flatnonzero(timeline.kind == Kind.SEND_F)
+
+    late = timeline.end_ns[rows] - timeline.start_ns[rows] - timeline.uncontended_ns[rows]
+
+    assert late.sum() == lost
+
+
+def test_halving_a_port_moves_idle_time_to_contention_and_everything_still_sums() -> None:
+    rows = [["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"], ["1F0", "1F2", "1B0", "1B2"], ["1F1", "1B1"]]
+    schedule = Schedule.from_rows(rows)
+    workload = Workload.uniform(2, f_ns=10, b_ns=20, boundary_bytes=1000)
+
+    def step(rate: int) -> Any:
+        network = Switch(endpoints=3, rate_kbps=rate, flow_rate_kbps=5_000_000)
+        return measure(simulate(schedule, workload, network), workload)
+
+    wide, narrow = step(10_000_000), step(5_000_000)
+
+    assert wide.idle_ns[:, IdleCause.CONTENTION].sum() == 0
+    assert narrow.idle_ns[:, IdleCause.CONTENTION].sum() > 0
+    assert narrow.step_ns > wide.step_ns
+    assert (narrow.busy_ns + narrow.idle_ns.sum(axis=1) == narrow.step_ns).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(step=steps(), size=st.integers(1, 100_000))
+def test_under_fifo_no_two_messages_are_on_one_link(step: tuple[Schedule, Workload, Policy], size: int) -> None:
+    schedule, workload, _ = step
+    workload = Workload.uniform(
+        schedule.stages, edges=schedule.placement.edges.shape[0], f_ns=workload.f_ns, boundary_bytes=size
+    )
+    switch = Switch(endpoints=schedule.ranks, rate_kbps=1_000_000_000)
+
+    done = simulate_traffic(schedule, workload, switch, contention=Contention(links=Sharing.FIFO))
+
+    assert done.traffic is not None
+    moving = done.traffic.segments(done.timeline.start_ns, done.timeline.end_ns)
+    routes = done.traffic.routes()
+    held: dict[int, list[tuple[int, int]]] = {}
+    for row, start, end, rate in zip(moving.row, moving.start_ns, moving.end_ns, moving.rate_kbps, strict=True):
+        for link in routes.link[routes.ptr[row] : routes.ptr[row + 1]].tolist() if rate else ():
+            held.setdefault(link, []).append((int(start), int(end)))
+    for times in held.values():
+        times.sort()
+        assert all(before[1] <= behind[0] for before, behind in zip(times, times[1:], strict=False))
+
+
+OVERLAP = Schedule.from_rows([["0F0", "1F0", "1B0", "0B0"]])
+"""While stage 0 computes its backward, stage 1's gradients are reduced."""
+
+
+@pytest.mark.parametrize(
+    ("compute_ns", "communication_ns", "together_ns"),
+    [(8_605_000, 3_364_000, 9_251_000), (334_000, 1_643_000, 1_685_000)],
+)
+def test_computation_beside_communication_is_as_slow_as_measured(
+    compute_ns: int, communication_ns: int, together_ns: int
+) -> None:
+    # Qi et al., Synergistic Tensor and Pipeline Parallelism (2025), the overlap benchmark of section 3.5.
+    workload = Workload.uniform(2, f_ns=0, b_ns=[compute_ns, 0], reduce_ns=[0, communication_ns])
+    contention = Contention(compute_permille=828, communication_permille=896)
+
+    timeline = simulate(OVERLAP, workload, contention=contention)
+
+    assert float(timeline.end_ns.max()) == pytest.approx(together_ns, rel=0.001)
+
+
+def test_slowing_without_any_overlap_changes_nothing() -> None:
+    rows = [["0F0", "0B0"], ["1F0", "1B0"]]
+    workload = Workload.uniform(2, f_ns=10, b_ns=20, boundary_bytes=1000)
+    network = Flat(rate_kbps=100_000_000)
+    policy = Policy(name=PolicyName.BLOCKING)
+
+    slowed = simulate(
+        Schedule.from_rows(rows), workload, network, policy, contention=Contention(compute_permille=500)
+    )
+
+    assert slowed.difference(simulate(Schedule.from_rows(rows), workload, network, policy)) == ""
+
+
+def test_a_slowed_message_is_slowed_by_either_rank() -> None:
+    # Rank 1 computes 1F1 while 0F2's activations come in; 100 ns at 8/10 of the speed.
+    rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
+    workload = Workload.uniform(2, f_ns=[10, 1000], b_ns=10, boundary_bytes=1000)
+    network = Flat(rate_kbps=10_000_000)
+
+    timeline = simulate(
+        Schedule.from_rows(rows), workload, network, contention=Contention(communication_permille=800)
+    )
+
+    first, second = slices(timeline, Kind.SEND_F)
+    # Rank 0 computes 0F1 beside the first 10 ns of the first message: 10 ns at 0.8 leave 92 ns.
+    assert first == (10, 10 + 10 + 92)
+    assert second == (112, 112 + 125)
+
+
+def test_a_message_too_large_for_the_fine_counting_of_shared_links_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="too large for shared links"):
+        fork(Sharing.MAX_MIN, boundary_bytes=2**37)
+
+
+def test_every_flow_of_a_timeline_moves_its_bytes() -> None:
+    step = fork(Sharing.MAX_MIN)
+    assert step.traffic is not None
+
+    moving = step.traffic.segments(step.timeline.start_ns, step.timeline.end_ns)
+
+    moved: dict[int, Fraction] = {}
+    for row, start, end, rate in zip(
+        moving.row.tolist(),
+        moving.start_ns.tolist(),
+        moving.end_ns.tolist(),
+        moving.rate_kbps.tolist(),
+        strict=True,
+    ):
+        moved[row] = moved.get(row, Fraction(0)) + Fraction(rate * (end - start), 1_000_000)
+    assert {row: int(step.timeline.size_bytes[row]) for row in moved} == {
+        row: round(size) for row, size in moved.items()
+    }
