@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
@@ -27,12 +28,12 @@ from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.shared import shared_links
 from pptrace.sim.simulate import Simulated, simulate, simulate_traffic
 from pptrace.timeline.metrics import IdleCause, measure
-from pptrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pptrace.network.contract import Network
+    from pptrace.timeline.timeline import Timeline
 
 SHARINGS = (Sharing.FIFO, Sharing.MAX_MIN)
 
@@ -226,7 +227,7 @@ def test_under_fifo_no_two_messages_are_on_one_link(step: tuple[Schedule, Worklo
             held.setdefault(link, []).append((int(start), int(end)))
     for times in held.values():
         times.sort()
-        assert all(before[1] <= behind[0] for before, behind in zip(times, times[1:], strict=False))
+        assert all(before[1] <= behind[0] for before, behind in itertools.pairwise(times))
 
 
 OVERLAP = Schedule.from_rows([["0F0", "1F0", "1B0", "0B0"]])
