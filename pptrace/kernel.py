@@ -73,7 +73,7 @@ def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
     import numba
 
     try:
-        compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)(_with_compiled_parts(kernel))
+        compiled: Callable[..., Any] = numba.njit(cache=True, **_SETTINGS)(_with_compiled_parts(kernel))
     except RuntimeError:
         warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=3)
         return _uncached(kernel)
@@ -84,19 +84,22 @@ def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _uncached(kernel: Callable[..., Any]) -> Callable[..., Any]:
     import numba
 
-    compiled: Callable[..., Any] = numba.njit(cache=False, nogil=True)(_with_compiled_parts(kernel))
+    compiled: Callable[..., Any] = numba.njit(cache=False, **_SETTINGS)(_with_compiled_parts(kernel))
     return compiled
 
 
 def _with_compiled_parts(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a twin of a kernel that calls compiled twins of the functions that it calls.
+    """Return a twin of a kernel that takes in the functions that it calls, for passing many columns is slow.
 
     Code is kept by file and name, and a part may change in another file, so the twin's name tells its parts.
     """
+    import numba
+
     parts = _parts(kernel)
     if not parts:
         return kernel
-    within = {name: _uncached(part) for name, part in parts.items()}
+    settings = {**_SETTINGS, "inline": "always"}
+    within = {name: numba.njit(**settings)(_with_compiled_parts(part)) for name, part in parts.items()}
     twin = FunctionType(kernel.__code__, {**kernel.__globals__, **within}, kernel.__name__)
     twin.__qualname__ = f"{kernel.__name__}_{sha256(_spelt(kernel).encode()).hexdigest()[:12]}"
     return twin
@@ -112,6 +115,9 @@ def _spelt(kernel: Callable[..., Any]) -> str:
     own = f"{code.co_code.hex()} {code.co_consts} {code.co_names}"
     return " ".join([own, *(_spelt(part) for part in _parts(kernel).values())])
 
+
+_SETTINGS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+"""No lock while a kernel runs, and no check for zero before each division: kernels never divide by it."""
 
 _NO_CACHE = (
     "compiled code cannot be kept, so every run compiles again: "

@@ -87,12 +87,11 @@ def _run(
         ),
         (
             waiting, np.empty(tasks, dtype=np.int32), start, end, cause, least,
-            _filled(count), _filled(count, -1), _filled(count, of=np.int64), _filled(count, of=np.int64),
-            _filled(count, -1, np.int64), _filled(count, of=np.int64), _filled(count, of=np.int64),
-            _filled(count, of=np.int64), _filled(count, -1), _filled(count), _filled(count, of=np.int8),
+            _filled(count), _filled(count, -1), _filled(count, of=np.int64), _filled(count, -1),
+            _filled(count), _filled(count), *(_filled(count, of=np.int64) for _ in range(5)),
+            _filled(count), _filled(count), _filled(count, of=np.int8), _filled(count),
             _filled(links, -1), _filled(links, -1), _filled(nodes), _filled(nodes), _filled(nodes),
-            _filled(links, of=np.int64), _filled(links, of=np.int64), _filled(links, of=np.int64),
-            _filled(links), _filled(links, of=np.int8),
+            *(_filled(links, of=np.int64) for _ in range(5)), _filled(links), _filled(links, of=np.int8),
             _filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks),
             *log, counts,
         ),
@@ -102,4 +101,5 @@ def _run(
 
 
 def _filled(size: int, value: int = 0, of: type[np.integer] = np.int32) -> np.ndarray:
-    return np.full(max(size, 1), value, dtype=of)
+    # Zeros take no memory until they are written.
+    return np.full(size or 1, value, dtype=of) if value else np.zeros(size or 1, dtype=of)

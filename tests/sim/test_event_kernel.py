@@ -24,7 +24,6 @@ from pptrace.network.flat import Flat
 from pptrace.schedule.table import Schedule
 from pptrace.sim import simulate as module
 from pptrace.sim.contention import Contention, Sharing
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.shared import shared_links
 from pptrace.sim.simulate import Simulated, simulate, simulate_traffic
 from pptrace.timeline.metrics import IdleCause, measure
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pptrace.network.contract import Network
+    from pptrace.sim.policy import Policy
     from pptrace.timeline.timeline import Timeline
 
 SHARINGS = (Sharing.FIFO, Sharing.MAX_MIN)
@@ -228,55 +228,6 @@ def test_under_fifo_no_two_messages_are_on_one_link(step: tuple[Schedule, Worklo
     for times in held.values():
         times.sort()
         assert all(before[1] <= behind[0] for before, behind in itertools.pairwise(times))
-
-
-OVERLAP = Schedule.from_rows([["0F0", "1F0", "1B0", "0B0"]])
-"""While stage 0 computes its backward, stage 1's gradients are reduced."""
-
-
-@pytest.mark.parametrize(
-    ("compute_ns", "communication_ns", "together_ns"),
-    [(8_605_000, 3_364_000, 9_251_000), (334_000, 1_643_000, 1_685_000)],
-)
-def test_computation_beside_communication_is_as_slow_as_measured(
-    compute_ns: int, communication_ns: int, together_ns: int
-) -> None:
-    # Qi et al., Synergistic Tensor and Pipeline Parallelism (2025), the overlap benchmark of section 3.5.
-    workload = Workload.uniform(2, f_ns=0, b_ns=[compute_ns, 0], reduce_ns=[0, communication_ns])
-    contention = Contention(compute_permille=828, communication_permille=896)
-
-    timeline = simulate(OVERLAP, workload, contention=contention)
-
-    assert float(timeline.end_ns.max()) == pytest.approx(together_ns, rel=0.001)
-
-
-def test_slowing_without_any_overlap_changes_nothing() -> None:
-    rows = [["0F0", "0B0"], ["1F0", "1B0"]]
-    workload = Workload.uniform(2, f_ns=10, b_ns=20, boundary_bytes=1000)
-    network = Flat(rate_kbps=100_000_000)
-    policy = Policy(name=PolicyName.BLOCKING)
-
-    slowed = simulate(
-        Schedule.from_rows(rows), workload, network, policy, contention=Contention(compute_permille=500)
-    )
-
-    assert slowed.difference(simulate(Schedule.from_rows(rows), workload, network, policy)) == ""
-
-
-def test_a_slowed_message_is_slowed_by_either_rank() -> None:
-    # Rank 1 computes 1F1 while 0F2's activations come in; 100 ns at 8/10 of the speed.
-    rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
-    workload = Workload.uniform(2, f_ns=[10, 1000], b_ns=10, boundary_bytes=1000)
-    network = Flat(rate_kbps=10_000_000)
-
-    timeline = simulate(
-        Schedule.from_rows(rows), workload, network, contention=Contention(communication_permille=800)
-    )
-
-    first, second = slices(timeline, Kind.SEND_F)
-    # Rank 0 computes 0F1 beside the first 10 ns of the first message: 10 ns at 0.8 leave 92 ns.
-    assert first == (10, 10 + 10 + 92)
-    assert second == (112, 112 + 125)
 
 
 def test_a_message_too_large_for_the_fine_counting_of_shared_links_is_refused() -> None:

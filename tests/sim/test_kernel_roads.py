@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -96,10 +96,10 @@ def test_code_that_cannot_be_cached_still_runs_with_one_warning(monkeypatch: pyt
 
     whole = numba.njit
 
-    def unwritable(*, cache: bool, nogil: bool) -> object:
+    def unwritable(*, cache: bool, **settings: Any) -> object:
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
-        return whole(cache=cache, nogil=nogil)
+        return whole(cache=cache, **settings)
 
     def double(values: np.ndarray, out: np.ndarray) -> int:
         for i in range(len(values)):

@@ -85,13 +85,14 @@ def _settle(
     return size
 
 
-def _retime(job, now, new_rate, remaining, since, rate, heap, place, when, size):
+def _retime(slot, now, new_rate, job_at, remaining, since, rate, heap, place, when, size):
     """Let a running job go on at another rate; return the heap's size. One of rate 0 is not in the heap."""
-    remaining[job] -= rate[job] * (now - since[job])
-    since[job] = now
-    rate[job] = new_rate
+    job = job_at[slot]
+    remaining[slot] -= rate[slot] * (now - since[slot])
+    since[slot] = now
+    rate[slot] = new_rate
     if new_rate > 0:
-        when[job] = now + max((remaining[job] + new_rate - 1) // new_rate, 0)
+        when[job] = now + max((remaining[slot] + new_rate - 1) // new_rate, 0)
         if place[job] < 0:
             size = push(heap, place, when, size, job)
         else:
@@ -102,19 +103,21 @@ def _retime(job, now, new_rate, remaining, since, rate, heap, place, when, size)
 
 def run_events(
     duration, lag, following, following_peer, edge_ptr, edge, twin, rows,
-    job_of, task_of, volume, full_rate, overhead, path, sort, rank, peer,
+    job_of, task_of, volume, full_rate, overhead, path_of, sort, rank, peer,
     path_ptr, path_link, path_weight, capacity, width, first_come, slow_compute, slow_communication,
     waiting, ready, start, end, cause, least,
-    heap, place, when, remaining, rate, since, cap, fair, limit, free, is_free,
-    head, tail, after, before, owner, load, room, wanted, touched, is_touched,
+    heap, place, when, slot_of,
+    job_at, path, remaining, rate, since, cap, fair, limit, free, is_free, unused,
+    head, tail, after, before, owner, load, members, room, wanted, share, touched, is_touched,
     rank_head, rank_after, rank_before, computing, talking,
     log_job, log_at, log_rate, log_limit, counts,
 ):  # fmt: skip
     """Run every task; ``counts`` becomes the tasks run and the changes of rate (which may outgrow the log).
 
-    A job's ``sort`` is 0 for a flow, 1 for a computation, 2 for another communication; its ``path`` is a row of
+    A job's ``sort`` is 0 for a flow, 1 for a computation, 2 for another communication; its path is a row of
     ``path_ptr`` for a flow, else -1. With ``first_come``, a flow holds all its links, and waits until it is first
-    in the queues of all of them; else rates are max-min fair. ``waiting`` is left above zero where stuck.
+    in the queues of all of them; else rates are max-min fair. While it runs, a job has a slot, one of few, so
+    that what is looked at often lies close together. ``waiting`` is left above zero where stuck.
     """
     tasks = len(duration)
     for t in range(tasks):
@@ -140,25 +143,43 @@ def run_events(
                 top, duration, lag, following, following_peer, edge_ptr, edge, job_of, overhead,
                 waiting, start, end, cause, least, ready, heap, place, when, size, counts,
             )  # fmt: skip
+    slots = 0
+    spare = 0
     while size > 0:
         now = when[heap[0]]
         changed = 0
+        first_unused = spare
         while size > 0 and when[heap[0]] == now:
             job = heap[0]
             size = pop(heap, place, when, size)
-            arrives = rate[job] < 0
+            slot = slot_of[job]
+            arrives = slot < 0
             if arrives:
-                rate[job] = 0
-                remaining[job] = volume[job]
-                since[job] = now
-                cap[job] = full_rate[job]
-            if path[job] >= 0:
-                first = path_ptr[path[job]]
-                for e in range(first, path_ptr[path[job] + 1]):
+                # A slot left in this instant is still listed as changed.
+                if first_unused > 0:
+                    first_unused -= 1
+                    slot = unused[first_unused]
+                    spare -= 1
+                    unused[first_unused] = unused[spare]
+                else:
+                    slot = slots
+                    slots += 1
+                slot_of[job] = slot
+                job_at[slot] = job
+                path[slot] = path_of[job]
+                rate[slot] = 0
+                limit[slot] = -1
+                remaining[slot] = volume[job]
+                since[slot] = now
+                cap[slot] = full_rate[job]
+            if path[slot] >= 0:
+                first = path_ptr[path[slot]]
+                for e in range(first, path_ptr[path[slot] + 1]):
                     link = path_link[e]
-                    node = job * width + e - first
+                    node = slot * width + e - first
+                    members[link] += path_weight[e] if arrives else -path_weight[e]
                     if arrives:
-                        owner[node] = job
+                        owner[node] = slot
                         before[node] = tail[link]
                         after[node] = -1
                         if tail[link] >= 0:
@@ -175,7 +196,7 @@ def run_events(
                             before[after[node]] = before[node]
                         else:
                             tail[link] = before[node]
-                        load[link] -= path_weight[e] * rate[job]
+                        load[link] -= path_weight[e] * rate[slot]
                     near = -1 if arrives and first_come else head[link]
                     while near >= 0:
                         other = owner[near]
@@ -184,16 +205,16 @@ def run_events(
                             free[changed] = other
                             changed += 1
                         near = after[near]
-            if arrives and is_free[job] == 0:
-                is_free[job] = 1
-                free[changed] = job
+            if arrives and is_free[slot] == 0:
+                is_free[slot] = 1
+                free[changed] = slot
                 changed += 1
             if slows:
                 for side in range(2):
                     r = rank[job] if side == 0 else peer[job]
                     if r < 0:
                         continue
-                    node = 2 * job + side
+                    node = 2 * slot + side
                     if arrives:
                         rank_before[node] = -1
                         rank_after[node] = rank_head[r]
@@ -220,7 +241,9 @@ def run_events(
                             changed += 1
                         near = rank_after[near]
             if not arrives:
-                limit[job] = ENDED
+                limit[slot] = ENDED
+                unused[spare] = slot
+                spare += 1
                 end[task_of[job]] = now
                 ready[0] = task_of[job]
                 size = _settle(
@@ -229,42 +252,44 @@ def run_events(
                 )  # fmt: skip
         flows = 0
         for i in range(changed):
-            job = free[i]
-            is_free[job] = 0
-            if limit[job] == ENDED:
+            slot = free[i]
+            is_free[slot] = 0
+            if limit[slot] == ENDED:
                 continue
+            job = job_at[slot]
             if slows:
                 beside = talking[rank[job]] if sort[job] == 1 else computing[rank[job]]
                 if sort[job] != 1 and peer[job] >= 0:
                     beside += computing[peer[job]]
-                cap[job] = full_rate[job]
+                cap[slot] = full_rate[job]
                 if beside > 0:
                     slowed = slow_compute if sort[job] == 1 else slow_communication
-                    cap[job] = max(full_rate[job] * slowed // 1000, 1)
-            fair[job] = cap[job]
-            if path[job] < 0:
-                size = _retime(job, now, cap[job], remaining, since, rate, heap, place, when, size)
+                    cap[slot] = max(full_rate[job] * slowed // 1000, 1)
+            fair[slot] = cap[slot]
+            if path[slot] < 0:
+                size = _retime(slot, now, cap[slot], job_at, remaining, since, rate, heap, place, when, size)
                 continue
             if first_come:
-                limit[job] = -1
-                for e in range(path_ptr[path[job]], path_ptr[path[job] + 1]):
-                    if limit[job] < 0 and owner[head[path_link[e]]] != job:
-                        limit[job] = path_link[e]
-                        fair[job] = 0
-            free[flows] = job
+                limit[slot] = -1
+                for e in range(path_ptr[path[slot]], path_ptr[path[slot] + 1]):
+                    if limit[slot] < 0 and owner[head[path_link[e]]] != slot:
+                        limit[slot] = path_link[e]
+                        fair[slot] = 0
+            free[flows] = slot
             flows += 1
         if not first_come and flows > 0:
             flows = refill(
                 flows, free, is_free, path, path_ptr, path_link, path_weight, capacity, cap,
-                head, after, owner, width, load, room, wanted, touched, is_touched, rate, fair, limit,
+                head, after, owner, width, load, members, room, wanted, share, touched, is_touched,
+                rate, fair, limit,
             )  # fmt: skip
         for i in range(flows):
-            job = free[i]
-            if fair[job] != rate[job] or fair[job] == 0:
+            slot = free[i]
+            if fair[slot] != rate[slot] or fair[slot] == 0:
                 if counts[1] < len(log_job):
-                    log_job[counts[1]] = job
+                    log_job[counts[1]] = job_at[slot]
                     log_at[counts[1]] = now
-                    log_rate[counts[1]] = fair[job]
-                    log_limit[counts[1]] = limit[job]
+                    log_rate[counts[1]] = fair[slot]
+                    log_limit[counts[1]] = limit[slot]
                 counts[1] += 1
-                size = _retime(job, now, fair[job], remaining, since, rate, heap, place, when, size)
+                size = _retime(slot, now, fair[slot], job_at, remaining, since, rate, heap, place, when, size)

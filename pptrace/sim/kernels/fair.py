@@ -5,12 +5,12 @@ own cap, or has a bottleneck: a full link on which no flow has a higher rate (Be
 Networks, 6.5.2). Called by kernels; columns are lists or arrays of integers, hence without annotations.
 """
 
-__all__ = ["fill", "refill", "widen"]
+__all__ = ["fill", "refill", "take", "widen"]
 
 
 def refill(
     count, free, is_free, path, path_ptr, path_link, path_weight, capacity, cap,
-    head, after, owner, width, load, room, wanted, touched, is_touched, rate, fair, limit,
+    head, after, owner, width, load, members, room, wanted, share, touched, is_touched, rate, fair, limit,
 ):  # fmt: skip
     """Give the first ``count`` flows of ``free`` new rates in ``fair``; return how many were needed in the end.
 
@@ -32,11 +32,11 @@ def refill(
         done = count
         fill(
             count, free, is_free, path, path_ptr, path_link, path_weight, capacity, cap, head, after, owner,
-            load, room, wanted, links, touched, fair, limit,
+            load, members, room, wanted, share, links, touched, is_touched, fair, limit,
         )  # fmt: skip
         count = widen(
-            count, free, is_free, path, path_ptr, path_weight, links, touched, head, after, owner, width, room,
-            rate, fair, limit,
+            count, free, is_free, path, path_ptr, path_weight, links, touched, is_touched, head, after, owner,
+            width, room, rate, fair, limit,
         )  # fmt: skip
         if count == done:
             break
@@ -52,11 +52,12 @@ def refill(
 
 def fill(
     count, free, is_free, path, path_ptr, path_link, path_weight, capacity, cap, head, after, owner,
-    load, room, wanted, links, touched, fair, limit,
+    load, members, room, wanted, share, links, touched, is_touched, fair, limit,
 ):  # fmt: skip
     """Fill what the other flows leave: all rates rise together, each until its cap or a full link.
 
-    ``is_free`` becomes 1 for a flow without a rate yet, 2 for one that has it.
+    ``is_free`` becomes 1 for a flow without a rate yet, 2 for one that has it; ``is_touched`` becomes 2 for
+    a link that flows of other rates are on too.
     """
     for i in range(links):
         link = touched[i]
@@ -70,13 +71,26 @@ def fill(
             lowest_cap = cap[job]
         for e in range(path_ptr[path[job]], path_ptr[path[job] + 1]):
             wanted[path_link[e]] += path_weight[e]
+    for i in range(links):
+        link = touched[i]
+        is_touched[link] = 2 if wanted[link] < members[link] else 1
+        if wanted[link] > 0:
+            share[link] = room[link] // wanted[link]
     left = count
+    open_links = links
     while left > 0:
         level = -1
-        for i in range(links):
+        i = 0
+        while i < open_links:
             link = touched[i]
-            if wanted[link] > 0 and (level < 0 or room[link] // wanted[link] < level):
-                level = room[link] // wanted[link]
+            if wanted[link] <= 0:
+                open_links -= 1
+                touched[i] = touched[open_links]
+                touched[open_links] = link
+                continue
+            if level < 0 or share[link] < level:
+                level = share[link]
+            i += 1
         level = max(level, 1)  # a flow of rate 0 would never end
         if lowest_cap <= level:
             # A flow at its cap takes no more than its share, so all caps up to the level go at once.
@@ -85,39 +99,48 @@ def fill(
                 job = free[i]
                 if is_free[job] == 1:
                     if cap[job] <= level:
-                        is_free[job] = 2
                         left -= 1
-                        fair[job] = cap[job]
-                        limit[job] = -1
-                        for e in range(path_ptr[path[job]], path_ptr[path[job] + 1]):
-                            room[path_link[e]] -= path_weight[e] * cap[job]
-                            wanted[path_link[e]] -= path_weight[e]
+                        take(
+                            job, cap[job], -1, is_free, path, path_ptr, path_link, path_weight,
+                            room, wanted, share, fair, limit,
+                        )  # fmt: skip
                     elif lowest_cap < 0 or cap[job] < lowest_cap:
                         lowest_cap = cap[job]
             if lowest_cap < 0:
                 lowest_cap = 1 << 62
             continue
-        for i in range(links):
+        for i in range(open_links):
             full = touched[i]
-            if wanted[full] <= 0 or max(room[full] // wanted[full], 1) > level:
+            if wanted[full] <= 0 or share[full] > level:
                 continue
             node = head[full]
             while node >= 0:
                 job = owner[node]
                 if is_free[job] == 1:
-                    is_free[job] = 2
                     left -= 1
-                    fair[job] = level
-                    limit[job] = full
-                    for e in range(path_ptr[path[job]], path_ptr[path[job] + 1]):
-                        room[path_link[e]] -= path_weight[e] * level
-                        wanted[path_link[e]] -= path_weight[e]
+                    take(
+                        job, level, full, is_free, path, path_ptr, path_link, path_weight,
+                        room, wanted, share, fair, limit,
+                    )  # fmt: skip
                 node = after[node]
 
 
+def take(job, level, why, is_free, path, path_ptr, path_link, path_weight, room, wanted, share, fair, limit):
+    """Give a flow its rate, and take that from its links."""
+    is_free[job] = 2
+    fair[job] = level
+    limit[job] = why
+    for e in range(path_ptr[path[job]], path_ptr[path[job] + 1]):
+        link = path_link[e]
+        room[link] -= path_weight[e] * level
+        wanted[link] -= path_weight[e]
+        if wanted[link] > 0:
+            share[link] = room[link] // wanted[link]
+
+
 def widen(
-    count, free, is_free, path, path_ptr, path_weight, links, touched, head, after, owner, width, room, rate,
-    fair, limit,
+    count, free, is_free, path, path_ptr, path_weight, links, touched, is_touched, head, after, owner, width,
+    room, rate, fair, limit,
 ):  # fmt: skip
     """Free the flows whose rates can no longer stand; return the new count.
 
@@ -126,6 +149,8 @@ def widen(
     """
     for i in range(links):
         link = touched[i]
+        if is_touched[link] < 2:
+            continue
         held = 0
         lowest = -1
         highest = 0
