@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+
 import click
-from click.shell_completion import get_completion_class
 
 __all__ = ["command"]
 
@@ -17,10 +18,6 @@ fish: pptrace completion fish | source"""
 @click.command("completion", epilog=_EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print the completion script of a shell."""
-    from pptrace.cli.main import cli
-
-    script = get_completion_class(shell)
-    if script is None:
-        raise click.UsageError(f"no completion for {shell}")
-    click.echo(script(cli, {}, "pptrace", "_PPTRACE_COMPLETE").source())
+    """Print the completion script of a shell: commands, options, what plugins offer, and files."""
+    script = files("pptrace.cli") / "shells" / f"pptrace.{shell}"
+    click.echo(script.read_text(encoding="utf-8"), nl=False)

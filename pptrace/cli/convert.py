@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pptrace.cli import complete
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -29,7 +31,7 @@ _TABLES = (".csv", ".txt")
 
 @click.command("convert", epilog=_EXAMPLES)
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.argument("target")
+@click.argument("target", shell_complete=complete.files())
 @click.option(
     "--messages", type=click.Choice(["asap", "deferred", "none"]),
     help="Tables: put messages in place, receives as soon as sent or right before their use; or take them out.",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pptrace.cli import complete
+
 if TYPE_CHECKING:
     from pptrace.experiment.prepare import Prepared
     from pptrace.show.slots import Drawing
@@ -20,6 +22,7 @@ pptrace show interleaved-1f1b --pp 4 --vp 2 --microbatches 8 -o table.svg
 pptrace show table.csv
 pptrace show ./mine.py:make --pp 4 --microbatches 8 --messages"""
 
+_SCHEDULES = complete.offers("schedules", "py", "csv", "txt")
 _SLOTS = click.IntRange(1, 1000)
 _NARROWEST = 20
 _MOST_RANKS = 64
@@ -28,8 +31,10 @@ _MOST_LINES = 120
 
 
 @click.command("show", epilog=_EXAMPLES)
-@click.argument("schedule", required=False)
-@click.option("--schedule", "named", metavar="SCHEDULE", help="The same, written as for simulate.")
+@click.argument("schedule", required=False, shell_complete=_SCHEDULES)
+@click.option(
+    "--schedule", "named", metavar="SCHEDULE", help="The same, written as for simulate.", shell_complete=_SCHEDULES
+)
 @click.option("--pp", metavar="RANKS", help="Pipeline ranks; a table brings its own.")
 @click.option("--microbatches", metavar="N", help="Microbatches; a table brings its own.")
 @click.option("--vp", metavar="CHUNKS", help="Model chunks per rank.")

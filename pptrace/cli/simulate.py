@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pptrace.config.overrides import FLAGS
+from pptrace.cli import complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +38,24 @@ _HELP = {
 }
 
 
+_COMPLETED = {
+    "schedule": complete.offers("schedules", "py", "csv", "txt"),
+    "model": complete.offers("models"),
+    "device": complete.offers("devices"),
+    "network": complete.offers("networks"),
+    "cluster": complete.offers("clusters"),
+    "contention": complete.words("none", "fifo", "max-min"),
+    "p2p": complete.words("async", "sender-blocking", "blocking", "ordered", "batched"),
+    "costs": complete.offers("cost_models"),
+}
+
+
 def _flags(function: Callable[..., Any]) -> Callable[..., Any]:
     for name in reversed(_HELP):
-        function = click.option(f"--{name}", f"flag_{name}", metavar="VALUE", help=_HELP[name])(function)
+        option = click.option(
+            f"--{name}", f"flag_{name}", metavar="VALUE", help=_HELP[name], shell_complete=_COMPLETED.get(name)
+        )
+        function = option(function)
     return function
 
 
@@ -51,11 +66,11 @@ pptrace simulate llama.yaml --set network.bandwidth='200 Gb/s' --json"""
 
 
 @click.command("simulate", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]")
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
 @_flags
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
 @click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE",
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files(),
     help="Write a trace: .pftrace or .json, with .gz for compressed; {rank} for one file per rank.",
 )  # fmt: skip
 @click.option(
@@ -76,6 +91,7 @@ def command(
     **flags: str | None,
 ) -> None:
     """Simulate one training step of CONFIG, a YAML file, with flags over it."""
+    from pptrace.config.overrides import FLAGS
     from pptrace.config.resolve import load
     from pptrace.experiment.run import simulate
     from pptrace.hooks.registry import Registry

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.config.quantity import format_size
 from pptrace.experiment.prices import contention_of, find_prices, metrics_under
 from pptrace.sim.policy import PolicyName, StreamPer
 from pptrace.timeline.metrics import IdleCause
@@ -42,13 +41,12 @@ _AS_GOOD = 0.9
 def largest_lever(run: Run) -> str:
     """Return the largest overhead with its part of the step, and what to try.
 
-    Memory comes first where a rank has too little. Policy and network are priced by simulating the step
-    without them; what is idle then is the schedule's.
+    Memory comes first where a rank has too little; a line of its own says how much. Policy and network are
+    priced by simulating the step without them; what is idle then is the schedule's.
     """
     over = run.metrics.over_capacity
     if over is not None:
-        rank, _, size = over
-        return f"memory {format_size(size)} over on rank {rank}, try {_roomier(run, rank)}"
+        return f"memory, try {_roomier(run, over[0])}"
     if not run.metrics.step_ns:
         return "none"
     parts = _parts(run)

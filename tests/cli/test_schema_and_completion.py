@@ -1,16 +1,35 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pptrace.sim.policy import PolicyName
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from conftest import Answer
 
     Pptrace = Callable[..., Answer]
+
+HEAVY = ("numpy", "numba", "pydantic", "yaml", "rich", "google.protobuf")
+COMPLETE = """
+set +e
+export PPTRACE_DISABLE_PLUGINS=all
+eval "$(pptrace completion bash)"
+compopt() { [[ $* != "+o default +o bashdefault" ]] && echo "$*"; }
+COMP_WORDS=(pptrace TYPED) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+_pptrace_completion pptrace
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+"""Calls the function that bash calls at <TAB>, with the variables that bash sets."""
 
 
 def test_the_schema_takes_what_simulate_takes_and_refuses_the_rest(pptrace: Pptrace) -> None:
@@ -28,25 +47,116 @@ def test_the_schema_takes_what_simulate_takes_and_refuses_the_rest(pptrace: Pptr
         assert list(validator.iter_errors(good | {key: value})), key
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_a_script_for_the_shell(pptrace: Pptrace, shell: str) -> None:
-    answer = pptrace("completion", shell)
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_for_the_shell(pptrace: Pptrace, name: str) -> None:
+    answer = pptrace("completion", name)
 
     assert answer.code == 0
-    assert "_PPTRACE_COMPLETE" in answer.out
+    assert f"_PPTRACE_COMPLETE={name}_complete" in answer.out
+    assert pptrace("completion", "cmd").code == 2
 
 
-def test_commands_and_options_are_completed(pptrace: Pptrace) -> None:
+def test_commands_and_options_are_completed() -> None:
+    assert completed("si") == ["simulate"]
+    assert completed("simulate", "--micr") == ["--microbatches", "--micro"]
+
+
+def test_names_that_plugins_offer_are_completed_beside_files_that_may_stand_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "all")
+
+    assert completed("simulate", "--network", "") == ["hockney", "ideal"]
+    assert completed("simulate", "--costs", "t") == ["table"]
+    assert completed("simulate", "--model", "") == []
+    for command in (("simulate", "--schedule"), ("show", "--schedule"), ("show",)):
+        assert completed(*command, "")[-1] == "suffixes: py csv txt"
+
+
+def test_words_are_completed_in_the_order_in_which_they_are_explained() -> None:
+    assert completed("simulate", "--p2p", "") == [policy.value for policy in PolicyName]
+    assert completed("simulate", "--p2p", "b") == ["blocking", "batched"]
+
+
+def test_files_are_completed_where_files_are_named() -> None:
+    assert completed("simulate", "") == ["suffixes: yaml yml"]
+    for command in (
+        ("simulate", "-o"),
+        ("show", "-o"),
+        ("convert",),
+        ("convert", "a.csv"),
+        ("open",),
+        ("validate",),
+    ):
+        assert [line.partition(":")[0] for line in completed(*command, "")] == ["file"] * len(
+            completed(*command, "")
+        )
+        assert completed(*command, "")
+
+
+def test_a_broken_plugin_leaves_the_prompt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pptrace.errors import PluginError
+    from pptrace.hooks.registry import Registry
+
+    def broken(**_: object) -> None:
+        raise PluginError("broken")
+
+    monkeypatch.setattr(Registry, "load", broken)
+
+    assert completed("simulate", "--network", "") == []
+
+
+def completed(*words: str) -> list[str]:
     from click.shell_completion import BashComplete
 
     from pptrace.cli.main import cli
 
-    completed = BashComplete(cli, {}, "pptrace", "_PPTRACE_COMPLETE").get_completions([], "si")
+    items = BashComplete(cli, {}, "pptrace", "_PPTRACE_COMPLETE").get_completions(list(words[:-1]), words[-1])
+    return [item.value if item.type == "plain" else f"{item.type}: {item.value}" for item in items]
 
-    assert [item.value for item in completed] == ["simulate"]
-    options = BashComplete(cli, {}, "pptrace", "_PPTRACE_COMPLETE").get_completions(["simulate"], "--micr")
-    assert [item.value for item in options] == ["--microbatches", "--micro"]
-    assert pptrace("completion", "cmd").code == 2
+
+@pytest.mark.parametrize(
+    ("words", "options", "replies"),
+    [
+        (["simulate", ""], ["filenames", "default"], ["a b.yaml", "folder", "step.yml"]),
+        (["simulate", "st"], ["filenames", "default"], ["step.yml"]),
+        (["simulate", "--network", "h"], [], ["hockney"]),
+        (["simulate", "--network", "=", "i"], [], ["ideal"]),
+        (["simulate", "--network", "="], [], ["hockney", "ideal"]),
+        (["simulate", "--schedule", "m"], ["filenames", "default"], ["mine.py"]),
+        (["simulate", "-o", ""], ["default"], []),
+        (["simulate", "--pp", ""], [], []),
+    ],
+)  # fmt: skip
+def test_bash_completes_names_and_files(
+    shell: Any, tmp_path: Path, words: list[str], options: list[str], replies: list[str]
+) -> None:
+    for name in ("a b.yaml", "step.yml", "mine.py", "trace.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+
+    typed = " ".join(shlex.quote(word) for word in words)
+    lines = shell.run(COMPLETE.replace("TYPED", typed), tmp_path).splitlines()
+
+    asked = {option for line in lines if line.startswith("-o ") for option in line.split()}
+    assert asked >= set(options)
+    assert bool(asked) == bool(options)
+    assert sorted(line for line in lines if line and not line.startswith("-o ")) == replies
+
+
+def test_completing_a_name_imports_nothing_heavy(tmp_path: Path) -> None:
+    asked = {"_PPTRACE_COMPLETE": "bash_complete", "COMP_WORDS": "pptrace simulate --network h", "COMP_CWORD": "3"}
+    code = "from pptrace.cli.main import main; main()"
+
+    answer = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code], cwd=tmp_path, env={**os.environ, **asked},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert answer.stdout.split() == ["plain,hockney"]
+    imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
+    assert "pptrace.hooks.registry" in imported
+    assert imported.isdisjoint(HEAVY)
 
 
 def test_the_completion_variable_reaches_main(pptrace: Pptrace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,14 +99,14 @@ def test_a_rank_over_its_memory_comes_first(table: str) -> None:
     activations = run(table, p2p="blocking", costs=COSTS | {"activation": "1 GiB", "capacity": "3 GiB"})
     weights = run(table, costs=COSTS | {"weights": "3 GiB", "activation": "1 MiB", "capacity": "2 GiB"})
 
-    assert largest_lever(activations) == "memory 1 GiB over on rank 0, try another schedule"
-    assert largest_lever(weights).endswith("GiB over on rank 0, try more pp or tp")
+    assert largest_lever(activations) == "memory, try another schedule"
+    assert largest_lever(weights) == "memory, try more pp or tp"
 
 
 def test_microbatches_shrink_where_memory_lacks_and_they_can(table: str) -> None:
     over = run(table, batch={"micro": 2}, costs=COSTS | {"activation": "1 GiB", "capacity": "3 GiB"})
 
-    assert largest_lever(over) == "memory 1 GiB over on rank 0, try a smaller micro"
+    assert largest_lever(over) == "memory, try a smaller micro"
 
 
 def test_one_rank_that_always_computes_has_no_lever(tmp_path: Path) -> None:
