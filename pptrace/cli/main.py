@@ -23,7 +23,7 @@ COMMANDS = {
     "open": "Open a trace in the Perfetto UI.",
     "convert": "Convert tables and traces between formats.",
     "plugins": "List plugins, what they offer, and what failed to load.",
-    "new-plugin": "Write a schedule plugin to start from.",
+    "new-plugin": "Write a schedule or network plugin to start from.",
     "schema": "Print the JSON Schema of configuration files.",
     "completion": "Print the shell completion script.",
 }

@@ -1,4 +1,4 @@
-"""``pptrace new-plugin``: write a schedule plugin that installs and runs as it stands."""
+"""``pptrace new-plugin``: write a plugin, of a schedule or a network, that installs and runs as it stands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.errors import ConfigError, OutputError, PluginError
-from pptrace.hooks.offers import ScheduleOffer
+from pptrace.hooks.offers import NetworkOffer, ScheduleOffer
 from pptrace.hooks.registry import Registry
 
 if TYPE_CHECKING:
@@ -25,15 +25,23 @@ __all__ = ["command", "write_plugin"]
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _FILES = {
     "pyproject.toml.txt": "pyproject.toml",
-    "readme.md.txt": "README.md",
-    "module.py.txt": "{package}.py",
-    "test.py.txt": "test_{package}.py",
+    "{kind}/readme.md.txt": "README.md",
+    "{kind}/module.py.txt": "{package}.py",
+    "{kind}/test.py.txt": "test_{package}.py",
 }
 """Where each file of the skeleton goes."""
+_OFFERS: dict[str, type[ScheduleOffer | NetworkOffer]] = {"schedule": ScheduleOffer, "network": NetworkOffer}
+"""What each kind of plugin offers."""
+_NEXT = {
+    "schedule": "pptrace show --schedule {name} --pp 4 --microbatches 8",
+    "network": "pptrace simulate --schedule 1f1b --pp 4 --microbatches 8 --network {name}",
+}
+"""How each kind is seen at work."""
 
 
 @click.command("new-plugin")
 @click.argument("name")
+@click.option("--schedule/--network", default=True, help="What it offers: a schedule, the default, or a network.")
 @click.option(
     "--into",
     type=click.Path(path_type=Path),
@@ -42,18 +50,19 @@ _FILES = {
     show_default="here",
 )
 @click.pass_context
-def command(context: click.Context, name: str, into: Path) -> None:
-    """Write a plugin with one schedule called NAME: module, pyproject, README and test."""
+def command(context: click.Context, name: str, into: Path, *, schedule: bool) -> None:
+    """Write a plugin with a schedule, or a network, called NAME: module, pyproject, README and test."""
     registry = context.find_object(Registry) or Registry.load(warn=lambda _: None)
-    _check_name(name, registry)
-    folder = write_plugin(name, into)
+    kind = "schedule" if schedule else "network"
+    _check_name(name, kind, registry)
+    folder = write_plugin(name, into, kind=kind)
     click.echo(f"wrote {folder}")
     install = f"pip install -e {shlex.quote(str(folder))}"
-    click.echo(f"next: {install} && pptrace show --schedule {name} --pp 4 --microbatches 8")
+    click.echo(f"next: {install} && {_NEXT[kind].format(name=name)}")
 
 
-def write_plugin(name: str, into: Path) -> Path:
-    """Write the plugin of a schedule ``name`` into a new folder of ``into``, wholly or not at all.
+def write_plugin(name: str, into: Path, *, kind: str = "schedule") -> Path:
+    """Write the plugin of a schedule or network ``name`` into a new folder of ``into``, wholly or not at all.
 
     Raises:
         OutputError: the new folder exists, or ``into`` is missing or cannot be written to.
@@ -66,7 +75,7 @@ def write_plugin(name: str, into: Path) -> Path:
     except OSError as error:
         raise OutputError(f"cannot write here: {error.strerror}", file=into) from error
     try:
-        _fill(scratch / folder.name, name)
+        _fill(scratch / folder.name, name, kind)
         (scratch / folder.name).rename(folder)
     except OSError as error:
         raise OutputError(f"cannot write the plugin: {error.strerror}", file=folder) from error
@@ -75,32 +84,32 @@ def write_plugin(name: str, into: Path) -> Path:
     return folder
 
 
-def _fill(folder: Path, name: str) -> None:
+def _fill(folder: Path, name: str, kind: str) -> None:
     package = f"pptrace_{name.replace('-', '_')}"
     folder.mkdir()
     skeleton = resources.files("pptrace.cli") / "skeleton"
     for source, target in _FILES.items():
         path = folder / target.format(package=package)
-        text = Template((skeleton / source).read_text(encoding="utf-8"))
-        path.write_text(text.substitute(name=name, package=package), encoding="utf-8")
+        text = Template((skeleton / source.format(kind=kind)).read_text(encoding="utf-8"))
+        path.write_text(text.substitute(name=name, package=package, kind=kind), encoding="utf-8")
 
 
-def _check_name(name: str, registry: Registry) -> None:
+def _check_name(name: str, kind: str, registry: Registry) -> None:
     if not _NAME.fullmatch(name):
-        suggestion = "-".join(re.findall(r"[a-z0-9]+", name.lower())) or "my-schedule"
+        suggestion = "-".join(re.findall(r"[a-z0-9]+", name.lower())) or f"my-{kind}"
         message = f"{name!r} is not lower-case letters and digits in words joined by hyphens; try {suggestion}"
         raise ConfigError(message, key="NAME")
     for provider in registry.providers:
-        if name in _schedules_of(registry, provider):
-            message = f"{provider} offers a schedule named {name!r} already; choose another name"
+        if name in _names(registry, provider, _OFFERS[kind]):
+            message = f"{provider} offers a {kind} named {name!r} already; choose another name"
             raise ConfigError(message, key="NAME")
     others = [*registry.providers, *registry.disabled, *(failure.provider for failure in registry.failures)]
     if any(provider.distribution == f"pptrace-{name}" for provider in others):
         raise ConfigError(f"a distribution pptrace-{name} is installed already; choose another name", key="NAME")
 
 
-def _schedules_of(registry: Registry, provider: Provider) -> set[str]:
+def _names(registry: Registry, provider: Provider, kind: type[ScheduleOffer | NetworkOffer]) -> set[str]:
     try:
-        return {provided.offer.name for provided in registry.offers_of(provider, ScheduleOffer)}
+        return {provided.offer.name for provided in registry.offers_of(provider, kind)}
     except PluginError:  # a broken plugin is no reason not to write a better one
         return set()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import sys
 import tomllib
 from pathlib import Path
 
@@ -14,16 +16,18 @@ from pptrace.cli.new_plugin import command, write_plugin
 from pptrace.errors import ConfigError, OutputError
 from pptrace.hooks import ScheduleOffer, hookimpl
 from pptrace.hooks.registry import Registry
-from pptrace.testing import assert_schedule_family
+from pptrace.testing import assert_schedule_family, assert_valid_network
 
 
-def invoke(name: str, into: Path, registry: Registry | None = None) -> Result:
+def invoke(name: str, into: Path, *options: str, registry: Registry | None = None) -> Result:
     registry = registry or Registry.load(entry_points=False)
-    return CliRunner().invoke(command, [name, "--into", str(into)], obj=registry, catch_exceptions=False)
+    arguments = [name, "--into", str(into), *options]
+    return CliRunner().invoke(command, arguments, obj=registry, catch_exceptions=False)
 
 
-def test_a_new_plugin_keeps_its_promises(tmp_path: Path) -> None:
-    result = invoke("my-2nd-try", tmp_path)
+@pytest.mark.parametrize("options", [(), ("--schedule",)])
+def test_a_new_plugin_keeps_its_promises(tmp_path: Path, options: tuple[str, ...]) -> None:
+    result = invoke("my-2nd-try", tmp_path, *options)
 
     folder = tmp_path / "pptrace-my-2nd-try"
     assert result.stdout.startswith(f"wrote {folder}\nnext: pip install -e {folder} && pptrace show ")
@@ -42,12 +46,29 @@ def test_a_new_plugin_keeps_its_promises(tmp_path: Path) -> None:
     assert_schedule_family(registry.schedule("my-2nd-try"))
 
 
-def test_the_project_file_names_the_entry_point_and_needs_this_core(tmp_path: Path) -> None:
-    folder = write_plugin("mine", tmp_path)
+def test_a_new_network_keeps_its_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = invoke("my-wires", tmp_path, "--network")
+
+    folder = tmp_path / "pptrace-my-wires"
+    assert result.stdout.startswith(f"wrote {folder}\nnext: pip install -e {folder} && pptrace simulate ")
+    assert result.stdout.endswith(" --network my-wires\n")
+    monkeypatch.syspath_prepend(folder)
+    module, own = map(importlib.import_module, ("pptrace_my_wires", "test_pptrace_my_wires"))
+    for name in (module.__name__, own.__name__):
+        del sys.modules[name]
+    own.test_it_keeps_its_promises_for_many_sizes()
+    registry = Registry.load(entry_points=False, plugins={"made": module})
+    assert_valid_network(registry.network("my-wires"))
+
+
+@pytest.mark.parametrize("kind", ["schedule", "network"])
+def test_the_project_file_names_the_entry_point_and_needs_this_core(tmp_path: Path, kind: str) -> None:
+    folder = write_plugin("mine", tmp_path, kind=kind)
 
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
 
     assert project["name"] == "pptrace-mine"
+    assert project["description"] == f"The {kind} mine for pptrace."
     assert project["entry-points"] == {"pptrace": {"mine": "pptrace_mine"}}
     assert project["dependencies"] == ["pptrace>=0.1,<2"]
 
@@ -76,7 +97,15 @@ def test_a_name_that_a_plugin_offers_is_refused(tmp_path: Path) -> None:
     registry = Registry.load(entry_points=False, plugins={"inline": Mine()})
 
     with pytest.raises(ConfigError, match="plugin 'inline' offers a schedule named 'taken' already"):
-        invoke("taken", tmp_path, registry)
+        invoke("taken", tmp_path, registry=registry)
+    with pytest.raises(ConfigError, match=r"plugin 'builtin' .* offers a network named 'hockney' already"):
+        invoke("hockney", tmp_path, "--network", registry=registry)
+    assert invoke("taken", tmp_path, "--network", registry=registry).exit_code == 0
+
+
+def test_a_bad_name_of_a_network_is_refused_with_one_of_a_network(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"; try my-network$"):
+        invoke("_", tmp_path, "--network")
 
 
 def test_a_broken_plugin_does_not_stop_a_new_one(tmp_path: Path) -> None:
@@ -87,7 +116,7 @@ def test_a_broken_plugin_does_not_stop_a_new_one(tmp_path: Path) -> None:
 
     registry = Registry.load(entry_points=False, plugins={"inline": Broken()})
 
-    assert invoke("mine", tmp_path, registry).exit_code == 0
+    assert invoke("mine", tmp_path, registry=registry).exit_code == 0
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
