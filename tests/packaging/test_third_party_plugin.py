@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from fresh_environment import Environment
+
 pytestmark = pytest.mark.packaging
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "third-party-plugin"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "third-party-plugin"
 SIZES = ("--pp", "4", "--microbatches", "8")
-
-
-class Environment:
-    """A virtual environment that knows nothing of this source tree."""
-
-    def __init__(self, folder: Path) -> None:
-        self.bin = folder / "bin"
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-
-    def run(self, program: str, *arguments: str, cwd: Path) -> str:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PPTRACE"))}
-        command = [str(self.bin / program), *arguments]
-        result = subprocess.run(command, cwd=cwd, env=kept, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, f"{command} gave {result.returncode}:\n{result.stdout}\n{result.stderr}"
-        return result.stdout
-
-    def pip(self, *arguments: str, cwd: Path) -> None:
-        self.run("python", "-m", "pip", "--disable-pip-version-check", "-q", *arguments, cwd=cwd)
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Return an environment with the core and the example, both from their wheels."""
-    folder = tmp_path_factory.mktemp("packaging")
-    wheels = folder / "wheels"
-    made = Environment(folder / "venv")
-    made.pip("wheel", "--no-deps", "-w", str(wheels), str(ROOT), str(EXAMPLE), cwd=folder)
-    made.pip("install", *map(str, sorted(wheels.glob("*.whl"))), cwd=folder)
-    return made
 
 
 def test_the_core_lists_the_plugin_with_its_distribution(environment: Environment, tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""A virtual environment of its own, for tests of what is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Environment"]
+
+
+class Environment:
+    """A virtual environment that knows nothing of this source tree."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+
+    def run(self, program: str, *arguments: str, cwd: Path) -> str:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PPTRACE"))}
+        command = [str(self.bin / program), *arguments]
+        result = subprocess.run(command, cwd=cwd, env=kept, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, f"{command} gave {result.returncode}:\n{result.stdout}\n{result.stderr}"
+        return result.stdout
+
+    def pip(self, *arguments: str, cwd: Path) -> None:
+        self.run("python", "-m", "pip", "--disable-pip-version-check", "-q", *arguments, cwd=cwd)
