@@ -41,10 +41,18 @@ _MOST_LINES = 120
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the schedule's own.")
 @click.option("--forward", type=_SLOTS, default=1, show_default=True, help="Slots of a forward.")
 @click.option("--backward", type=_SLOTS, default=2, show_default=True, help="Slots of a full backward.")
-@click.option("--messages", is_flag=True, help="Give sends and receives a slot each, as PyTorch's step simulator.")
-@click.option("--slots", metavar="FIRST:LAST", help="Show these slots only.")
+@click.option(
+    "--messages", is_flag=True, help="Give sends (>) and receives (<) a slot each, as PyTorch's simulator."
+)
+@click.option(
+    "--slots",
+    metavar="FIRST:LAST",
+    help="Show the slots from FIRST up to LAST, which is left out; the first is 0.",
+)
 @click.option("--width", type=click.IntRange(_NARROWEST), help="Columns to use; the terminal's by default.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a picture: .svg or .png.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write a picture: .svg, or .png by matplotlib."
+)
 def command(
     schedule: str | None,
     named: str | None,
@@ -68,7 +76,7 @@ def command(
     from pptrace.experiment.placed import located
     from pptrace.experiment.prepare import prepare
     from pptrace.hooks.registry import Registry
-    from pptrace.show.slots import SlotsOfKind, draw
+    from pptrace.show.slots import SlotsOfKind, cropped, draw
 
     if (schedule is None) == (named is None):
         raise click.UsageError("name one schedule, such as: pptrace show 1f1b --pp 4 --microbatches 8")
@@ -89,10 +97,13 @@ def command(
     )
     drawing = draw(prepared.schedule, kinds, messages=messages)
     title = _title(prepared, drawing)
-    if output is not None:
+    first, last = _range(slots, drawing.length)
+    if output is None:
+        _print(drawing, title, first, last, width)
+    elif (first, last) == (0, drawing.length):
         _write(drawing, title, output)
     else:
-        _print(drawing, title, slots, width)
+        _write(cropped(drawing, first, last), f"{title}, slots {first} to {last - 1}", output)
     if drawing.error is not None:
         raise located(drawing.error, prepared, registry)
 
@@ -108,7 +119,8 @@ def _title(prepared: Prepared, drawing: Drawing) -> str:
 
 def _write(drawing: Drawing, title: str, output: Path) -> None:
     from pptrace.export.output import replace_file
-    from pptrace.show.picture import svg_text, write_png
+    from pptrace.show.png import write_png
+    from pptrace.show.svg import svg_text
 
     with replace_file(output) as temporary:
         if output.suffix.lower() == ".svg":
@@ -118,13 +130,13 @@ def _write(drawing: Drawing, title: str, output: Path) -> None:
     sys.stderr.write(f"wrote {output}\n")
 
 
-def _print(drawing: Drawing, title: str, slots: str | None, width: int | None) -> None:
+def _print(drawing: Drawing, title: str, first: int, last: int, width: int | None) -> None:
     from rich.console import Console
 
     from pptrace.show.terminal import plain_lines, rich_lines, windows
 
     console = Console(width=width or max(Console().width, _NARROWEST), highlight=False)
-    parts = windows(drawing, console.width, *_range(slots, drawing.length), _MOST_LINES)
+    parts = windows(drawing, console.width, first, last, _MOST_LINES)
     click.echo(title)
     colourful = console.is_terminal and console.color_system is not None and not console.no_color
     for seen in parts:
@@ -151,7 +163,7 @@ def _range(slots: str | None, length: int) -> tuple[int, int]:
         return 0, length
     first, colon, last = slots.partition(":")
     try:
-        bounds = int(first or 0), int(last or length) if colon else int(first) + 1
+        bounds = int(first or 0), min(int(last or length), length) if colon else int(first) + 1
     except ValueError:
         raise click.UsageError(f"--slots {slots}: write FIRST:LAST, such as 0:40") from None
     if not 0 <= bounds[0] < bounds[1] or bounds[0] >= max(length, 1):

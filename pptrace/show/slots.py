@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.model.action import COMMUNICATION, Action, Kind
@@ -17,12 +19,13 @@ from pptrace.timeline.metrics import measure
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from fractions import Fraction
 
     from pptrace.schedule.table import Schedule
+    from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Cell", "Drawing", "SlotsOfKind", "draw"]
+__all__ = ["Cell", "Drawing", "SlotsOfKind", "cropped", "draw"]
 
 _DRAWN = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE})
 """Kinds that take time in the idealised table."""
@@ -89,6 +92,8 @@ class Drawing:
     """Idle share of the table; None where it is not valid."""
     error: ScheduleError | None = None
     """What is wrong with the schedule."""
+    first: int = 0
+    """The number of the first slot, where those before it were cut off."""
 
     @property
     def lacking(self) -> tuple[int, str]:
@@ -117,6 +122,17 @@ def draw(schedule: Schedule, slots: SlotsOfKind | None = None, *, messages: bool
         return _as_far_as_it_goes(schedule, slots, error, messages=messages)
 
 
+def cropped(drawing: Drawing, first: int, last: int) -> Drawing:
+    """Return the slots from ``first`` up to ``last``, which is not among them."""
+    cells = []
+    for cell in drawing.cells:
+        low, high = max(cell.start, first), min(cell.start + cell.length, last)
+        if low < high:
+            cells.append(replace(cell, start=low - first, length=high - low))
+    length = min(last, drawing.length) - first
+    return replace(drawing, cells=tuple(cells), length=length, first=drawing.first + first)
+
+
 def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Drawing:
     edges = int(schedule.placement.edges.shape[0])
     workload = Workload.uniform(
@@ -125,24 +141,24 @@ def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Dra
     )  # fmt: skip
     policy = Policy(name=PolicyName.BLOCKING if messages else PolicyName.ASYNC)
     timeline = simulate(schedule, workload, _PER_SLOT if messages else ideal(), policy)
-    cells = []
-    for lane in range(timeline.lanes):
-        if timeline.lane_stream[lane] != Stream.COMPUTE:
-            continue
-        for row in range(int(timeline.lane_ptr[lane]), int(timeline.lane_ptr[lane + 1])):
-            piece = timeline[row]
-            if piece.action.kind in COMMUNICATION and not messages:
-                continue
-            length = piece.end_ns - piece.start_ns
-            cells.append(_cell(schedule, piece.rank, piece.start_ns, length, piece.action))
     metrics = measure(timeline, workload)
     return Drawing(
         ranks=schedule.ranks,
         length=metrics.end_ns,
-        cells=tuple(cells),
+        cells=tuple(_compute_cells(schedule, timeline, messages=messages)),
         chunks=_chunks(schedule),
         bubble=metrics.bubble,
     )
+
+
+def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) -> Iterator[Cell]:
+    for lane in np.flatnonzero(timeline.lane_stream == Stream.COMPUTE).tolist():
+        rank, here = int(timeline.lane_rank[lane]), slice(*timeline.lane_ptr[lane : lane + 2].tolist())
+        columns = (timeline.kind, timeline.stage, timeline.unit, timeline.span, timeline.start_ns, timeline.end_ns)
+        for kind, stage, unit, span, start, end in zip(*(c[here].tolist() for c in columns), strict=True):
+            if messages or kind not in COMMUNICATION:
+                action = Action(kind=Kind(kind), stage=stage, unit=unit, span=span)
+                yield _cell(schedule, rank, start, end - start, action)
 
 
 def _as_far_as_it_goes(schedule: Schedule, slots: SlotsOfKind, error: ScheduleError, *, messages: bool) -> Drawing:

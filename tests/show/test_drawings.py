@@ -9,8 +9,9 @@ import pytest
 
 from pptrace.errors import DeadlockError, PptraceError
 from pptrace.schedule.table import Schedule
-from pptrace.show.picture import svg_text, write_png
+from pptrace.show.png import write_png
 from pptrace.show.slots import SlotsOfKind, draw
+from pptrace.show.svg import svg_text
 from pptrace.show.terminal import plain_lines, rich_lines, window
 
 if TYPE_CHECKING:

@@ -1,0 +1,62 @@
+"""The table as PNG, with matplotlib."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.errors import PptraceError
+from pptrace.show.label import INK, MARK, colour, legend, picture_label
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pptrace.show.slots import Drawing
+
+__all__ = ["write_png"]
+
+_MOST_CELLS = 20_000
+_MOST_INCHES = 160
+_PER_LINE = 4
+"""Entries of a line of the legend."""
+
+
+def write_png(drawing: Drawing, title: str, path: Path) -> None:
+    """Write the drawing as PNG.
+
+    Raises:
+        PptraceError: matplotlib is not installed, or the table is too large for pixels.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+    except ImportError as error:
+        raise PptraceError(
+            "PNG needs matplotlib: pip install matplotlib (or 'pptrace[plot]'), or write .svg"
+        ) from error
+    if len(drawing.cells) > _MOST_CELLS:
+        raise PptraceError(
+            f"{len(drawing.cells)} cells are too many for PNG: write .svg, or draw some with --slots"
+        )
+    inches = max(drawing.length * 0.28 + 1.2, 7.5), drawing.ranks * 0.32 + 1.1
+    figure = Figure(figsize=(min(inches[0], _MOST_INCHES), min(inches[1], _MOST_INCHES)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for cell in sorted(drawing.cells, key=lambda cell: cell.marked):
+        edge, line = (MARK, 2.5) if cell.marked else ("white", 0.8)
+        start = drawing.first + cell.start
+        box = Rectangle((start, cell.rank - 0.46), cell.length, 0.92, fc=colour(cell), ec=edge, lw=line)
+        axes.add_patch(box)
+        text = picture_label(cell, drawing.chunks)
+        axes.text(start + cell.length / 2, cell.rank, text, ha="center", va="center", fontsize=8, color=INK)
+    axes.set(
+        xlim=(drawing.first, drawing.first + max(drawing.length, 1)), xlabel="slot",
+        ylim=(drawing.ranks - 0.45, -0.55), yticks=range(drawing.ranks),
+        yticklabels=[f"rank {rank}" for rank in range(drawing.ranks)],
+    )  # fmt: skip
+    handles = [Rectangle((0, 0), 1, 1, fc=fill, label=meaning) for meaning, fill in legend(drawing.cells).items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=_PER_LINE, fontsize=8, frameon=False)
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+    if drawing.error is not None:
+        axes.set_xlabel(str(drawing.error), color=MARK, loc="left", fontsize=8, wrap=True)
+    figure.savefig(path, format="png", dpi=110, metadata={"Software": None})
