@@ -92,6 +92,9 @@ class Layout:
         """Return the groups of ``tp``, ``cp``, ``ep`` or ``dp``, one per row, each in the order of its members.
 
         A ``dp`` group holds whoever reduces the same dense gradients: all replicas and context-parallel parts.
+
+        Raises:
+            ValueError: another axis.
         """
         grid = self.grid()
         if axis == "tp":
@@ -101,6 +104,8 @@ class Layout:
         whole = grid.transpose(0, 3, 1, 2)
         if axis == "dp":
             return whole.reshape(-1, self.dp * self.cp)
+        if axis != "ep":
+            raise ValueError(f"no groups along {axis!r}: tp, cp, ep or dp")
         inner = gcd(self.ep, self.dp)
         outer = self.ep // inner
         parts = whole.reshape(self.pp, self.tp, self.dp // inner, inner, self.cp // outer, outer)
@@ -114,5 +119,6 @@ def _check_order(order: tuple[str, ...]) -> None:
     missing = [axis for axis in AXES if axis not in order]
     for fault, axes in (("names unknown axes", unknown), ("names twice", twice), ("misses", missing)):
         if axes:
-            message = f"{written!r} {fault}: {', '.join(axes)}; write each of {', '.join(AXES)} once, inner first"
+            named = ", ".join(axis or "''" for axis in axes)
+            message = f"{written!r} {fault}: {named}; write each of {', '.join(AXES)} once, inner first"
             raise ConfigError(message, key="parallel.order")
