@@ -1,0 +1,182 @@
+"""A hop between pipeline ranks is the bundle of its members' flows, counted one by one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_clusters import cluster
+
+from pptrace.errors import ConfigError
+from pptrace.model.layout import AXES, Layout
+from pptrace.network.check import check_paths
+from pptrace.network.contract import UNLIMITED, Paths
+from pptrace.network.flat import Flat
+from pptrace.network.hops import Hops, _scattered
+
+
+@st.composite
+def hops(draw: st.DrawFn) -> Hops:
+    pp, dp, cp, tp = (
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 3)),
+    )
+    gpus = draw(st.integers(1, 4))
+    job = Layout(pp=pp, dp=dp, cp=cp, tp=tp, order=tuple(draw(st.permutations(AXES))))
+    return Hops(
+        layout=job,
+        network=cluster(
+            nodes=-(-job.gpus // gpus),
+            gpus=gpus,
+            nics=draw(st.integers(1, gpus)),
+            per_leaf=draw(st.integers(1, 4)),
+            spines=draw(st.integers(1, 3)),
+            gpu_kbps=draw(st.integers(1, 9000)),
+            spine_kbps=draw(st.integers(1, 3000)),
+            flow_kbps=draw(st.integers(0, 500)),
+        ),
+    )
+
+
+def one(network: Hops, src: int, dst: int) -> Paths:
+    return network.paths(np.array([src], dtype=np.int32), np.array([dst], dtype=np.int32))
+
+
+def links_of(paths: Paths, row: int) -> list[int]:
+    return paths.link[paths.link_ptr[row] : paths.link_ptr[row + 1]].tolist()
+
+
+def flows_of(network: Hops, src: int, dst: int) -> list[Paths]:
+    """Return what lies between each member of a rank and the same member of another."""
+    members = network.layout.members()
+    pairs = zip(members[src], members[dst], strict=True)
+    return [network.network.paths(np.array([a], dtype=np.int32), np.array([b], dtype=np.int32)) for a, b in pairs]
+
+
+@given(hops(), st.data())
+def test_a_hop_is_the_bundle_of_what_each_member_sends(network: Hops, data: st.DataObject) -> None:
+    rank = st.integers(0, network.layout.pp - 1)
+    pairs = data.draw(st.lists(st.tuples(rank, rank), max_size=4))
+    src, dst = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
+
+    paths = network.paths(src, dst)
+
+    check_paths(paths, len(pairs), len(network.links))
+    turns = _scattered(np.arange(network.layout.members().shape[1])).tolist()
+    for row in range(len(paths)):
+        pair, way = divmod(row, paths.ways)
+        flows = flows_of(network, *pairs[pair])
+        taken = [(flow, (way + turn) % paths.ways % flow.ways) for flow, turn in zip(flows, turns, strict=True)]
+        times = Counter(link for flow, own in taken for link in links_of(flow, own))
+        limits = [int(flow.rate_kbps[own]) for flow, own in taken if flow.rate_kbps[own] != UNLIMITED]
+        limits += [max(int(network.links.rate_kbps[link]) // count, 1) for link, count in times.items()]
+        entries = slice(paths.link_ptr[row], paths.link_ptr[row + 1])
+        assert dict(zip(links_of(paths, row), paths.weight[entries].tolist(), strict=True)) == times
+        assert paths.rate_kbps[row] == min(limits, default=UNLIMITED)
+        assert paths.latency_ns[row] == max(flow.latency_ns[own] for flow, own in taken)
+        assert paths.overhead_ns[row] == max(flow.overhead_ns[own] for flow, own in taken)
+        assert paths.route[paths.route_ptr[row] : paths.route_ptr[row + 1]].tolist() == links_of(*taken[0])
+
+
+@given(hops())
+def test_over_all_ways_each_member_takes_each_way_once(network: Hops) -> None:
+    last = network.layout.pp - 1
+
+    paths = one(network, 0, last)
+
+    expected: Counter[int] = Counter()
+    for flow in flows_of(network, 0, last):
+        for way in range(paths.ways):
+            expected.update(links_of(flow, way % flow.ways))
+    bundled: Counter[int] = Counter()
+    for link, weight in zip(paths.link.tolist(), paths.weight.tolist(), strict=True):
+        bundled[link] += weight
+    assert bundled == expected
+
+
+def test_eight_members_over_eight_rails_are_eight_times_as_fast_as_over_one_nic() -> None:
+    def rate(nics: int) -> int:
+        network = Hops(network=cluster(nodes=2, gpus=8, nics=nics, per_leaf=2 * nics), layout=Layout(pp=2, tp=8))
+        return int(one(network, 0, 1).rate_kbps[0])
+
+    assert rate(8) == 1000
+    assert rate(1) == 1000 // 8
+    assert rate(2) == 1000 // 4
+
+
+def test_eight_replicas_on_a_spine_of_four_to_one_get_a_quarter_of_what_one_gets() -> None:
+    """A leaf has eight hosts of 1000 kB/s and one link up of 2000."""
+    wide = cluster(nodes=16, gpus=1, nics=1, per_leaf=8, spine_kbps=2000)
+
+    one_replica = one(Hops(network=wide, layout=Layout(pp=16)), 7, 8)
+    eight = one(Hops(network=wide, layout=Layout(pp=2, dp=8)), 0, 1)
+
+    assert one_replica.rate_kbps.tolist() == [1000]
+    assert eight.rate_kbps.tolist() == [2000 // 8]
+    weights = {wide.links.name[link]: weight for link, weight in zip(eight.link, eight.weight, strict=True)}
+    assert {name: weight for name, weight in weights.items() if weight > 1} == {
+        "leaf0spine0u": 8,
+        "leaf1spine0d": 8,
+    }
+
+
+def test_replicas_beside_each_other_in_a_leaf_never_meet() -> None:
+    network = cluster(nodes=16, gpus=1, nics=1, per_leaf=8, spine_kbps=2000)
+    job = Layout(pp=2, dp=8, order=("pp", "tp", "cp", "ep", "dp"))
+
+    paths = one(Hops(network=network, layout=job), 0, 1)
+
+    assert paths.rate_kbps.tolist() == [1000]
+    assert set(paths.weight.tolist()) == {1}
+
+
+def test_a_hop_inside_a_node_never_touches_the_fabric() -> None:
+    job = cluster(nodes=2, gpus=8, nics=8, per_leaf=16, spines=4)
+    network = Hops(network=job, layout=Layout(pp=4, tp=4))
+
+    inside, across = one(network, 0, 1), one(network, 1, 2)
+
+    assert {job.links.name[link].partition("/")[0] for link in inside.link} == {"node0"}
+    assert inside.rate_kbps.tolist() == [9000]
+    assert {name for name in (job.links.name[link] for link in across.link) if name.startswith("host")}
+    assert across.rate_kbps.tolist() == [1000] * 4
+
+
+def test_messages_over_no_links_are_as_fast_as_each_member_s() -> None:
+    flat = Hops(network=Flat(rate_kbps=500, latency_ns=7, overhead_ns=9), layout=Layout(pp=2, tp=4))
+    ideal = Hops(network=Flat(), layout=Layout(pp=2, tp=4))
+
+    paths = one(flat, 0, 1)
+
+    assert (paths.rate_kbps[0], paths.latency_ns[0], paths.overhead_ns[0]) == (500, 7, 9)
+    assert one(ideal, 0, 1).rate_kbps.tolist() == [UNLIMITED]
+    assert len(flat.links) == paths.link.size == 0
+
+
+def test_a_rank_and_itself_share_no_link() -> None:
+    network = Hops(network=cluster(nodes=2, gpus=2, nics=1), layout=Layout(pp=2, tp=2))
+
+    assert one(network, 1, 1).link.size == 0
+    assert one(network, 1, 1).rate_kbps.tolist() == [UNLIMITED]
+
+
+def test_more_flows_than_a_link_has_rate_still_move() -> None:
+    network = Hops(network=cluster(nodes=2, gpus=8, nics=1, nic_kbps=5), layout=Layout(pp=2, tp=8))
+
+    assert one(network, 0, 1).rate_kbps.tolist() == [1]
+
+
+def test_a_hop_without_a_route_is_one_clear_line() -> None:
+    network = Hops(network=cluster(nodes=2, gpus=2, nics=1, joined=False), layout=Layout(pp=2, tp=2))
+
+    message = (
+        "cluster: no route from GPU 0 of rank 0 to GPU 2 of rank 1: give the cluster a fabric, or fewer nodes"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        one(network, 0, 1)
