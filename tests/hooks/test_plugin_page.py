@@ -6,14 +6,19 @@ import re
 import types
 from pathlib import Path
 
+import pytest
+
+from pptrace.errors import ConstraintError
 from pptrace.hooks import provider
 from pptrace.hooks.build import build_schedule
 from pptrace.hooks.registry import Registry
 from pptrace.model.request import ScheduleRequest
-from pptrace.testing import assert_schedule_family, assert_valid_schedule, grid
+from pptrace.testing import assert_valid_network, assert_valid_schedule, grid
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
-ONE_FILE, PLUGIN, CHECKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+ONE_FILE, PLUGIN, CHECKS, NETWORK, NETWORK_CHECKS = re.findall(
+    r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE
+)
 
 
 def test_the_file_of_the_page_makes_a_valid_schedule(tmp_path: Path) -> None:
@@ -25,19 +30,41 @@ def test_the_file_of_the_page_makes_a_valid_schedule(tmp_path: Path) -> None:
 
 
 def test_the_plugin_of_the_page_keeps_its_promises() -> None:
-    module = types.ModuleType("page")
-    exec(PLUGIN, module.__dict__)  # noqa: S102 - our own page
+    module = module_of(PLUGIN)
 
     registry = Registry.load(entry_points=False, plugins={"page": module})
 
     assert not registry.failures
-    assert_schedule_family(registry.schedule("one-at-a-time"), sizes=grid(units=(1, 2)))
+    assert registry.schedule("one-at-a-time").offer.constraints == module.OFFER.constraints
+    exec(CHECKS, module.__dict__)  # noqa: S102 - our own page
 
 
-def test_the_checks_of_the_page_exist() -> None:
-    names = re.findall(r"\w+", CHECKS.partition("import ")[2].partition("\n")[0])
+def test_the_schedule_of_the_page_takes_only_what_its_table_holds() -> None:
+    offer = module_of(PLUGIN).OFFER
 
-    assert set(names) == {"assert_schedule_family", "grid"}
+    for request in grid(ranks=(1, 3), units=(1, 2), chunks=(1, 2)):
+        if request.units == request.chunks == 1:
+            offer.check(request)
+        else:
+            with pytest.raises(ConstraintError):
+                offer.check(request)
+
+
+def test_the_network_of_the_page_keeps_its_promises() -> None:
+    module = module_of(NETWORK)
+
+    registry = Registry.load(entry_points=False, plugins={"page": module})
+
+    assert not registry.failures
+    assert_valid_network(registry.network("bus"))
+    exec(NETWORK_CHECKS, module.__dict__)  # noqa: S102 - our own page
+
+
+def module_of(source: str) -> types.ModuleType:
+    module = types.ModuleType("page")
+    # Annotations of the page are what they are there, not text as here.
+    exec(compile(source, "page", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - our own page
+    return module
 
 
 def test_every_offer_has_a_row_in_the_table_of_hooks() -> None:
