@@ -88,7 +88,5 @@ def _eager_remedy(
             continue
         again = lower(schedule, workload, network, replace(policy, eager_bytes=size))
         if run_graph(again).done == again.tasks - again.ghosts().size:
-            return (
-                f"; it would run with eager messages from {size} bytes (p2p: {{policy: ordered, eager: {size} B}})"
-            )
-    return "; no eager size lets it run: reorder the receives (receive: asap) or use another policy"
+            return f"; messages up to {size} B eager let it run: --set p2p.eager='{size} B'"
+    return "; no eager size lets it run: reorder the receives (p2p.receive: asap) or use another policy"
