@@ -137,7 +137,9 @@ def test_interleaved_pays_for_one_stream_per_rank(stream: StreamPer, steps: int)
 def test_ordered_refuses_deferred_receives_with_their_cycle(name: str) -> None:
     order = torch_order(name, "deferred")
 
-    with pytest.raises(DeadlockError, match=r"messages up to 1 B eager let it run: --set p2p\.eager='1 B'") as refused:
+    with pytest.raises(
+        DeadlockError, match=r"messages up to 1 B eager let it run: --set p2p\.eager='1 B'"
+    ) as refused:
         unit_step(order, Policy(name=PolicyName.ORDERED))
 
     assert refused.value.policy == "ordered"
