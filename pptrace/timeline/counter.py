@@ -1,4 +1,4 @@
-"""A counter is a quantity of one rank that steps over time: memory, microbatches in flight, link use."""
+"""A counter is a quantity of a rank, or of the cluster, that steps over time: memory, the use of a link."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Counter:
     """A step function: from ``at_ns[i]`` on, the value is ``value[i]``."""
 
     rank: int
-    """The rank that it belongs to."""
+    """The rank that it belongs to; -1 for none: it is the cluster's, such as the use of a shared link."""
     name: str
-    """Such as ``memory``."""
+    """Such as ``memory``, or the link's, such as ``leaf0>spine2``."""
     unit: str
     """Such as ``bytes``."""
     at_ns: Int64s

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from pptrace.model.columns import Int32s, Int64s, column
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Routes"]
 
@@ -31,6 +35,13 @@ class Routes:
         object.__setattr__(self, "rate_kbps", column(self.rate_kbps, np.int64))
         for name in ("ptr", "link"):
             object.__setattr__(self, name, column(getattr(self, name), np.int32))
+
+    def of_rows(self, rows: NDArray[np.integer]) -> Self:
+        """Return the routes of some rows, in their order; links keep their numbers."""
+        length = np.diff(self.ptr)[rows]
+        ptr = np.concatenate([[0], np.cumsum(length)])
+        first = np.repeat(self.ptr[:-1][rows] - ptr[:-1], length)
+        return replace(self, ptr=ptr, link=self.link[np.arange(int(ptr[-1])) + first])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Routes):

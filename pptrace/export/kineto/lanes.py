@@ -77,14 +77,19 @@ def lanes_of(timeline: Timeline) -> list[Lane]:
 
 
 def part_of(timeline: Timeline, rank: int) -> tuple[Timeline, int]:
-    """Return one rank's rows, whose causes still count the rows of all, and the first row's number."""
+    """Return one rank's rows, whose causes still count the rows of all, and the first row's number.
+
+    The links that its messages went over go with them; the cluster's counters go with the first rank.
+    """
     first, last = np.searchsorted(timeline.lane_rank, [rank, rank + 1]).tolist()
     ptr = timeline.lane_ptr[first : last + 1]
     rows = slice(int(ptr[0]), int(ptr[-1]))
+    owners = {rank, -1} if first == 0 else {rank}
     part = replace(
         timeline,
         lane_ptr=ptr - ptr[0],
-        counters=tuple(counter for counter in timeline.counters if counter.rank == rank),
+        counters=tuple(counter for counter in timeline.counters if counter.rank in owners),
+        routes=timeline.routes and timeline.routes.of_rows(np.arange(rows.start, rows.stop)),
         **{name: getattr(timeline, name)[first:last] for name in LANE_COLUMNS[:3]},
         **{name: getattr(timeline, name)[rows] for name in ROW_COLUMNS},
     )

@@ -41,7 +41,7 @@ class Peers:
             before=_only(placement.stage_rank, target, source),
         )
 
-    def among(self, timeline: Timeline, rows: slice) -> Int32s:
+    def among(self, timeline: Timeline, rows: slice | Int32s) -> Int32s:
         """Return the peer of each row's message, by its stage, unit and direction."""
         unit, stage = timeline.unit[rows], timeline.stage[rows]
         known = (unit >= 0) & (unit < self.unit_route.size) & (stage < self.after.shape[1])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Column", "FlowColumn", "PlainColumn", "SparseColumn", "event_columns", "field_columns"]
+__all__ = ["Column", "FlowColumn", "PlainColumn", "SparseColumn", "TakenColumn", "event_columns", "field_columns"]
 
 
 class Column(Protocol):
@@ -88,6 +88,25 @@ class FlowColumn:
     def bounds(self) -> tuple[int, int]:
         """-1 and the largest id."""
         return -1, int(self.ids.ids.max(initial=-1))
+
+
+@dataclass(frozen=True, slots=True)
+class TakenColumn:
+    """A column of other rows, some of them, several times."""
+
+    column: Column
+    """Their column."""
+    rows: Int32s
+    """Which of them each row is."""
+
+    def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
+        """Return the rows' values."""
+        return self.column.at(self.rows[rows])
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Those of the whole column."""
+        return self.column.bounds
 
 
 def field_columns(timeline: Timeline, flows: Flows, first_row: int) -> dict[str, Column]:

@@ -25,6 +25,8 @@ __all__ = ["Events", "scan"]
 _PACKET_TAG = 0x0A
 _LONGEST_VARINT = 10
 _MORE = 0x80
+_OF_LINKS = "transfer"
+"""The field that tells a slice on a link from its message's."""
 _TRUNCATED = "is truncated; write it again"
 
 
@@ -38,6 +40,8 @@ class Events:
     """The attribute :data:`~pptrace.export.perfetto.marker.PROVENANCE_KEY`."""
     begins: list[dict[str, Int64s]] = field(default_factory=list)
     """Slice begins: ``position``, ``track``, ``start`` and the typed fields that any of them has."""
+    hops: list[dict[str, Int64s]] = field(default_factory=list)
+    """Begins of slices on links: ``link``, ``transfer`` and ``hop``."""
     ends: list[dict[str, Int64s]] = field(default_factory=list)
     """Slice ends: ``position``, ``track`` and ``end``."""
     points: list[dict[str, Int64s]] = field(default_factory=list)
@@ -69,8 +73,13 @@ def scan(raw: bytes, file: str) -> Events:
         at = stop
     if not events.step:
         raise TraceError("is no trace that pptrace wrote, or a truncated one", file=file)
-    for kind, found in ((BEGIN, events.begins), (END, events.ends), (COUNTER, events.points)):
-        rows = events.single[kind]
+    begins = events.single[BEGIN]
+    for rows, found in (
+        ([row for row in begins if _OF_LINKS not in row], events.begins),
+        ([row for row in begins if _OF_LINKS in row], events.hops),
+        (events.single[END], events.ends),
+        (events.single[COUNTER], events.points),
+    ):
         if rows:
             names = {name for row in rows for name in row}
             found.append({n: np.array([row.get(n, -1) for row in rows], dtype=np.int64) for n in sorted(names)})
@@ -111,7 +120,9 @@ def _decode(raw: bytes, at: int, layout: Layout, records: int) -> dict[str, Int6
 def _sort_in(columns: dict[str, Int64s], events: Events) -> None:
     if "value" in columns:
         events.points.append(columns)
-    if "start" in columns:
+    if _OF_LINKS in columns:
+        events.hops.append(columns)
+    elif "start" in columns:
         events.begins.append(columns)
     if "end" in columns:
         same = {name: columns[name] for name in ("position", "track", "end")}

@@ -30,12 +30,20 @@ FIELD_NUMBERS = {
     "collective_ns": 7621,
     "cause": 7622,
     "braid": 7623,
+    "link": 7624,
+    "transfer": 7625,
+    "hop": 7626,
 }
 """Field numbers; 7610 to 7639 are pptrace's share of TrackEvent's extension range."""
 
+_OF_LINKS = frozenset({"link", "transfer", "hop"})
 
-def descriptor_set() -> FileDescriptorSet:
-    """Return what ``protoc`` makes of ``proto/pptrace.proto``, without Perfetto's own file."""
+
+def descriptor_set(*, links: bool = True) -> FileDescriptorSet:
+    """Return what ``protoc`` makes of ``proto/pptrace.proto``, without Perfetto's own file.
+
+    Without ``links``, fields that only slices on links have are left out.
+    """
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 
     files = FileDescriptorSet()
@@ -46,6 +54,8 @@ def descriptor_set() -> FileDescriptorSet:
     for kind in Kind:
         kinds.value.add(name=kind.name, number=kind.value)
     for name, number in FIELD_NUMBERS.items():
+        if name in _OF_LINKS and not links:
+            continue
         field = message.extension.add(
             name=name,
             extendee=".perfetto.protos.TrackEvent",

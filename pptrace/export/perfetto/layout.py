@@ -12,13 +12,13 @@ import numpy as np
 from pptrace.export.perfetto.wire import Cell, varint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from pptrace.model.columns import Int64s
+    from pptrace.model.columns import Int32s, Int64s
 
-__all__ = ["BEGIN", "COUNTER", "END", "SEQUENCE", "Layout", "Part", "packet"]
+__all__ = ["BEGIN", "COUNTER", "END", "SEQUENCE", "Layout", "Part", "Run", "packet"]
 
 BEGIN, END, COUNTER = 1, 2, 4
 """TrackEvent.Type."""
@@ -84,6 +84,20 @@ class Layout:
                 return None
             columns[cell.name] = values
         return columns if (constant == self.template).all() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Records of one layout that follow each other."""
+
+    place: int
+    """Where it stands among the runs of a file: those of lower places come first."""
+    layout: Layout
+    """What each is made of."""
+    rows: Int32s
+    """The slice of each."""
+    values: Callable[[Layout, Int32s], Mapping[str, NDArray[np.integer[Any]]]]
+    """Returns the values of the layout's cells for some of the rows."""
 
 
 def packet(event: int, when: Cell, parts: Sequence[Part], *, interned: bool = False) -> list[Part]:

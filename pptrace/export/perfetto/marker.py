@@ -18,6 +18,8 @@ from pptrace.model.placement import Placement
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pptrace.export.perfetto.layout import Run
+    from pptrace.timeline.routes import Routes
     from pptrace.timeline.timeline import Timeline
 
 __all__ = [
@@ -50,7 +52,7 @@ def step_json(
     timeline: Timeline,
     lane_tracks: Sequence[int],
     counter_tracks: Sequence[int],
-    runs: Sequence[tuple[Layout, int]],
+    runs: Sequence[Run],
     first_row: int,
 ) -> str:
     """Return all that slices and counters do not say, and the runs of records behind."""
@@ -76,10 +78,17 @@ def step_json(
                 [counter.rank, counter.name, counter.unit, track, counter.at_ns.size]
                 for counter, track in zip(timeline.counters, counter_tracks, strict=True)
             ],
-            "runs": [{"records": records, "parts": [*map(_part, layout.parts)]} for layout, records in runs],
+            **_routes(timeline.routes),
+            "runs": [{"records": run.rows.size, "parts": [*map(_part, run.layout.parts)]} for run in runs],
         },
         separators=(",", ":"),
     )
+
+
+def _routes(routes: Routes | None) -> dict[str, Any]:
+    if routes is None:
+        return {}
+    return {"routes": [routes.name, routes.rate_kbps.tolist(), routes.link.size]}
 
 
 def placement_of(step: Mapping[str, Any]) -> Placement:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.model.columns import Int32s, Int64s
+    from pptrace.timeline.routes import Routes
 
 __all__ = ["Part", "joined"]
 
@@ -47,8 +48,7 @@ def joined(parts: Sequence[Part]) -> Timeline:
         raise TraceError("no trace file was given")
     first = parts[0]
     for part in parts:
-        same = part.timeline.placement == first.timeline.placement
-        if not same or part.timeline.provenance != first.timeline.provenance:
+        if _run(part.timeline) != _run(first.timeline):
             raise TraceError(f"is not of the same run as {first.path}; read them apart", file=part.path)
     ordered = sorted((part for part in parts if part.ranks.size), key=lambda part: int(part.ranks[0])) or [first]
     for before, after in pairwise(ordered):
@@ -69,7 +69,23 @@ def _concatenated(parts: Sequence[Part]) -> Timeline:
     rows = np.concatenate([part.first_row + np.arange(len(part.timeline)) for part in parts])
     columns["cause"] = _places(rows, columns["cause"])
     counters = tuple(counter for timeline in timelines for counter in timeline.counters)
-    return replace(timelines[0], counters=counters, **columns)
+    return replace(timelines[0], counters=counters, routes=_routes(timelines), **columns)
+
+
+def _run(timeline: Timeline) -> tuple[Any, ...]:
+    """Return what files of one run have in common."""
+    routes = timeline.routes
+    links = routes and (routes.name, routes.rate_kbps.tolist())
+    return timeline.placement, timeline.provenance, links
+
+
+def _routes(timelines: Sequence[Timeline]) -> Routes | None:
+    known = [timeline.routes for timeline in timelines if timeline.routes is not None]
+    if not known:
+        return None
+    length = np.concatenate([np.diff(routes.ptr) for routes in known])
+    link = np.concatenate([routes.link for routes in known])
+    return replace(known[0], ptr=np.concatenate([[0], np.cumsum(length)]), link=link)
 
 
 def _places(rows: Int64s, wanted: Int32s) -> Int64s:

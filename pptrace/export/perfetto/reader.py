@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.errors import TraceError
+from pptrace.export.hops import routed
 from pptrace.export.perfetto.events import scan
 from pptrace.export.perfetto.marker import placement_of
 from pptrace.export.perfetto.parts import Part, joined
 from pptrace.timeline.counter import Counter
+from pptrace.timeline.routes import Routes
 from pptrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ def _timeline(events: Events, file: str) -> Timeline:
         lane_ptr=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
         **columns,
         counters=_counters(events, file),
+        routes=_routes(events, file),
         provenance=events.provenance,
     )
 
@@ -113,8 +116,8 @@ def _matched(
     lane = _lanes(np.concatenate([begin["track"], end["track"]]), tracks)
     time = np.concatenate([begin["start"], end["end"]])
     position = np.concatenate([begin["position"], end["position"]])
-    order = np.lexsort((position, time, lane))
-    order = order[lane[order] >= 0]
+    ours = np.flatnonzero(lane >= 0)
+    order = ours[np.lexsort((position[ours], time[ours], lane[ours]))]
     first, second = order[0::2], order[1::2]
     begins = begin["track"].size
     if (
@@ -151,6 +154,18 @@ def _counters(events: Events, file: str) -> tuple[Counter, ...]:
             raise TraceError(f"holds {at_ns[part].size} of {points} values of {name}; write it again", file=file)
         found.append(Counter(rank=rank, name=name, unit=unit, at_ns=at_ns[part], value=value[part]))
     return tuple(found)
+
+
+def _routes(events: Events, file: str) -> Routes | None:
+    """Return the routes that slices on links spell out, hop by hop."""
+    if "routes" not in events.step:
+        return None
+    name, rate_kbps, hops = events.step["routes"]
+    link, row, place = (_joined(events.hops, key) for key in ("link", "transfer", "hop"))
+    found = routed(events.step["slices"], row - events.step["first_row"], place, link)
+    if found is None or link.size != hops or not np.isin(link, np.arange(len(name))).all():
+        raise TraceError(f"holds {link.size} of its {hops} slices on links; write it again", file=file)
+    return Routes(name=tuple(name), rate_kbps=np.array(rate_kbps, dtype=np.int64), ptr=found[0], link=found[1])
 
 
 def _joined(parts: list[dict[str, Int64s]], name: str) -> Int64s:

@@ -4,6 +4,10 @@ A rank's track carries its compute stream, so that the collapsed view already is
 diagram. Ranks stand at the top level, under names of equal length: viewers before v57 sort
 processes by their number of slices but tracks by name, and no other order is open to a writer. A
 process per rank and a thread per stream fill the tables ``process`` and ``thread``.
+
+What is no rank's stands below ``links``: a track per link that messages went over, beside it the link's
+counter. Where messages overlap on a link, each of its lanes is a track, and viewers draw the tracks of
+one link as the rows of one.
 """
 
 from __future__ import annotations
@@ -12,20 +16,25 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
+from pptrace.export.hops import link_title
 from pptrace.export.perfetto.layout import SEQUENCE
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackDescriptor
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor, Trace, TrackDescriptor
 
+    from pptrace.export.hops import Hops
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Tracks", "stream_name"]
 
 _TABLES_SEQUENCE = SEQUENCE + 1
 """Processes and threads stand apart: a trace processor adds a sequence's thread to all of its slices."""
+
+_SHARE = "%"
+"""The unit of counters that are worth the same on any link; bytes/s are not."""
 
 _STREAM_NAMES = {
     Stream.COMPUTE: "compute",
@@ -54,17 +63,21 @@ class Tracks:
     """What the tracks show."""
     trace: Trace
     """Where the descriptors go, one packet each."""
+    hops: Hops
+    """What the tracks of links show."""
     phases: dict[int, int] = field(default_factory=dict)
     """Track of each rank's phases, for the ranks that have some."""
     lanes: list[int] = field(default_factory=list)
     """Track of each lane."""
+    links: list[int] = field(default_factory=list)
+    """Track of each lane of the hops."""
     counters: list[int] = field(default_factory=list)
     """Track of each counter."""
     _uuid: Iterator[int] = field(default_factory=lambda: count(1))
 
     def write(self, phased: set[int]) -> None:
         """Describe all tracks, those of phases for the ranks in ``phased``."""
-        lanes: dict[int, list[int]] = {counter.rank: [] for counter in self.timeline.counters}
+        lanes: dict[int, list[int]] = {c.rank: [] for c in self.timeline.counters if c.rank >= 0}
         for lane, rank in enumerate(self.timeline.lane_rank.tolist()):
             lanes.setdefault(rank, []).append(lane)
         self.lanes = [0] * self.timeline.lanes
@@ -72,6 +85,9 @@ class Tracks:
         digits = len(str(max(lanes, default=0)))
         for rank in sorted(lanes):
             self._write_rank(rank, f"rank {rank:0{digits}}", lanes[rank], phased)
+        shared = [index for index, counter in enumerate(self.timeline.counters) if counter.rank < 0]
+        if len(self.hops) or shared:
+            self._write_links(shared)
 
     def _write_rank(self, rank: int, name: str, lanes: list[int], phased: set[int]) -> None:
         top = self._add(name=name)
@@ -87,10 +103,39 @@ class Tracks:
             self._write_lane(top, rank, lane, next(place))
         for index, counter in enumerate(self.timeline.counters):
             if counter.rank == rank:
-                track = self._child(top, counter.name, next(place))
-                track.counter.unit_name = counter.unit
-                track.counter.y_axis_share_key = counter.name
-                self.counters[index] = track.uuid
+                self._write_counter(top, index, next(place)).y_axis_share_key = counter.name
+
+    def _write_links(self, shared: list[int]) -> None:
+        """Write a track for each lane of a link and for each of the counters, in the order of the links."""
+        top = self._add(name="links")
+        top.child_ordering = top.EXPLICIT
+        top.sibling_order_rank = -1
+        names = self.timeline.routes.name if self.timeline.routes else ()
+        number = {name: link for link, name in enumerate(names)}
+        tracks = [(link, False, lane) for lane, link in enumerate(self.hops.lane_link.tolist())]
+        tracks += [(number.get(self.timeline.counters[i].name, len(number)), True, i) for i in shared]
+        for place, (link, is_counter, index) in enumerate(sorted(tracks)):
+            if not is_counter:
+                self.links.append(self._write_link(top, link, place))
+            elif self.timeline.counters[index].unit == _SHARE:
+                self._write_counter(top, index, place).y_axis_share_key = _SHARE
+            else:
+                self._write_counter(top, index, place)
+
+    def _write_link(self, parent: TrackDescriptor, link: int, place: int) -> int:
+        title = link_title(self.timeline.routes, link) if self.timeline.routes else ""
+        track = self._child(parent, title, place)
+        track.sibling_merge_behavior = track.SIBLING_MERGE_BEHAVIOR_BY_SIBLING_MERGE_KEY
+        track.sibling_merge_key_int = link
+        uuid: int = track.uuid
+        return uuid
+
+    def _write_counter(self, parent: TrackDescriptor, index: int, place: int) -> CounterDescriptor:
+        track = self._child(parent, self.timeline.counters[index].name, place)
+        track.counter.unit_name = self.timeline.counters[index].unit
+        self.counters[index] = track.uuid
+        described: CounterDescriptor = track.counter
+        return described
 
     def _write_lane(self, top: TrackDescriptor, rank: int, lane: int, place: int) -> None:
         stream = Stream(int(self.timeline.lane_stream[lane]))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from pptrace.errors import ConfigError, OutputError
+from pptrace.export.hops import Hops
 from pptrace.export.kineto.lanes import part_of
-from pptrace.export.perfetto.counters import CounterPoints
+from pptrace.export.perfetto.counters import counter_run
 from pptrace.export.perfetto.extension import descriptor_set
-from pptrace.export.perfetto.layout import BEGIN, END, SEQUENCE, Layout
+from pptrace.export.perfetto.layout import BEGIN, END, SEQUENCE
+from pptrace.export.perfetto.links import link_runs, spelt_names
 from pptrace.export.perfetto.marker import (
     FORMAT_KEY,
     PROVENANCE_KEY,
@@ -20,24 +22,20 @@ from pptrace.export.perfetto.marker import (
     provenance_json,
     step_json,
 )
-from pptrace.export.perfetto.names import Names
+from pptrace.export.perfetto.names import LINK_CATEGORY, Names
 from pptrace.export.perfetto.slices import Slices
 from pptrace.export.perfetto.tracks import Tracks
 from pptrace.timeline.phases import phases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-    from pptrace.model.columns import Int32s
+    from pptrace.export.perfetto.layout import Run
     from pptrace.timeline.phases import Phase
     from pptrace.timeline.timeline import Timeline
-
-    _Columns: TypeAlias = Callable[[Layout, Int32s], Mapping[str, NDArray[np.integer[Any]]]]
-    _Run: TypeAlias = tuple[Layout, Int32s, _Columns]
 
 __all__ = ["COLOR_BY", "write"]
 
@@ -71,27 +69,29 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
     head, runs = _encoded(timeline, first_row, color, str(options.get("title", "")))
     with path.open("wb") as file:
         file.write(head)
-        for layout, rows, columns in runs:
-            _write_run(file, layout, rows, columns)
+        for run in runs:
+            _write_run(file, run)
 
 
-def _encoded(timeline: Timeline, first_row: int, color: str, title: str) -> tuple[bytes, list[_Run]]:
+def _encoded(timeline: Timeline, first_row: int, color: str, title: str) -> tuple[bytes, list[Run]]:
     """Return the packets that describe a trace, and its runs of records."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     head = Trace()
-    names = Names.of(timeline, by_microbatch=color == _BY_MICROBATCH)
+    names, hops = Names.of(timeline, by_microbatch=color == _BY_MICROBATCH), Hops.of(timeline)
     _write_attributes(head, timeline, title)
-    _write_interned(head, names)
-    tracks, parts = Tracks(timeline, head), phases(timeline)
+    _write_interned(head, timeline, names, hops)
+    tracks, parts = Tracks(timeline, head, hops), phases(timeline)
     tracks.write({phase.rank for phase in parts})
     _write_phases(head, parts, tracks.phases)
     slices = Slices(timeline, np.array(tracks.lanes, dtype=np.int32), names, first_row)
-    runs: list[_Run] = [(run.layout, run.rows, slices.columns) for run in slices.runs()]
-    counters = CounterPoints.of(timeline.counters, tracks.counters)
-    runs.append((counters.layout, np.arange(counters.at_ns.size, dtype=np.int32), counters.columns))
-    sizes = [(layout, rows.size) for layout, rows, _ in runs]
-    marker = step_json(timeline, tracks.lanes, tracks.counters, sizes, first_row)
+    runs = list(slices.runs())
+    if len(hops):
+        links = np.array(tracks.links, dtype=np.int32)
+        runs += link_runs(timeline, hops, slices, links, len(names.names) + 1)
+        runs.sort(key=lambda run: run.place)
+    runs.append(counter_run(timeline.counters, tracks.counters))
+    marker = step_json(timeline, tracks.lanes, tracks.counters, runs, first_row)
     head.packet.add().trace_attributes.attribute.add(key=STEP_KEY, string_value=marker)
     whole: bytes = head.SerializeToString()
     return whole, runs
@@ -104,12 +104,16 @@ def _write_attributes(head: Trace, timeline: Timeline, title: str) -> None:
         attributes.add(key=TITLE_KEY, string_value=title)
     attributes.add(key=PROVENANCE_KEY, string_value=provenance_json(timeline.provenance))
     embedded = head.packet.add().extension_descriptor.extension_set
-    embedded.ParseFromString(descriptor_set().SerializeToString())
+    links = timeline.routes is not None and timeline.routes.link.size > 0
+    embedded.ParseFromString(descriptor_set(links=links).SerializeToString())
 
 
-def _write_interned(head: Trace, names: Names) -> None:
+def _write_interned(head: Trace, timeline: Timeline, names: Names, hops: Hops) -> None:
     packet = head.packet.add(trusted_packet_sequence_id=SEQUENCE, sequence_flags=_STATE_CLEARED)
     names.write(packet.interned_data)
+    if len(hops):
+        packet.interned_data.event_categories.add(iid=LINK_CATEGORY, name="link")
+        packet.interned_data.MergeFromString(spelt_names(hops.titles(timeline), len(names.names) + 1))
 
 
 def _write_phases(head: Trace, parts: Sequence[Phase], tracks: Mapping[int, int]) -> None:
@@ -122,11 +126,12 @@ def _write_phases(head: Trace, parts: Sequence[Phase], tracks: Mapping[int, int]
         end.track_event.type, end.track_event.track_uuid = END, tracks[part.rank]
 
 
-def _write_run(file: BinaryIO, layout: Layout, rows: Int32s, columns: _Columns) -> None:
+def _write_run(file: BinaryIO, run: Run) -> None:
+    layout, rows = run.layout, run.rows
     records = layout.blank(min(layout.chunk_rows, rows.size))
     for start in range(0, rows.size, layout.chunk_rows):
         chosen = rows[start : start + layout.chunk_rows]
-        layout.encode(columns(layout, chosen), records[: chosen.size])
+        layout.encode(run.values(layout, chosen), records[: chosen.size])
         file.write(records[: chosen.size].data)
 
 
@@ -144,6 +149,6 @@ def _checked(timeline: Timeline, options: Mapping[str, Any]) -> str:
             raise OutputError(f"{name} of row {row} is {values[row]}; a Perfetto trace has no negative ones")
     for counter in timeline.counters:
         if counter.at_ns.size and counter.at_ns[0] < 0:
-            which = f"counter {counter.name!r} of rank {counter.rank}"
+            which = f"counter {counter.name!r} of {f'rank {counter.rank}' if counter.rank >= 0 else 'the cluster'}"
             raise OutputError(f"{which} starts before time 0; a Perfetto trace has no negative times")
     return color
