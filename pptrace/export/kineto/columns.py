@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from pptrace.errors import TraceError
+from pptrace.export.hops import routed
 from pptrace.export.kineto.lanes import process_of
 from pptrace.model.action import Kind
 from pptrace.model.placement import Placement
 from pptrace.timeline.counter import Counter
+from pptrace.timeline.routes import Routes
 from pptrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -49,6 +51,10 @@ class Part:
     """Columns of the timeline, and ``row``; ``cause`` is a row too, 0 for none."""
     counters: tuple[Counter, ...]
     """In the order of display."""
+    links: tuple[tuple[str, ...], tuple[int, ...]] | None
+    """Names and rates of all links; None where no routes are known."""
+    hops: NDArray[np.int64]
+    """Shape (hops, 3): a message's row, the place along its route, and the link there."""
 
     @classmethod
     def of(cls, own: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> Self:
@@ -56,13 +62,15 @@ class Part:
         pieces: dict[str, list[NDArray[np.int64]]] = {}
         launches: list[NDArray[np.int64]] = []
         steps: dict[tuple[int, str, str], list[tuple[int, int]]] = {
-            (process_of(rank), name, unit): [] for rank, name, unit in own["counters"]
+            (process_of(rank, own["placement"]["ranks"]), name, unit): [] for rank, name, unit in own["counters"]
         }
+        hops: list[NDArray[np.int64]] = []
         for events in batches:
             slices = [event for event in events if event["ph"] == "X"]
             for name, values in _kernels([e for e in slices if e["cat"] in _KERNELS]).items():
                 pieces.setdefault(name, []).append(values)
             launches.append(_launches([e for e in slices if e["cat"] == "cuda_runtime"]))
+            hops.append(_hops([e["args"] for e in slices if e["cat"] == "link"]))
             for event in events:
                 if event["ph"] == "C":
                     ((unit, value),) = event["args"].items()
@@ -74,6 +82,10 @@ class Part:
             own=own,
             columns=columns,
             counters=tuple(_counter(rank, name, unit, found) for (rank, name, unit), found in counters),
+            links=(tuple(map(str, own["routes"][0])), tuple(map(int, own["routes"][1])))
+            if "routes" in own
+            else None,
+            hops=np.concatenate(hops),
         )
 
 
@@ -85,21 +97,24 @@ def joined(parts: Sequence[tuple[Path, Part]]) -> Timeline:
     """
     if not parts:
         raise TraceError("no trace file was given")
-    first = parts[0][1].own
+    first, links = parts[0][1].own, parts[0][1].links
     seen: set[int] = set()
     for path, part in parts:
         ranks = {lane[0] for lane in part.own["lanes"]}
-        if any(part.own[key] != first[key] for key in ("placement", "provenance")):
+        if part.links != links or any(part.own[key] != first[key] for key in ("placement", "provenance")):
             raise TraceError(f"not of the same run as {parts[0][0]}; read them apart", file=path)
         if seen & ranks:
             raise TraceError(f"rank {min(seen & ranks)} is in another of the files too", file=path)
         if sum(lane[3] for lane in part.own["lanes"]) != part.columns["row"].size:
             raise TraceError("slices are missing; was it cut short or edited?", file=path)
+        if len(part.hops) != (part.own["routes"][2] if part.links else 0):
+            raise TraceError("slices on links are missing; was it cut short or edited?", file=path)
         seen |= ranks
-    return _timeline([part for _, part in parts])
+    return _timeline(parts)
 
 
-def _timeline(parts: Sequence[Part]) -> Timeline:
+def _timeline(files: Sequence[tuple[Path, Part]]) -> Timeline:
+    parts = [part for _, part in files]
     lanes = np.array(sorted(lane for part in parts for lane in part.own["lanes"]), dtype=np.int64).reshape(-1, 4)
     columns: dict[str, Any] = {
         name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns
@@ -122,9 +137,26 @@ def _timeline(parts: Sequence[Part]) -> Timeline:
         lane_peer=lanes[:, 2].astype(np.int32),
         lane_ptr=np.concatenate([[0], np.cumsum(lanes[:, 3])]),
         counters=tuple(counters),
+        routes=_routes(files, row[order]),
         provenance=parts[0].own["provenance"],
         **columns,
     )
+
+
+def _routes(parts: Sequence[tuple[Path, Part]], row: NDArray[np.int64]) -> Routes | None:
+    path, first = parts[0]
+    if first.links is None:
+        return None
+    name, rate_kbps = first.links
+    transfer, place, link = np.concatenate([part.hops for _, part in parts]).T
+    found = routed(row.size, _found(row, transfer), place, link)
+    if found is None or not np.isin(link, np.arange(len(name))).all():
+        raise TraceError("slices on links lead nowhere; was it edited?", file=path)
+    return Routes(name=name, rate_kbps=np.array(rate_kbps, dtype=np.int64), ptr=found[0], link=found[1])
+
+
+def _hops(args: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
+    return _integers([[a["transfer"], a["hop"], a["link"]] for a in args]).reshape(-1, 3)
 
 
 def _kernels(events: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.int64]]:
@@ -172,5 +204,5 @@ def _ns(microseconds: float) -> int:
     return round(microseconds * 1000)
 
 
-def _integers(values: Sequence[int]) -> NDArray[np.int64]:
+def _integers(values: Sequence[Any]) -> NDArray[np.int64]:
     return np.array(values, dtype=np.int64)

@@ -12,7 +12,9 @@ from pptrace.timeline.messages import messages
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pptrace.export.hops import Hops
     from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["END", "START", "STEP", "Points", "flow_points"]
@@ -25,10 +27,10 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Points of flows, sorted by the row of the timeline that each lies on."""
+    """Points of flows, sorted by the row of the timeline, or behind them the hop, that each lies on."""
 
     row_ptr: Int64s
-    """Shape (rows + 1,): row ``r`` has the points ``row_ptr[r]:row_ptr[r + 1]``."""
+    """Shape (rows + hops + 1,): row ``r`` has the points ``row_ptr[r]:row_ptr[r + 1]``."""
     phase: Int8s
     """:data:`START`, :data:`STEP` or :data:`END`."""
     at_ns: Int64s
@@ -37,15 +39,17 @@ class Points:
     """What the points of one flow share: the row of its transfer."""
 
 
-def flow_points(timeline: Timeline) -> Points:
-    """Return the flows of all messages that touch two slices at least."""
+def flow_points(timeline: Timeline, hops: Hops) -> Points:
+    """Return the flows of all messages that touch two slices at least; hop ``h`` counts as row ``rows + h``."""
     found = messages(timeline)
-    rows = np.stack([found.producer, found.send, found.recv, found.consumer])
     transfer = np.where(found.send >= 0, found.send, found.recv)
+    rows = np.stack([found.producer, found.send, *_along(hops, found, len(timeline)), found.recv, found.consumer])
     if not len(timeline):
         rows, transfer = rows[:, :0], transfer[:0]
-    rows = _in_time(rows, timeline.start_ns)
-    at, kept = _times(rows, timeline)
+    start_ns = np.concatenate([timeline.start_ns, timeline.start_ns[hops.row]])
+    end_ns = np.concatenate([timeline.end_ns, timeline.end_ns[hops.row]])
+    rows = _in_time(rows, start_ns)
+    at, kept = _times(rows, start_ns, end_ns)
     count = kept.sum(axis=0)
     kept &= count > 1
     position = np.cumsum(kept, axis=0) - 1
@@ -53,11 +57,23 @@ def flow_points(timeline: Timeline) -> Points:
     row = rows[kept]
     order = np.argsort(row, kind="stable")
     return Points(
-        row_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(timeline)))]),
+        row_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=start_ns.size))]),
         phase=phase[kept][order],
         at_ns=at[kept][order],
         flow=np.broadcast_to(transfer, rows.shape)[kept][order],
     )
+
+
+def _along(hops: Hops, found: Messages, rows: int) -> Int32s:
+    """Return the hops of each message, counted behind the rows: shape (longest route, messages), -1 for none."""
+    longest = int(hops.place.max(initial=-1)) + 1
+    along = np.full((longest, hops.sent.size + 1), -1, dtype=np.int32)
+    along[hops.place, hops.message] = np.arange(rows, rows + len(hops))
+    of_row = np.full(rows + 1, hops.sent.size, dtype=np.int32)
+    of_row[hops.sent] = np.arange(hops.sent.size)
+    sent, received = of_row[found.send], of_row[found.recv]
+    passed: Int32s = along[:, np.where(sent < hops.sent.size, sent, received)]
+    return passed
 
 
 def _in_time(rows: Int32s, start_ns: Int64s) -> Int32s:
@@ -76,15 +92,15 @@ def _in_time(rows: Int32s, start_ns: Int64s) -> Int32s:
     return rows
 
 
-def _times(rows: Int32s, timeline: Timeline) -> tuple[Int64s, NDArray[np.bool_]]:
+def _times(rows: Int32s, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, NDArray[np.bool_]]:
     """Return a time on each slice and whether the flow touches it.
 
     A flow leaves its first slice late and enters the others early, each a nanosecond behind the one
     before, as viewers sort by time. Where slices without length leave no room for that, the order in
     the file decides, and a slice that it puts wrong is passed over.
     """
-    at = timeline.start_ns[rows]
-    last = np.maximum(at, timeline.end_ns[rows] - 1)
+    at = start_ns[rows]
+    last = np.maximum(at, end_ns[rows] - 1)
     kept = rows >= 0
     following = np.full(rows.shape[1], _NEVER)
     for column in range(len(rows) - 1, 0, -1):

@@ -6,11 +6,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from pptrace.export.kineto.lanes import HOST, process_of
+from pptrace.export.kineto.links import thread_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pptrace.export.hops import Hops
     from pptrace.export.kineto.lanes import Lane
+    from pptrace.timeline.routes import Routes
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["FORMAT", "header", "named"]
@@ -44,18 +47,24 @@ def header(timeline: Timeline, lanes: Sequence[Lane], rank: int | None) -> bytes
     return json.dumps(top)[:-1].encode() + b', "traceEvents": [\n'
 
 
-def named(timeline: Timeline, lanes: Sequence[Lane]) -> Iterator[dict[str, Any]]:
+def named(timeline: Timeline, lanes: Sequence[Lane], hops: Hops) -> Iterator[dict[str, Any]]:
     """Yield the names and the order of processes and threads.
 
     Numbers are as wide as the last rank's, for viewers that sort by name.
     """
     width = len(str(timeline.ranks - 1))
     ranks = {lane.rank for lane in lanes} | {counter.rank for counter in timeline.counters}
-    for rank in sorted(ranks):
-        yield from _name("process", process_of(rank), HOST, f"rank {rank:0{width}}", rank)
-        yield from _name("thread", process_of(rank), HOST, "host", 0)
+    for rank in sorted(ranks - {-1}):
+        process = process_of(rank, timeline.ranks)
+        yield from _name("process", process, HOST, f"rank {rank:0{width}}", rank)
+        yield from _name("thread", process, HOST, "host", 0)
     for lane in lanes:
-        yield from _name("thread", process_of(lane.rank), lane.thread, lane.title, lane.thread)
+        yield from _name("thread", process_of(lane.rank, timeline.ranks), lane.thread, lane.title, lane.thread)
+    process = process_of(-1, timeline.ranks)
+    if len(hops) or -1 in ranks:
+        yield from _name("process", process, HOST, "links", timeline.ranks)
+    for thread, name in enumerate(thread_names(timeline, hops), 1):
+        yield from _name("thread", process, thread, name, thread)
 
 
 def _own(timeline: Timeline, lanes: Sequence[Lane]) -> dict[str, Any]:
@@ -70,8 +79,15 @@ def _own(timeline: Timeline, lanes: Sequence[Lane]) -> dict[str, Any]:
         },
         "lanes": [[lane.rank, lane.stream, lane.peer, lane.rows.stop - lane.rows.start] for lane in lanes],
         "counters": [[c.rank, c.name, c.unit] for c in timeline.counters],
+        **_routes(timeline.routes),
         "provenance": dict(timeline.provenance),
     }
+
+
+def _routes(routes: Routes | None) -> dict[str, Any]:
+    if routes is None:
+        return {}
+    return {"routes": [routes.name, routes.rate_kbps.tolist(), routes.link.size]}
 
 
 def _name(what: str, pid: int, tid: int, name: str, order: int) -> Iterator[dict[str, Any]]:

@@ -96,6 +96,6 @@ def part_of(timeline: Timeline, rank: int) -> tuple[Timeline, int]:
     return part, rows.start
 
 
-def process_of(rank: int) -> int:
-    """Return the process of a rank: at least 1, for viewers keep 0 for themselves."""
-    return rank + 1
+def process_of(rank: int, ranks: int) -> int:
+    """Return the process of a rank, or of the links behind the ranks for -1; viewers keep 0 for themselves."""
+    return (rank if rank >= 0 else ranks) + 1

@@ -31,6 +31,7 @@ _TELLING = (
     b'{"ph":"X","cat":"kernel"',
     b'{"ph":"X","cat":"gpu_memcpy"',
     b'{"ph":"X","cat":"cuda_runtime"',
+    b'{"ph":"X","cat":"link"',
     b'{"ph":"C"',
 )
 """How the lines begin that a timeline is made of."""

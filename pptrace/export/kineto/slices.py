@@ -1,8 +1,7 @@
 """Encode slices of a lane: each with its annotation, launch, kernel and flows, as lines of JSON.
 
-A slice becomes five events, and one more per flow that touches it, side by side, because viewers
-bind a flow to the slice that came last before it where times are equal. The simulated host is free:
-annotations and launches take no time, so they nest whatever the order of the launches.
+A slice becomes five events, and one more per flow that touches it. The simulated host is free: annotations
+and launches take no time, so they nest whatever the order of the launches.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.export.kineto.cells import Block, Part, microseconds, number, scattered, stacked, words
-from pptrace.export.kineto.flows import Points, flow_points
+from pptrace.export.kineto.arrows import Arrows
+from pptrace.export.kineto.cells import Block, Part, microseconds, number, words
+from pptrace.export.kineto.flows import flow_points
 from pptrace.export.kineto.lanes import HOST, process_of
 from pptrace.export.kineto.names import Names
 from pptrace.export.kineto.peers import Peers
@@ -23,10 +23,12 @@ from pptrace.model.action import COMMUNICATION, Kind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pptrace.export.hops import Hops
     from pptrace.export.kineto.lanes import Lane
+    from pptrace.model.columns import Int32s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Encoder"]
+__all__ = ["Encoder", "color_of", "shared_number"]
 
 _LAUNCH = [b'"%s"' % word.launch.encode() for word in WORDS.values()]
 _CATEGORY = [b'"%s"' % word.category.encode() for word in WORDS.values()]
@@ -43,8 +45,6 @@ _OPTIONAL = {
     "size_bytes": b',"bytes":',
     "braid": b',"braid":',
 }
-_PHASES = [b'"s"', b'"t"', b'"f","bp":"e"']
-_USUAL_FLOWS = 2
 _FIRST = 100_000
 """The first row's correlation: HTA puts event numbers in a column that is as narrow as correlations need."""
 
@@ -55,10 +55,8 @@ class Encoder:
 
     timeline: Timeline
     """What is written; its causes count rows as the file does."""
-    first_row: int
-    """What the file adds to a row's number."""
-    points: Points
-    """Flows through the rows."""
+    arrows: Arrows
+    """Flows through the rows, and what the file adds to a row's number."""
     peers: Peers
     """Who talks to whom."""
     names: Names
@@ -69,34 +67,28 @@ class Encoder:
     """``kind`` or ``microbatch``."""
 
     @classmethod
-    def of(cls, timeline: Timeline, first_row: int, color: str) -> Self:
-        """Prepare to write a timeline."""
+    def of(cls, timeline: Timeline, hops: Hops, first_row: int, color: str) -> Self:
+        """Prepare to write a timeline; flows pass the hops of its messages."""
         times = (timeline.enter_ns, timeline.start_ns, timeline.end_ns)
         return cls(
             timeline=timeline,
-            first_row=first_row,
-            points=flow_points(timeline),
+            arrows=Arrows(points=flow_points(timeline, hops), first=first_row + _FIRST),
             peers=Peers.of(timeline.placement),
             names=Names.of(timeline),
             whole=not any(bool((column % 1000).any()) for column in times),
             color=color,
         )
 
-    def flows_at_once(self, rows: slice) -> int:
-        """Return the most flows that touch one of some rows."""
-        ptr = self.points.row_ptr[rows.start : rows.stop + 1]
-        return int(np.diff(ptr).max(initial=0))
-
     def encode(self, lane: Lane, rows: slice) -> Block:
         """Return the lines of some rows of one lane."""
         timeline = self.timeline
         kinds = timeline.kind[rows]
-        row_id = number(np.arange(rows.start, rows.stop) + (self.first_row + _FIRST))
+        row_id = number(np.arange(rows.start, rows.stop) + self.arrows.first)
         enter = self._time(timeline.enter_ns[rows])
         start = self._time(timeline.start_ns[rows])
         dur = self._time(timeline.end_ns[rows] - timeline.start_ns[rows])
-        host = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank), HOST)
-        device = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank), lane.thread)
+        host = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), HOST)
+        device = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), lane.thread)
         lines = [
             b'{"ph":"X","cat":"user_annotation","name":', self._action(rows), host, *enter,
             b',"dur":0,"args":{"External id":', row_id, b"}},\n",
@@ -104,12 +96,12 @@ class Encoder:
             b',"dur":0,"args":{"External id":', row_id, b',"correlation":', row_id, b"}},\n",
             b'{"ph":"s","id":', row_id, host, *enter, b',"cat":"ac2g","name":"ac2g"},\n',
             b'{"ph":"X","cat":', words(kinds, _CATEGORY), b',"name":', self._kernel(rows), device, *start,
-            b',"dur":', *dur, b',"cname":', self._color(rows),
+            b',"dur":', *dur, b',"cname":', color_of(timeline, rows, self.color),
             b',"args":{"device":0,"stream":%d,"correlation":' % lane.thread, row_id,
             *self._facts(rows), self._message(lane, rows), b"}},\n",
             b'{"ph":"f","id":', row_id, device, *start, b',"cat":"ac2g","name":"ac2g","bp":"e"},',
         ]  # fmt: skip
-        return self._with_flows(lines, device, rows)
+        return self.arrows.behind(lines, device, rows)
 
     def _time(self, times_ns: NDArray[np.int64]) -> list[Part]:
         return microseconds(times_ns, whole=self.whole)
@@ -128,22 +120,22 @@ class Encoder:
         texts = {int(kind): b'"' + _KERNEL[int(kind)] for kind in np.flatnonzero(np.bincount(kinds))}
         return self.names.after(kinds, texts, rows, plain=_UNNUMBERED)
 
-    def _color(self, rows: slice) -> Part:
-        if self.color == "kind":
-            return words(self.timeline.kind[rows], _KIND_COLORS)
-        return words(np.maximum(self.timeline.unit[rows], 0) % len(_COLORS), _COLORS)
-
     def _facts(self, rows: slice) -> list[Part]:
         timeline = self.timeline
         parts: list[Part] = [b',"kind":', words(timeline.kind[rows], _KIND)]
-        parts += [b',"stage":', _number(timeline.stage[rows]), b',"microbatch":', _number(timeline.unit[rows])]
+        parts += [
+            b',"stage":',
+            shared_number(timeline.stage[rows]),
+            b',"microbatch":',
+            shared_number(timeline.unit[rows]),
+        ]
         cause = timeline.cause[rows].astype(np.int64)
         assumed = {"span": 1, "uncontended_ns": timeline.end_ns[rows] - timeline.start_ns[rows], "braid": -1}
         for name, key in _OPTIONAL.items():
             values = getattr(timeline, name)[rows]
             if (values != assumed.get(name, 0)).any():
-                parts += [key, _number(values)]
-        return [*parts, b',"cause":', _number(np.where(cause < 0, 0, cause + _FIRST))]
+                parts += [key, shared_number(values)]
+        return [*parts, b',"cause":', shared_number(np.where(cause < 0, 0, cause + _FIRST))]
 
     def _message(self, lane: Lane, rows: slice) -> Part:
         """Return what NCCL's profiler hook tells of a send or receive."""
@@ -168,34 +160,15 @@ class Encoder:
         ]
         return words(code, texts)
 
-    def _with_flows(self, parts: list[Part], device: bytes, rows: slice) -> Block:
-        count = rows.stop - rows.start
-        ptr = self.points.row_ptr[rows.start : rows.stop + 1]
-        per_row = np.diff(ptr)
-        most = int(per_row.max(initial=0))
-        slots: list[Block] = []
-        for slot in range(most):
-            hit = np.flatnonzero(per_row > slot)
-            slots.append(scattered(self._flow_lines(ptr[hit] + slot, device), hit, count))
-        block = stacked(count, [*parts, *slots, b"\n"])
-        if most <= _USUAL_FLOWS:
-            return block
-        keep = np.ones(block.shape, dtype=bool)
-        end = block.shape[1] - 1 - sum(cells.shape[1] for cells in slots)
-        for index, cells in enumerate(slots):
-            keep[:, end : end + cells.shape[1]] = (per_row > index)[:, None]
-            end += cells.shape[1]
-        return block[keep]
 
-    def _flow_lines(self, points: NDArray[np.int64], device: bytes) -> Block:
-        flow = number(self.points.flow[points].astype(np.int64) + (self.first_row + _FIRST))
-        at = microseconds(self.points.at_ns[points], whole=False)
-        phase = words(self.points.phase[points], _PHASES)
-        fixed = b',"cat":"p2p","name":"p2p"},'
-        return stacked(points.size, [b'\n{"ph":', phase, b',"id":', flow, device, *at, fixed])
+def color_of(timeline: Timeline, rows: slice | Int32s, by: str) -> Part:
+    """Return the colour of each row's slice."""
+    if by == "kind":
+        return words(timeline.kind[rows], _KIND_COLORS)
+    return words(np.maximum(timeline.unit[rows], 0) % len(_COLORS), _COLORS)
 
 
-def _number(values: NDArray[np.integer]) -> Part:
+def shared_number(values: NDArray[np.integer]) -> Part:
     """Return a cell per line, or the one number that all lines share."""
     first = int(values[0])
     return b"%d" % first if bool((values == first).all()) else number(values)

@@ -31,13 +31,13 @@ def spans(timeline: Timeline, lanes: Sequence[Lane], step: tuple[int, int]) -> I
     Phases are GPU annotations without a stream, as the profiler writes them: readers would count
     them as kernels otherwise. One that would cut a slice in two is left out.
     """
-    for process in sorted({process_of(lane.rank) for lane in lanes}):
+    for process in sorted({process_of(lane.rank, timeline.ranks) for lane in lanes}):
         yield _event("user_annotation", "ProfilerStep#1", process, HOST), *step
     compute = {lane.rank: lane for lane in lanes if lane.stream == Stream.COMPUTE and lane.peer < 0}
     for phase in phases(timeline):
         lane = compute.get(phase.rank)
         if lane and not any(_within_slice(timeline, lane.rows, t) for t in (phase.start_ns, phase.end_ns)):
-            event = _event("gpu_user_annotation", phase.name, process_of(lane.rank), lane.thread)
+            event = _event("gpu_user_annotation", phase.name, process_of(lane.rank, timeline.ranks), lane.thread)
             yield event, phase.start_ns, phase.end_ns
 
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.errors import ConfigError
+from pptrace.export.hops import Hops
 from pptrace.export.kineto.cells import microseconds, number, stacked
 from pptrace.export.kineto.header import header, named
 from pptrace.export.kineto.lanes import lanes_of, part_of, process_of
+from pptrace.export.kineto.links import LinkEncoder
 from pptrace.export.kineto.slices import Encoder
 from pptrace.export.kineto.spans import spans, step_of
 
@@ -50,7 +53,8 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
     """
     rank, color = _checked(timeline, options)
     part, first_row = (timeline, 0) if rank is None else part_of(timeline, rank)
-    encoder = Encoder.of(part, first_row, color)
+    hops = Hops.of(part)
+    encoder = LinkEncoder.of(Encoder.of(part, hops, first_row, color), hops)
     with path.open("wb") as file, ThreadPoolExecutor(max_workers=1) as writer:
         waiting: deque[Future[int]] = deque()
         for text in _texts(encoder, rank, step_of(timeline)):
@@ -70,20 +74,24 @@ def _checked(timeline: Timeline, options: Mapping[str, Any]) -> tuple[int | None
     return rank, color
 
 
-def _texts(encoder: Encoder, rank: int | None, step: tuple[int, int]) -> Iterator[bytes | memoryview]:
+def _texts(links: LinkEncoder, rank: int | None, step: tuple[int, int]) -> Iterator[bytes | memoryview]:
     """Yield the file piece by piece; a name comes last, for no comma may follow the last event."""
+    encoder, hops = links.slices, links.hops
     timeline = encoder.timeline
     lanes = lanes_of(timeline)
-    names = [json.dumps(event).encode() for event in named(timeline, lanes)]
+    names = [json.dumps(event).encode() for event in named(timeline, lanes, hops)]
     yield header(timeline, lanes, rank) + b"".join(name + b",\n" for name in names[:-1])
     for event, start, end in spans(timeline, lanes, step):
         yield _span(event, start, end, whole=encoder.whole)
     for lane in lanes:
-        for rows in _steps(lane.rows, encoder.flows_at_once(lane.rows)):
+        for rows in _steps(lane.rows, encoder.arrows.at_once(lane.rows)):
             yield encoder.encode(lane, rows).data.cast("B")
+    for link, (start, stop) in enumerate(pairwise(hops.lane_ptr.tolist())):
+        for rows in _steps(slice(start, stop)):
+            yield links.encode(link, rows).data.cast("B")
     for counter in timeline.counters:
         for rows in _steps(slice(0, counter.at_ns.size)):
-            yield _counted(counter, rows).data.cast("B")
+            yield _counted(counter, process_of(counter.rank, timeline.ranks), rows).data.cast("B")
     yield b"".join(names[-1:]) + b"\n]}\n"
 
 
@@ -99,10 +107,10 @@ def _span(event: bytes, start: int, end: int, *, whole: bool) -> bytes:
     return stacked(1, [event, *times[0], b',"dur":', *times[1], b',"args":{}},\n']).tobytes()
 
 
-def _counted(counter: Counter, rows: slice) -> Block:
+def _counted(counter: Counter, process: int, rows: slice) -> Block:
     """Return a line per step of a counter; times keep their nanoseconds whatever the slices' do."""
     at = counter.at_ns[rows]
     name, unit = json.dumps(counter.name).encode(), json.dumps(counter.unit).encode()
-    head = b'{"ph":"C","name":%s,"pid":%d,"ts":' % (name, process_of(counter.rank))
+    head = b'{"ph":"C","name":%s,"pid":%d,"ts":' % (name, process)
     value = number(counter.value[rows])
     return stacked(at.size, [head, *microseconds(at, whole=False), b',"args":{%s:' % unit, value, b"}},\n"])

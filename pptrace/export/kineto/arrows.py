@@ -1,0 +1,66 @@
+"""Arrows: flows as lines of JSON behind the slices that they touch.
+
+They stand side by side with their slices, because viewers bind a flow to the slice that came last before
+it where times are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.export.kineto.cells import Block, Part, microseconds, number, scattered, stacked, words
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pptrace.export.kineto.flows import Points
+
+__all__ = ["Arrows"]
+
+_PHASES = [b'"s"', b'"t"', b'"f","bp":"e"']
+_USUAL_FLOWS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrows:
+    """Adds flows to the lines of slices."""
+
+    points: Points
+    """Where flows touch which rows."""
+    first: int
+    """What the file adds to a row's number, and so to a flow's."""
+
+    def at_once(self, rows: slice) -> int:
+        """Return the most flows that touch one of some rows."""
+        ptr = self.points.row_ptr[rows.start : rows.stop + 1]
+        return int(np.diff(ptr).max(initial=0))
+
+    def behind(self, parts: list[Part], place: bytes, rows: slice) -> Block:
+        """Return the lines of some rows and of their flows; ``place`` is JSON up to the time."""
+        count = rows.stop - rows.start
+        ptr = self.points.row_ptr[rows.start : rows.stop + 1]
+        per_row = np.diff(ptr)
+        most = int(per_row.max(initial=0))
+        slots: list[Block] = []
+        for slot in range(most):
+            hit = np.flatnonzero(per_row > slot)
+            slots.append(scattered(self._lines(ptr[hit] + slot, place), hit, count))
+        block = stacked(count, [*parts, *slots, b"\n"])
+        if most <= _USUAL_FLOWS:
+            return block
+        keep = np.ones(block.shape, dtype=bool)
+        end = block.shape[1] - 1 - sum(cells.shape[1] for cells in slots)
+        for index, cells in enumerate(slots):
+            keep[:, end : end + cells.shape[1]] = (per_row > index)[:, None]
+            end += cells.shape[1]
+        return block[keep]
+
+    def _lines(self, points: NDArray[np.int64], place: bytes) -> Block:
+        flow = number(self.points.flow[points].astype(np.int64) + self.first)
+        at = microseconds(self.points.at_ns[points], whole=False)
+        phase = words(self.points.phase[points], _PHASES)
+        fixed = b',"cat":"p2p","name":"p2p"},'
+        return stacked(points.size, [b'\n{"ph":', phase, b',"id":', flow, place, *at, fixed])
