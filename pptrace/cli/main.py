@@ -21,6 +21,7 @@ COMMANDS = {
     "show": "Draw a schedule's idealised table.",
     "validate": "Check a schedule table in a file.",
     "open": "Open a trace in the Perfetto UI.",
+    "network": "Show a cluster's links, its routes, and what a pipeline leaves of them.",
     "convert": "Convert tables and traces between formats.",
     "plugins": "List plugins, what they offer, and what failed to load.",
     "new-plugin": "Write a schedule or network plugin to start from.",

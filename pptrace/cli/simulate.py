@@ -33,6 +33,8 @@ _HELP = {
     "model": "A model preset.",
     "device": "A device preset.",
     "network": "A network model.",
+    "cluster": "A cluster preset, such as dgx-h100x32.",
+    "contention": "What messages that meet do: none, fifo or max-min.",
     "p2p": "How messages are issued: async, sender-blocking, blocking, ordered or batched.",
     "costs": "A cost model.",
 }

@@ -42,7 +42,7 @@ def _check_present(experiment: Experiment, error: Complaint) -> None:
         return
     if batch.sequence is None:
         raise error("batch.sequence", "missing: a model needs the tokens in a sequence, such as --sequence 8192")
-    if experiment.costs is None and experiment.device is None:
+    if experiment.costs is None and experiment.device is None and experiment.cluster is None:
         raise error("device", "missing: a model's costs depend on it, write --device NAME or --costs unit")
 
 

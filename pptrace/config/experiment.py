@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 __all__ = [
     "HEADLINES",
     "Batch",
+    "Cluster",
+    "Contending",
     "DataParallel",
     "Experiment",
     "NamedChoice",
+    "NetworkPart",
     "Parallel",
     "PointToPoint",
     "Preset",
@@ -28,6 +31,8 @@ HEADLINES: Mapping[str, str] = {
     "schedule": "name",
     "device": "preset",
     "network": "name",
+    "cluster": "preset",
+    "contention": "links",
     "p2p": "policy",
     "costs": "name",
 }
@@ -35,6 +40,7 @@ HEADLINES: Mapping[str, str] = {
 
 _LARGEST = 2**31 - 1
 _Count = Annotated[int, Field(ge=1, le=_LARGEST)]
+_Speed = Annotated[float, Field(ge=0.001, le=1)]
 
 
 class _Section(BaseModel):
@@ -95,6 +101,10 @@ class Parallel(_Section):
     sequence_parallel: bool = Field(
         default=False, description="Split activations between tensor-parallel regions over the sequence."
     )
+    order: str = Field(
+        default="tp-cp-ep-dp-pp",
+        description="Which neighbours along the axes are neighbouring GPUs of a cluster, the nearest first.",
+    )
 
 
 class Batch(_Section):
@@ -115,6 +125,46 @@ class Batch(_Section):
     def units(self) -> int:
         """Microbatches of a step, or 0 where a table file knows them."""
         return self.microbatches or 0
+
+
+class NetworkPart(_OpenSection):
+    """A part of a cluster: a network by name, with its options beside the name."""
+
+    name: str | None = Field(default=None, description="Network that a plugin offers; the preset's unless given.")
+
+
+class Cluster(_Section):
+    """Nodes of GPUs and the fabric between them: a preset, one's own, or a preset with some changed."""
+
+    preset: str | None = Field(
+        default=None,
+        description="Preset of one node and its fabric; dgx-h100x32 stands for 32 nodes of dgx-h100.",
+        examples=["dgx-h100x32"],
+    )
+    nodes: _Count | None = Field(
+        default=None, description="Number of nodes; as many as the job needs unless given."
+    )
+    gpus: _Count | None = Field(default=None, description="GPUs of a node.")
+    nics: Annotated[int, Field(ge=0, le=_LARGEST)] | None = Field(
+        default=None, description="NICs of a node; GPU g uses NIC g x nics / gpus."
+    )
+    node: NetworkPart | None = Field(default=None, description="What joins the GPUs and NICs of a node.")
+    fabric: NetworkPart | None = Field(default=None, description="What joins the NICs of all nodes.")
+    spare: bool = Field(default=False, description="Let GPUs that the job does not need stay idle.")
+
+
+class Contending(_Section):
+    """What traffic and computation that meet do to each other."""
+
+    links: Literal["none", "fifo", "max-min"] = Field(
+        default="max-min",
+        description="none: messages never slow each other. fifo: a message holds all its links, others queue. "
+        "max-min: messages share links fairly at every instant.",
+    )
+    compute: _Speed = Field(default=1, description="Speed of computation while its rank communicates.")
+    communication: _Speed = Field(
+        default=1, description="Speed of communication while one of its ranks computes, of what it has alone."
+    )
 
 
 class PointToPoint(_Section):
@@ -160,6 +210,12 @@ class Experiment(_Section):
     device: Preset | None = Field(default=None, description="The accelerator that each process has.")
     network: NamedChoice = Field(
         default=NamedChoice(name="ideal"), description="What lies between pipeline ranks."
+    )
+    cluster: Cluster | None = Field(
+        default=None, description="Nodes and fabric that the job's GPUs are in; stands in for network."
+    )
+    contention: Contending = Field(
+        default=Contending(), description="What messages on shared links and computation do to each other."
     )
     p2p: PointToPoint = Field(
         default=PointToPoint(), description="How transfers between pipeline ranks are issued."

@@ -31,6 +31,8 @@ FLAGS: Mapping[str, str] = {
     "model": "model",
     "device": "device",
     "network": "network",
+    "cluster": "cluster",
+    "contention": "contention",
     "p2p": "p2p",
     "costs": "costs",
     "parallel": "parallel",
@@ -129,7 +131,7 @@ def _drop_superseded(tree: dict[str, Any], places: dict[str, Place], over: Seque
     for section, headline in HEADLINES.items():
         said, path = tree.get(section), (section, headline)
         renamed = path in last and isinstance(said, dict) and said.get(headline) != last[path]
-        if renamed and section != "p2p":
+        if renamed and section not in {"p2p", "contention"}:
             tree[section] = {}
     batch = tree.get("batch")
     for given, follows in _DERIVED_FROM_EACH_OTHER:

@@ -91,8 +91,39 @@ class Resolved:
         plain: dict[str, Any] = _portable(self._dumped())
         return plain
 
+    def part(
+        self, key: str, model: type[Model] | None, values: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        """Check the values of a cluster's part against a network's parameter model.
+
+        Args:
+            key: ``cluster.node`` or ``cluster.fabric``.
+            model: the parameter model; None where it takes none.
+            values: a preset's values with the user's over them.
+
+        Returns:
+            The checked parameters as their model gives them, and as plain values.
+
+        Raises:
+            ConfigError: a parameter that is unknown, missing or of another type.
+        """
+        if model is None:
+            if values:
+                raise self.error(f"{key}.{next(iter(values))}", "this network takes no options: remove it")
+            return {}, {}
+        checked = validate_options(model, values, key, self.positions, file=self.file)
+        return dict(checked.model_dump()), checked.model_dump(mode="json", by_alias=True)
+
+    def with_section(self, key: str, section: BaseModel, origins: Mapping[str, str]) -> Resolved:
+        """Return this with a whole section in place of another, and the origins of its keys."""
+        experiment = self.experiment.model_copy(update={key: section})
+        return replace(self, experiment=experiment, origins={**self.origins, **origins})
+
     def _dumped(self) -> dict[str, Any]:
-        return self.experiment.model_dump(mode="json", by_alias=True, exclude_none=True)
+        dumped = self.experiment.model_dump(mode="json", by_alias=True, exclude_none=True)
+        if self.experiment.cluster is not None:
+            del dumped["network"]
+        return dumped
 
     def _with(self, key: str, filled: dict[str, Any]) -> Experiment:
         section = getattr(self.experiment, key)

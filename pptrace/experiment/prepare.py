@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.errors import ScheduleError
+from pptrace.experiment.assembly import Assembly
+from pptrace.experiment.cluster import layout_of, on_cluster
+from pptrace.experiment.costs import build_costs, cost_model, cost_request, with_reduction
 from pptrace.experiment.placed import placed
-from pptrace.hooks.build import build_network, build_schedule, build_workload
-from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
+from pptrace.hooks.build import build_network, build_schedule
+from pptrace.model.request import NetworkRequest, ScheduleRequest
 from pptrace.network.contract import transfer_ns
 from pptrace.schedule.issue_order import Receive
+from pptrace.sim.contention import Contention, Sharing
 from pptrace.sim.limits import MOST_RANKS
 from pptrace.sim.policy import Policy, PolicyName, StreamPer
 
@@ -22,8 +26,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.experiment import Experiment
     from pptrace.config.resolve import Resolved
-    from pptrace.hooks.offers import CostModelOffer
-    from pptrace.hooks.provider import Provided
+    from pptrace.experiment.cluster import OnCluster
     from pptrace.hooks.registry import Registry
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
@@ -49,42 +52,14 @@ class Prepared:
     """What lies between the ranks."""
     policy: Policy
     """How messages are issued."""
+    contention: Contention
+    """What messages that meet do to each other."""
     plugins: Mapping[str, str]
     """Distribution and version of each plugin that took part."""
+    job: OnCluster | None = None
+    """The cluster and the job's place on it; None where a flat network stands for it."""
     table: TableFile | None = None
     """The file that the schedule was read from, if any."""
-
-
-@dataclass(slots=True)
-class _Assembly:
-    """The configuration and the plugins that took part, as they become known."""
-
-    resolved: Resolved
-    registry: Registry
-    plugins: dict[str, str]
-
-    @property
-    def experiment(self) -> Experiment:
-        return self.resolved.experiment
-
-    def uses(self, provided: Provided[Any]) -> Any:
-        """Note whose offer is used, and return it."""
-        if provided.distribution:
-            self.plugins[provided.distribution] = provided.version
-        return provided.offer
-
-    def options(self, key: str, model: Any, preset: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return checked options: for a parameter model its fields, else nothing may be given."""
-        if model is None:
-            section = getattr(self.experiment, key)
-            extra = section.options if key == "schedule" else section.values
-            if extra:
-                name = next(iter(extra))
-                prefix = "schedule.options" if key == "schedule" else key
-                raise self.resolved.error(f"{prefix}.{name}", f"{section.name} takes no options: remove it")
-            return {}
-        self.resolved, checked = self.resolved.options(key, model(), preset or {})
-        return dict(checked.model_dump())
 
 
 def prepare(resolved: Resolved, registry: Registry) -> Prepared:
@@ -95,32 +70,36 @@ def prepare(resolved: Resolved, registry: Registry) -> Prepared:
         PluginError: a name that no plugin offers, or a plugin that fails.
         ScheduleError: sizes that the schedule cannot take.
     """
-    work = _Assembly(resolved, registry, {})
+    work = Assembly(resolved, registry, {})
     if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
         raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
     file = _read(work) if resolved.experiment.schedule.kind == "table" else None
     table = file.schedule if file else None
     if table is not None:
         work.resolved = _sized(work.resolved, table)
-    network = _network(work)
-    work.resolved = _with_reduction(work.resolved, network)
-    costs = _cost_model(work)
-    cost_request = _cost_request(work, costs.offer)
-    workload = _build_costs(work, costs, cost_request)
+    job = _job(work)
+    network: Network = job.hops if job else _network(work)
+    if job is None:
+        work.resolved = with_reduction(work.resolved, network)
+    costs = cost_model(work)
+    asked = cost_request(work, costs.offer, job)
+    workload = build_costs(work, costs, asked)
     request = _schedule_request(work, workload, network)
     if table is None:
         table = _build_schedule(work, request)
+        work.resolved = _with_chunks(work.resolved, table)
     placement = table.placement
     edges = tuple((int(low), int(high)) for low, high in placement.edges)
-    if (table.stages, edges) != (cost_request.stages, _chain(cost_request.stages)):
-        workload = _build_costs(work, costs, replace(cost_request, stages=table.stages, edges=edges))
+    if (table.stages, edges) != (asked.stages, _chain(asked.stages)):
+        workload = build_costs(work, costs, replace(asked, stages=table.stages, edges=edges))
     return Prepared(
         resolved=work.resolved, schedule=table, request=request, workload=workload, network=network,
-        policy=_policy(work.experiment), plugins=dict(sorted(work.plugins.items())), table=file,
+        policy=_policy(work.experiment), contention=_contention(work.experiment), job=job,
+        plugins=dict(sorted(work.plugins.items())), table=file,
     )  # fmt: skip
 
 
-def _read(work: _Assembly) -> TableFile:
+def _read(work: Assembly) -> TableFile:
     schedule = work.experiment.schedule
     from pptrace.schedule.text import load_table
 
@@ -154,7 +133,15 @@ def _sized(resolved: Resolved, table: Schedule) -> Resolved:
     )
 
 
-def _network(work: _Assembly) -> Network:
+def _job(work: Assembly) -> OnCluster | None:
+    layout_of(work.resolved)
+    if work.experiment.cluster is None:
+        return None
+    work.resolved, job = on_cluster(work.resolved, work.registry, work.uses)
+    return job
+
+
+def _network(work: Assembly) -> Network:
     with placed(work.resolved, "network"):
         provided = work.registry.network(work.experiment.network.name)
     offer = work.uses(provided)
@@ -164,83 +151,7 @@ def _network(work: _Assembly) -> Network:
         return build_network(provided, NetworkRequest(endpoints=ranks, options=options))
 
 
-def _with_reduction(resolved: Resolved, network: Network) -> Resolved:
-    """Let replicas reduce over a network like the pipeline's where none of their own is described."""
-    experiment = resolved.experiment
-    parallel, reduction = experiment.parallel, experiment.data_parallel
-    if parallel.dp * parallel.cp == 1 or reduction.bandwidth is not None or (parallel.pp or 1) < 2:  # noqa: PLR2004 - a pair
-        return resolved
-    path = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
-    rate = int(path.rate_kbps[0]) * 1000
-    if not rate:
-        return resolved
-    found = {"bandwidth": rate}
-    if "data_parallel.latency" not in resolved.positions:
-        found["latency"] = int(path.latency_ns[0])
-    origins = {**resolved.origins, **{f"data_parallel.{key}": "as the pipeline's network" for key in found}}
-    reduction = reduction.model_copy(update=found)
-    return replace(
-        resolved, experiment=experiment.model_copy(update={"data_parallel": reduction}), origins=origins
-    )
-
-
-def _cost_model(work: _Assembly) -> Provided[CostModelOffer]:
-    if work.experiment.costs is None:
-        readers = [name for name, p in sorted(work.registry.cost_models.items()) if p.offer.model is not None]
-        if len(readers) != 1:
-            known = ", ".join(readers) or "none is installed: pip install pptrace-models"
-            raise work.resolved.error("costs", f"write which cost model reads the model: {known}")
-        work.resolved = work.resolved.chosen("costs", readers[0], "the cost model that reads models")
-    costs = work.experiment.costs
-    with placed(work.resolved, "costs"):
-        provided = work.registry.cost_model(costs.name if costs else "unit")
-    work.uses(provided)
-    return provided
-
-
-def _cost_request(work: _Assembly, offer: CostModelOffer) -> CostRequest:
-    model = _described(work, "model", offer.model, offer.name)
-    device = _described(work, "device", offer.device, offer.name)
-    options = work.options("costs", offer.options)
-    experiment = work.experiment
-    parallel, batch = experiment.parallel, experiment.batch
-    ranks = parallel.pp or 1
-    reduction = experiment.data_parallel
-    return CostRequest(
-        ranks=ranks, stages=ranks * parallel.vp, units=batch.units,
-        model=model, device=device, options=options,
-        tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, ep=parallel.ep,
-        sequence_parallel=parallel.sequence_parallel, micro=batch.micro, sequence=batch.sequence or 0,
-        global_batch=batch.global_batch or 0,
-        data_parallel={"rate_kbps": max(reduction.bandwidth // 1000, 1), "latency_ns": reduction.latency}
-        if reduction.bandwidth else {},
-    )  # fmt: skip
-
-
-def _described(work: _Assembly, key: str, model: Any, costs: str) -> dict[str, Any]:
-    """Return the model's or device's values, its preset's under those that the user wrote."""
-    section = getattr(work.experiment, key)
-    if model is None:
-        if section is not None and key == "model":
-            raise work.resolved.error(key, f"costs {costs} read no {key}: remove the key, or choose other costs")
-        return {}
-    if section is None:
-        hint = "--model NAME" if key == "model" else "--device NAME"
-        raise work.resolved.error(key, f"missing: costs {costs} depend on it, write {hint}")
-    preset: Mapping[str, Any] = {}
-    if section.preset:
-        find = work.registry.model if key == "model" else work.registry.device
-        with placed(work.resolved, key):
-            preset = work.uses(find(section.preset)).values
-    return work.options(key, model, preset)
-
-
-def _build_costs(work: _Assembly, costs: Provided[CostModelOffer], request: CostRequest) -> Workload:
-    with placed(work.resolved, "costs"):
-        return build_workload(costs, request)
-
-
-def _schedule_request(work: _Assembly, workload: Workload, network: Network) -> ScheduleRequest:
+def _schedule_request(work: Assembly, workload: Workload, network: Network) -> ScheduleRequest:
     parallel = work.experiment.parallel
     ranks = parallel.pp or 1
     known = not workload.unit_time_ns
@@ -264,7 +175,7 @@ def _schedule_request(work: _Assembly, workload: Workload, network: Network) -> 
     )  # fmt: skip
 
 
-def _build_schedule(work: _Assembly, request: ScheduleRequest) -> Schedule:
+def _build_schedule(work: Assembly, request: ScheduleRequest) -> Schedule:
     with placed(work.resolved, "schedule"):
         provided = work.registry.schedule(work.experiment.schedule.name)
     offer = work.uses(provided)
@@ -278,6 +189,20 @@ def _build_schedule(work: _Assembly, request: ScheduleRequest) -> Schedule:
     return schedule
 
 
+def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:
+    """Take the chunks per rank that a schedule makes where nobody wrote them; what is written must agree."""
+    experiment, name = resolved.experiment, resolved.experiment.schedule.name
+    chunks, uneven = divmod(schedule.stages, schedule.ranks)
+    if uneven or chunks == experiment.parallel.vp:
+        return resolved
+    if "parallel.vp" in resolved.positions:
+        message = f"{name} has {chunks} per rank, not {experiment.parallel.vp}: write {chunks}"
+        raise resolved.error("parallel.vp", message)
+    parallel = experiment.parallel.model_copy(update={"vp": chunks})
+    origins = {**resolved.origins, "parallel.vp": f"schedule {name}"}
+    return replace(resolved, experiment=experiment.model_copy(update={"parallel": parallel}), origins=origins)
+
+
 def _policy(experiment: Experiment) -> Policy:
     p2p = experiment.p2p
     return Policy(
@@ -285,6 +210,15 @@ def _policy(experiment: Experiment) -> Policy:
         receive=Receive(p2p.receive),
         stream=StreamPer(p2p.stream),
         eager_bytes=p2p.eager,
+    )
+
+
+def _contention(experiment: Experiment) -> Contention:
+    met = experiment.contention
+    return Contention(
+        links=Sharing(met.links),
+        compute_permille=round(met.compute * 1000),
+        communication_permille=round(met.communication * 1000),
     )
 
 

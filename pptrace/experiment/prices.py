@@ -89,5 +89,5 @@ def _same(one: Policy, other: Policy) -> bool:
 def contention_of(run: Run) -> Contention:
     """Return what a run's messages do to each other, where they meet at all."""
     prepared = run.prepared
-    own: Contention = getattr(prepared, "contention", Contention())
+    own: Contention = prepared.contention
     return own if len(prepared.network.links) or own.slows else _NONE

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pptrace.timeline.link_use import busiest_links, delays
 from pptrace.timeline.metrics import IdleCause
 
 if TYPE_CHECKING:
     from pptrace.experiment.run import Run
 
 __all__ = ["document", "rank_rows"]
+
+_MOST = 64
+"""Links, and pairs that a link held up, that are listed."""
 
 
 def document(run: Run) -> dict[str, Any]:
@@ -37,6 +41,8 @@ def document(run: Run) -> dict[str, Any]:
             "slices": int(path.rows.size),
         },
         "ranks": rank_rows(run),
+        "links": _links(run),
+        "contention": _contention(run),
         "formula": _closed_forms(run),
         "notes": list(metrics.notes),
         "provenance": run.provenance,
@@ -73,6 +79,36 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
         }
         rows.append(row)
     return rows
+
+
+def _links(run: Run) -> list[dict[str, Any]] | None:
+    """Return the busiest links with their figures; links used alike are one entry."""
+    if run.traffic is None:
+        return None
+    return [
+        {
+            "link": use.names[0],
+            "alike": list(use.names[1:]),
+            "bytes_per_s": use.rate_kbps * 1000,
+            "bytes": use.size_bytes,
+            "utilisation": use.utilisation,
+            "delay_ns": use.delay_ns,
+            "from_ns": use.from_ns if use.delay_ns else None,
+            "until_ns": use.until_ns if use.delay_ns else None,
+            "hops": [list(hop) for hop in use.hops],
+        }
+        for use in busiest_links(run.timeline, run.traffic, run.metrics.step_ns)[:_MOST]
+    ]
+
+
+def _contention(run: Run) -> list[dict[str, Any]] | None:
+    """Return whom which link held up, and for how long in sum."""
+    if run.traffic is None:
+        return None
+    return [
+        {"source": one.source, "target": one.target, "link": one.link, "delay_ns": one.delay_ns}
+        for one in delays(run.timeline, run.traffic)[:_MOST]
+    ]
 
 
 def _closed_forms(run: Run) -> dict[str, Any] | None:

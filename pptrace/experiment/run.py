@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.errors import ScheduleError
 from pptrace.experiment.placed import located
 from pptrace.experiment.prepare import Prepared, prepare
-from pptrace.sim.simulate import simulate as simulate_table
+from pptrace.sim.simulate import simulate_traffic
 from pptrace.timeline.metrics import Metrics, measure
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pptrace.config.resolve import Resolved
     from pptrace.hooks.registry import Registry
     from pptrace.timeline.timeline import Timeline
+    from pptrace.timeline.traffic import Traffic
 
 __all__ = ["Run", "simulate"]
 
@@ -31,6 +32,8 @@ class Run:
     """What was simulated."""
     timeline: Timeline
     """Every slice, in columns."""
+    traffic: Traffic | None
+    """What the messages did on the network's links; None where it has none."""
     metrics: Metrics
     """What the step amounts to."""
     registry: Registry
@@ -62,7 +65,8 @@ class Run:
         from pptrace.export.output import save
         from pptrace.timeline.trim import parse_only, trim
 
-        timeline = replace(self.timeline, counters=self._counters(), provenance=self.provenance)
+        routes = self.traffic.routes() if self.traffic is not None else None
+        timeline = replace(self.timeline, counters=self._counters(), routes=routes, provenance=self.provenance)
         if only:
             kept = parse_only(only)
             timeline = trim(timeline, kept.ranks, kept.units)
@@ -101,12 +105,15 @@ class Run:
 
     def _counters(self) -> Any:
         from pptrace.timeline.counters import in_flight, link_use
+        from pptrace.timeline.link_use import link_counters
         from pptrace.timeline.memory import memory_counters
 
         workload = self.prepared.workload
         known = bool(workload.activation_bytes.any() or workload.static_bytes.any())
         groups = [memory_counters(self.timeline, workload) if known else ()]
         groups += [in_flight(self.timeline), link_use(self.timeline)]
+        if self.traffic is not None:
+            groups.append(link_counters(self.timeline, self.traffic))
         counters = [counter for group in groups for counter in group]
         return tuple(sorted(counters, key=lambda counter: counter.rank))
 
@@ -120,9 +127,10 @@ def simulate(resolved: Resolved, registry: Registry) -> Run:
     prepared = prepare(resolved, registry)
     overlap = resolved.experiment.data_parallel.overlap
     try:
-        timeline = simulate_table(
-            prepared.schedule, prepared.workload, prepared.network, prepared.policy, overlap_reduction=overlap
-        )
+        step = simulate_traffic(
+            prepared.schedule, prepared.workload, prepared.network, prepared.policy,
+            contention=prepared.contention, overlap_reduction=overlap,
+        )  # fmt: skip
     except ScheduleError as error:
         raise located(error, prepared, registry) from error
-    return Run(prepared, timeline, measure(timeline, prepared.workload), registry)
+    return Run(prepared, step.timeline, step.traffic, measure(step.timeline, prepared.workload), registry)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import format_duration, format_size
 from pptrace.experiment.lever import largest_lever
+from pptrace.timeline.link_use import busiest_links
 from pptrace.timeline.metrics import IdleCause
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.experiment.run import Run
+    from pptrace.timeline.link_use import LinkUse
 
 __all__ = ["summary_lines", "time_text"]
 
@@ -25,19 +27,22 @@ LINES = 25
 ALL_RANKS = 16
 """Up to here every rank has a line; beyond, the first, middle, last and worst."""
 
+_SHOWN = 3
+"""Pairs of ranks that are named for a link."""
+
 _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp")
 
 
 def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
     """Return the summary's lines; the last names the next command, given the traces ``written``.
 
-    Where all would be too many lines, blank ones go first, then the data-parallel one.
+    Where all would be too many lines, blank ones go first, then the data-parallel one, then those about links.
     """
     parts = [
-        [*_headline(run), _figures(run)], [""], _where_time_goes(run), _reduction(run), [""],
+        [*_headline(run), _figures(run)], [""], _where_time_goes(run), _reduction(run), _busiest(run), [""],
         _ranks(run), _warning(run), _last(run, written),
     ]  # fmt: skip
-    for dropped in ([], [1, 4], [1, 3, 4]):
+    for dropped in ([], [1, 5], [1, 3, 5], [1, 3, 4, 5]):
         lines = [line for index, part in enumerate(parts) if index not in dropped for line in part]
         if len(lines) <= LINES:
             break
@@ -69,11 +74,19 @@ def _headline(run: Run) -> list[str]:
     policy: str = experiment.p2p.policy
     if policy == "ordered" and experiment.p2p.stream != "rank":
         policy += f" per {experiment.p2p.stream}"
-    network = experiment.network
     return [
         f"{model}{device}: {experiment.schedule.name}, {schedule.units} microbatches",
-        f"{', '.join(sizes)}; network {network.name}, p2p {policy}",
+        f"{', '.join(sizes)}; {_network(run)}, p2p {policy}",
     ]
+
+
+def _network(run: Run) -> str:
+    experiment, job = run.prepared.resolved.experiment, run.prepared.job
+    if job is None or experiment.cluster is None:
+        return f"network {experiment.network.name}"
+    name = (experiment.cluster.preset or "of one's own").removesuffix(f"x{job.cluster.nodes}")
+    nodes = f"{job.cluster.nodes} nodes" if job.cluster.nodes > 1 else "1 node"
+    return f"cluster {name}, {nodes} of {job.cluster.gpus}"
 
 
 def _figures(run: Run) -> str:
@@ -120,6 +133,29 @@ def _reduction(run: Run) -> list[str]:
     took = time_text(run, int(metrics.reduction_ns.max()))
     exposed = time_text(run, int(metrics.idle_ns[:, IdleCause.REDUCTION].max()))
     return [f"data parallel  reduction {took}, of which exposed {exposed}"]
+
+
+def _busiest(run: Run) -> list[str]:
+    """Return the fullest link, and the one that held messages up most."""
+    if run.traffic is None:
+        return []
+    used = busiest_links(run.timeline, run.traffic, run.metrics.step_ns)
+    if not used:
+        return []
+    lines = [f"busiest link   {_link(used[0])}, {used[0].utilisation:.1%} full{_hops(used[0])}"]
+    worst = max(used, key=lambda use: use.delay_ns)
+    if worst.delay_ns:
+        lines.append(f"contention     {_link(worst)} held messages up by {time_text(run, worst.delay_ns)} in sum")
+    return lines
+
+
+def _link(use: LinkUse) -> str:
+    return f"{use.names[0]} and {len(use.names) - 1} alike" if len(use.names) > 1 else use.names[0]
+
+
+def _hops(use: LinkUse) -> str:
+    shown = ", ".join(f"{source}>{target}" for source, target in use.hops[:_SHOWN])
+    return f" (ranks {shown}{', …' if len(use.hops) > _SHOWN else ''})"
 
 
 def _wrapped(title: str, parts: list[str]) -> list[str]:

@@ -247,7 +247,7 @@ def test_out_of_memory_is_one_line(pptrace: Pptrace, monkeypatch: pytest.MonkeyP
     def exhausted(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("pptrace.experiment.run.simulate_table", exhausted)
+    monkeypatch.setattr("pptrace.experiment.run.simulate_traffic", exhausted)
 
     assert "fewer ranks or microbatches" in pptrace("simulate", "step.yaml").complaint
 

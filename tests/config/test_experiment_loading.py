@@ -55,8 +55,18 @@ def test_flags_alone_give_unit_costs_and_the_ideal_network() -> None:
     resolved = load(None, flags=FLAGS)
 
     assert resolved.to_dict() == {
-        "parallel": {"pp": 8, "tp": 1, "dp": 1, "cp": 1, "ep": 1, "vp": 1, "sequence_parallel": False},
+        "parallel": {
+            "pp": 8,
+            "tp": 1,
+            "dp": 1,
+            "cp": 1,
+            "ep": 1,
+            "vp": 1,
+            "sequence_parallel": False,
+            "order": "tp-cp-ep-dp-pp",
+        },  # fmt: skip
         "batch": {"global": 32, "micro": 1, "microbatches": 32},
+        "contention": {"links": "max-min", "compute": 1.0, "communication": 1.0},
         "schedule": {"name": "1f1b", "options": {}},
         "network": {"name": "ideal"},
         "p2p": {"policy": "async", "stream": "rank", "eager": "0 B", "receive": "asap"},

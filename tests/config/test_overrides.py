@@ -143,7 +143,8 @@ def test_contradicting_parts_of_one_command_line_are_refused(changed: Any) -> No
 
 
 def test_every_flag_sets_a_key_that_exists() -> None:
-    flags = {"schedule": "a.csv", "model": "m", "device": "d", "network": "n", "costs": "c", "p2p": "async"}
+    names = {"schedule": "a.csv", "model": "m", "device": "d", "network": "n", "costs": "c", "p2p": "async"}
+    flags = names | {"cluster": "c", "contention": "fifo"}
     counts = dict.fromkeys(set(FLAGS) - set(flags) - {"parallel", "batch", "data_parallel"}, 1)
 
     explained = load(None, flags=flags | counts)

@@ -1,0 +1,162 @@
+"""``pptrace network``: a cluster's links and routes, and what a pipeline leaves of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pptrace.config.quantity import format_duration, format_rate
+
+if TYPE_CHECKING:
+    from pptrace.experiment.cluster_view import Between, ClusterView
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace network dgx-h100x4
+pptrace network dgx-h100x4 --between 0,9
+pptrace network llama.yaml -o cluster.svg"""
+
+
+class _Pair(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, not in older clicks
+    name = "GPU,GPU"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        first, comma, second = str(value).partition(",")
+        if not comma or not first.strip().isdecimal() or not second.strip().isdecimal():
+            self.fail(f"{value!r} is no pair of GPUs: write two numbers, such as 0,9", param, ctx)
+        return int(first), int(second)
+
+
+@click.command("network", epilog=_EXAMPLES)
+@click.argument("cluster", metavar="CLUSTER")
+@click.option("--between", type=_Pair(), help="Show the route and the capacity between two GPUs.")
+@click.option("--pp", help="Pipeline ranks whose traffic is on the links.")
+@click.option("--tp", help="Tensor-parallel size.")
+@click.option("--dp", help="Data-parallel replicas.")
+@click.option("--cp", help="Context-parallel size.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
+@click.option("-o", "--output", metavar="FILE", help="Draw the cluster: an .svg file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    cluster: str,
+    between: tuple[int, int] | None,
+    sets: tuple[str, ...],
+    output: str | None,
+    *,
+    as_json: bool,
+    **flags: str | None,
+) -> None:
+    """Print the links and routes of CLUSTER, a preset such as dgx-h100x4 or a YAML file with a cluster."""
+    from pptrace.experiment.cluster_view import view_cluster
+    from pptrace.hooks.registry import Registry
+
+    if output is not None and Path(output).suffix.lower() != ".svg":
+        raise click.UsageError(f"{output}: a picture of a cluster ends in .svg")
+    source: str | Path = Path(cluster) if cluster.lower().endswith((".yaml", ".yml")) else cluster
+    view = view_cluster(source, Registry.load(), sets, flags, between)
+    if as_json:
+        click.echo(json.dumps(_document(view), indent=2))
+    else:
+        click.echo("\n".join(_lines(view)))
+    if output is not None:
+        from pptrace.experiment.cluster_svg import cluster_svg
+        from pptrace.export.output import replace_file
+
+        with replace_file(Path(output)) as temporary:
+            temporary.write_text(cluster_svg(view), encoding="utf-8")
+        sys.stderr.write(f"wrote {output}\n")
+
+
+def _lines(view: ClusterView) -> list[str]:
+    cluster, layout = view.job.cluster, view.job.layout
+    inside, outside = view.parts
+    between = f", {outside} between" if outside else ""
+    sizes = ", ".join(f"{axis} {size}" for axis in ("pp", "tp", "cp", "dp") if (size := getattr(layout, axis)) > 1)
+    width = max([len(group.pattern) for group in view.groups] or [0])
+    lines = [
+        f"{view.name}: {cluster.nodes} x {cluster.gpus} GPUs, {cluster.nics} NICs each; {inside} inside{between}",
+        f"pipeline: {sizes or 'one GPU'}, {'-'.join(layout.order)}",
+        "",
+        f"{'links':<{width}}  {'count':>6}  {'capacity':>12}  {'latency':>9}  fullest under the pipeline's load",
+    ]
+    for group in view.groups:
+        fullest = max(group.links, key=lambda link: view.load[link])
+        load = view.load[fullest]
+        where = f"  {cluster.links.name[fullest]}" if load else ""
+        lines.append(
+            f"{group.pattern:<{width}}  {len(group.links):>6}  {_rates(group.rate_kbps):>12}  "
+            f"{_times(group.latency_ns):>9}  {load:.0%}{where}"
+        )
+    return lines if view.between is None else [*lines, "", *_route(view, view.between)]
+
+
+def _route(view: ClusterView, between: Between) -> list[str]:
+    links = view.job.cluster.links
+    source, target = (
+        dict(view.job.layout.place(gpu)) if gpu < view.job.layout.gpus else {}
+        for gpu in (between.source, between.target)
+    )
+    lines = [f"GPU {between.source}{_place(source)} to GPU {between.target}{_place(target)}"]
+    lines += [f"  {links.name[link]}  {_rate(int(links.rate_kbps[link]))}" for link in between.links]
+    if between.ways > 1:
+        lines.append(f"  the first of {between.ways} ways, which messages take in turn")
+    latency = f"{format_duration(between.latency_ns)} latency"
+    overhead = f", {format_duration(between.overhead_ns)} overhead" if between.overhead_ns else ""
+    lines.append(f"alone                          {_rate(between.alone_kbps)}, {latency}{overhead}")
+    lines.append(f"under the pipeline's traffic   {_rate(between.shared_kbps)}")
+    return lines
+
+
+def _place(place: dict[str, int]) -> str:
+    if not place:
+        return " (spare)"
+    return f" ({', '.join(f'{axis} {at}' for axis, at in place.items())})"
+
+
+def _rate(rate_kbps: int) -> str:
+    return format_rate(rate_kbps * 1000) if rate_kbps else "no limit"
+
+
+def _rates(rates: tuple[int, ...]) -> str:
+    return _rate(rates[0]) if len(rates) == 1 else f"{_rate(rates[0])} …"
+
+
+def _times(times: tuple[int, ...]) -> str:
+    return format_duration(times[0]) if len(times) == 1 else f"{format_duration(times[0])} …"
+
+
+def _document(view: ClusterView) -> dict[str, Any]:
+    cluster, layout, between = view.job.cluster, view.job.layout, view.between
+    links = cluster.links
+    document: dict[str, Any] = {
+        "cluster": view.name,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus,
+        "nics_per_node": cluster.nics,
+        "pipeline": {axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "tp")},
+        "links": [
+            {
+                "name": name,
+                "bytes_per_s": int(links.rate_kbps[link]) * 1000,
+                "latency_ns": int(links.latency_ns[link]),
+                "load": view.load[link],
+            }
+            for link, name in enumerate(links.name)
+        ],
+    }
+    if between is not None:
+        document["between"] = {
+            "gpus": [between.source, between.target],
+            "route": [links.name[link] for link in between.links],
+            "ways": between.ways,
+            "overhead_ns": between.overhead_ns,
+            "latency_ns": between.latency_ns,
+            "alone_bytes_per_s": between.alone_kbps * 1000,
+            "shared_bytes_per_s": between.shared_kbps * 1000,
+        }
+    return document

@@ -1,0 +1,212 @@
+"""From a configuration's cluster to the network between its pipeline ranks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.experiment import Cluster as Section
+from pptrace.config.experiment import Preset
+from pptrace.config.options import merged
+from pptrace.errors import PluginError
+from pptrace.experiment.placed import placed
+from pptrace.hooks.build import build_network
+from pptrace.model.layout import Layout
+from pptrace.model.request import NetworkRequest
+from pptrace.network.cluster import Cluster
+from pptrace.network.hops import Hops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pptrace.config.resolve import Resolved
+    from pptrace.hooks.offers import ClusterOffer
+    from pptrace.hooks.provider import Provided
+    from pptrace.hooks.registry import Registry
+    from pptrace.network.contract import Network
+
+__all__ = ["OnCluster", "layout_of", "on_cluster"]
+
+_TIMES = re.compile(r"(.+)x([1-9][0-9]{0,8})")
+"""A preset's name and a number of nodes."""
+
+_PARTS = ("node", "fabric")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnCluster:
+    """A job on a cluster."""
+
+    cluster: Cluster
+    """The network between all GPUs."""
+    layout: Layout
+    """Which GPUs each pipeline rank is."""
+    hops: Hops
+    """The network between pipeline ranks."""
+
+
+def layout_of(resolved: Resolved) -> Layout:
+    """Return the layout of a configuration's parallel sizes.
+
+    Raises:
+        ConfigError: an order with a missing, doubled or unknown axis; sizes that do not fit each other.
+    """
+    parallel = resolved.experiment.parallel
+    with placed(resolved, "parallel"):
+        return Layout(
+            pp=parallel.pp or 1, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp,
+            order=tuple(parallel.order.split("-")),
+        )  # fmt: skip
+
+
+def on_cluster(
+    resolved: Resolved, registry: Registry, use: Callable[[Provided[Any]], Any]
+) -> tuple[Resolved, OnCluster]:
+    """Build the cluster of a configuration that has one, and put its job's GPUs on it.
+
+    Args:
+        resolved: the configuration.
+        registry: the plugins.
+        use: notes that an offer takes part.
+
+    Returns:
+        The configuration with everything about the cluster filled in, and the job on it.
+
+    Raises:
+        ConfigError: what is missing, or does not fit the job.
+        PluginError: a preset or network that no plugin offers, or a plugin that fails.
+    """
+    section = resolved.experiment.cluster or Section()
+    if resolved.experiment.network.name != "ideal":
+        raise resolved.error("network", "the cluster describes the network: remove one of the two")
+    layout = layout_of(resolved)
+    offer, count = _preset(resolved, registry, section)
+    if offer is not None:
+        use(offer)
+    values = merged(offer.offer.values if offer else {}, section.model_dump(exclude_none=True, exclude={"preset"}))
+    _check_whole(resolved, values)
+    values["nodes"], origin = _nodes(resolved, section, values, count, layout)
+    values.setdefault("nics", 0)
+    request = _Requests(nodes=values["nodes"], gpus=values["gpus"], nics=values["nics"])
+    node = _part(resolved, registry, use, values, "node", request.node())
+    fabric = None
+    if values["nodes"] > 1 and "fabric" in values:
+        fabric = _part(resolved, registry, use, values, "fabric", request.fabric())
+    cluster = Cluster(node=node, fabric=fabric, nodes=values["nodes"], gpus=values["gpus"], nics=values["nics"])
+    filled = Section.model_validate({**values, "preset": section.preset})
+    resolved = resolved.with_section("cluster", filled, _origins(values, section, origin))
+    resolved = _with_device(resolved, offer)
+    return resolved, OnCluster(cluster=cluster, layout=layout, hops=Hops(network=cluster, layout=layout))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Requests:
+    """What a cluster's parts are asked for."""
+
+    nodes: int
+    gpus: int
+    nics: int
+
+    def node(self) -> NetworkRequest:
+        return NetworkRequest(endpoints=self.gpus + self.nics, nics=self.nics)
+
+    def fabric(self) -> NetworkRequest:
+        return NetworkRequest(endpoints=self.nodes * self.nics, per_node=self.nics)
+
+
+def _preset(
+    resolved: Resolved, registry: Registry, section: Section
+) -> tuple[Provided[ClusterOffer] | None, int | None]:
+    """Return the preset and the number of nodes that its name carries."""
+    if section.preset is None:
+        return None, None
+    with placed(resolved, "cluster"):
+        times = _TIMES.fullmatch(section.preset)
+        if section.preset in registry.clusters or times is None:
+            return registry.cluster(section.preset), None
+        return registry.cluster(times[1]), int(times[2])
+
+
+def _check_whole(resolved: Resolved, values: Mapping[str, Any]) -> None:
+    if "gpus" not in values:
+        raise resolved.error("cluster.gpus", "missing: write the GPUs of a node, or a preset such as dgx-h100x4")
+    for part in _PARTS:
+        if part == "node" and part not in values:
+            raise resolved.error(
+                "cluster.node", "missing: write what joins a node's GPUs, such as node: {name: nvlink}"
+            )
+        if part in values and "name" not in values[part]:
+            raise resolved.error(f"cluster.{part}.name", "missing: write a network that a plugin offers")
+    if "fabric" in values and not values.get("nics"):
+        raise resolved.error("cluster.nics", "missing: a fabric joins NICs, write how many a node has")
+
+
+def _nodes(
+    resolved: Resolved, section: Section, values: Mapping[str, Any], count: int | None, layout: Layout
+) -> tuple[int, str]:
+    """Return the number of nodes and where it comes from."""
+    if count is not None and section.nodes is not None and count != section.nodes:
+        raise resolved.error("cluster.nodes", f"{section.nodes}, but preset {section.preset} says {count}")
+    given = section.nodes if section.nodes is not None else count
+    sizes = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in ("pp", "dp", "cp", "tp"))
+    gpus, fits = values["gpus"], -(-layout.gpus // values["gpus"])
+    if given is None:
+        return fits, "derived: as many as the job needs"
+    here = f"{given} nodes of {gpus} GPUs are {given * gpus}"
+    key = "cluster.nodes" if section.nodes is not None else "cluster"
+    if layout.gpus > given * gpus:
+        raise resolved.error(key, f"{sizes} need {layout.gpus} GPUs, and {here}: {fits} nodes hold them")
+    if layout.gpus < given * gpus and not section.spare:
+        advice = f"use all, write {fits} nodes" if fits < given else "use all"
+        message = f"{sizes} make {layout.gpus} GPUs, and {here}: {advice}, or cluster.spare: true"
+        raise resolved.error(key, message)
+    return given, f"preset {section.preset}"
+
+
+def _part(
+    resolved: Resolved,
+    registry: Registry,
+    use: Callable[[Provided[Any]], Any],
+    values: dict[str, Any],
+    part: str,
+    request: NetworkRequest,
+) -> Network:
+    """Build the inside of a node, or the fabric, and write its options back into ``values``."""
+    key, options = f"cluster.{part}", dict(values[part])
+    name = options.pop("name")
+    with placed(resolved, f"{key}.name"):
+        provided = registry.network(name)
+    model = use(provided).options
+    checked, plain = resolved.part(key, model() if model else None, options)
+    values[part] = {"name": name, **plain}
+    with placed(resolved, key):
+        try:
+            return build_network(
+                provided,
+                NetworkRequest(
+                    endpoints=request.endpoints, nics=request.nics, per_node=request.per_node, options=checked
+                ),
+            )
+        except PluginError as error:
+            raise error if error.plugin else PluginError(f"{key}: {error}") from error
+
+
+def _origins(values: Mapping[str, Any], section: Section, nodes: str) -> dict[str, str]:
+    label = f"preset {section.preset}" if section.preset else "default"
+    found = {f"cluster.{key}": label for key in ("gpus", "nics")} | {"cluster.nodes": nodes}
+    for part in _PARTS:
+        found |= {f"cluster.{part}.{key}": label for key in values.get(part, {})}
+    return found
+
+
+def _with_device(resolved: Resolved, offer: Provided[ClusterOffer] | None) -> Resolved:
+    """Take the cluster's device where the configuration names none and a model needs one."""
+    if offer is None or not offer.offer.device or resolved.experiment.device or resolved.experiment.model is None:
+        return resolved
+    device, label = offer.offer.device, f"cluster {offer.offer.name}"
+    if isinstance(device, str):
+        return resolved.with_section("device", Preset(preset=device), {"device.preset": label})
+    return resolved.with_section(
+        "device", Preset.model_validate(device), dict.fromkeys((f"device.{key}" for key in device), label)
+    )

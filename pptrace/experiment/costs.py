@@ -1,0 +1,106 @@
+"""From a configuration's model, device and costs to the workload."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.experiment.placed import placed
+from pptrace.hooks.build import build_workload
+from pptrace.model.request import CostRequest
+from pptrace.network.collectives import LinkCollectives
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pptrace.config.resolve import Resolved
+    from pptrace.experiment.assembly import Assembly
+    from pptrace.experiment.cluster import OnCluster
+    from pptrace.hooks.offers import CostModelOffer
+    from pptrace.hooks.provider import Provided
+    from pptrace.model.workload import Workload
+    from pptrace.network.contract import Network
+
+__all__ = ["build_costs", "cost_model", "cost_request", "with_reduction"]
+
+
+def with_reduction(resolved: Resolved, network: Network) -> Resolved:
+    """Let replicas reduce over a network like the pipeline's where none of their own is described."""
+    experiment = resolved.experiment
+    parallel, reduction = experiment.parallel, experiment.data_parallel
+    if parallel.dp * parallel.cp == 1 or reduction.bandwidth is not None or (parallel.pp or 1) < 2:  # noqa: PLR2004 - a pair
+        return resolved
+    path = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
+    rate = int(path.rate_kbps[0]) * 1000
+    if not rate:
+        return resolved
+    found = {"bandwidth": rate}
+    if "data_parallel.latency" not in resolved.positions:
+        found["latency"] = int(path.latency_ns[0])
+    origins = {**resolved.origins, **{f"data_parallel.{key}": "as the pipeline's network" for key in found}}
+    reduction = reduction.model_copy(update=found)
+    return replace(
+        resolved, experiment=experiment.model_copy(update={"data_parallel": reduction}), origins=origins
+    )
+
+
+def cost_model(work: Assembly) -> Provided[CostModelOffer]:
+    """Return the cost model that the configuration names, or the one that reads its model."""
+    if work.experiment.costs is None:
+        readers = [name for name, p in sorted(work.registry.cost_models.items()) if p.offer.model is not None]
+        if len(readers) != 1:
+            known = ", ".join(readers) or "none is installed: pip install pptrace-models"
+            raise work.resolved.error("costs", f"write which cost model reads the model: {known}")
+        work.resolved = work.resolved.chosen("costs", readers[0], "the cost model that reads models")
+    costs = work.experiment.costs
+    with placed(work.resolved, "costs"):
+        provided = work.registry.cost_model(costs.name if costs else "unit")
+    work.uses(provided)
+    return provided
+
+
+def cost_request(work: Assembly, offer: CostModelOffer, job: OnCluster | None) -> CostRequest:
+    """Return what a cost model is asked for, its options checked."""
+    model = _described(work, "model", offer.model, offer.name)
+    device = _described(work, "device", offer.device, offer.name)
+    options = work.options("costs", offer.options)
+    experiment = work.experiment
+    parallel, batch = experiment.parallel, experiment.batch
+    ranks = parallel.pp or 1
+    reduction = experiment.data_parallel
+    return CostRequest(
+        ranks=ranks, stages=ranks * parallel.vp, units=batch.units,
+        model=model, device=device, options=options,
+        tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, ep=parallel.ep,
+        sequence_parallel=parallel.sequence_parallel, micro=batch.micro, sequence=batch.sequence or 0,
+        global_batch=batch.global_batch or 0,
+        collectives=LinkCollectives(network=job.cluster, layout=job.layout) if job else None,
+        data_parallel={"rate_kbps": max(reduction.bandwidth // 1000, 1), "latency_ns": reduction.latency}
+        if reduction.bandwidth else {},
+    )  # fmt: skip
+
+
+def _described(work: Assembly, key: str, model: Any, costs: str) -> dict[str, Any]:
+    """Return the model's or device's values, its preset's under those that the user wrote."""
+    section = getattr(work.experiment, key)
+    if model is None:
+        if section is not None and key == "model":
+            raise work.resolved.error(key, f"costs {costs} read no {key}: remove the key, or choose other costs")
+        return {}
+    if section is None:
+        hint = "--model NAME" if key == "model" else "--device NAME"
+        raise work.resolved.error(key, f"missing: costs {costs} depend on it, write {hint}")
+    preset: Mapping[str, Any] = {}
+    if section.preset:
+        find = work.registry.model if key == "model" else work.registry.device
+        with placed(work.resolved, key):
+            preset = work.uses(find(section.preset)).values
+    return work.options(key, model, preset)
+
+
+def build_costs(work: Assembly, costs: Provided[CostModelOffer], request: CostRequest) -> Workload:
+    """Return the workload that a cost model makes."""
+    with placed(work.resolved, "costs"):
+        return build_workload(costs, request)

@@ -1,0 +1,182 @@
+"""How a step used the links: how full they were, who shared them, and whom that held up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.timeline.counter import Counter
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.timeline.timeline import Timeline
+    from pptrace.timeline.traffic import Segments, Traffic
+
+__all__ = ["Delay", "LinkUse", "busiest_links", "delays", "link_counters"]
+
+_KILO = 1000
+_SECOND_NS = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """One link over the step, or several that were used alike."""
+
+    names: tuple[str, ...]
+    """The link, and those with the same figures."""
+    rate_kbps: int
+    """Its capacity."""
+    size_bytes: int
+    """Bytes that went over it, those of all replicas."""
+    utilisation: float
+    """Those bytes over what it could have carried in the step."""
+    delay_ns: int
+    """What messages lost because this link held them to less than they have alone."""
+    from_ns: int
+    """When it first held one up; 0 for never."""
+    until_ns: int
+    """When it last did."""
+    hops: tuple[tuple[int, int], ...]
+    """Pairs of pipeline ranks that used it, the one with most bytes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """What one link cost the messages between one pair of ranks."""
+
+    source: int
+    """The sending rank."""
+    target: int
+    """The receiving rank."""
+    link: str
+    """The link that held them to less than they have alone."""
+    delay_ns: int
+    """What they lost there, in sum."""
+
+
+def busiest_links(timeline: Timeline, traffic: Traffic, step_ns: int) -> list[LinkUse]:
+    """Return the links that carried anything, the fullest first; links used alike are one entry."""
+    sent = np.flatnonzero(traffic.path >= 0)
+    paths, links = traffic.paths, traffic.links
+    carried = np.zeros(len(paths), dtype=np.int64)
+    np.add.at(carried, traffic.path[sent], timeline.size_bytes[sent])
+    path = np.repeat(np.arange(len(paths)), np.diff(paths.link_ptr))
+    size = carried[path] * paths.weight
+    total = np.zeros(len(links), dtype=np.int64)
+    np.add.at(total, paths.link, size)
+    moving = traffic.segments(timeline.start_ns, timeline.end_ns)
+    lost, held = _lost(traffic, moving), moving.limit >= 0
+    delay = np.zeros(len(links), dtype=np.int64)
+    np.add.at(delay, moving.limit[held], lost[held])
+    first = np.full(len(links), np.iinfo(np.int64).max)
+    last = np.zeros(len(links), dtype=np.int64)
+    slowed = held & (lost > 0)
+    np.minimum.at(first, moving.limit[slowed], moving.start_ns[slowed])
+    np.maximum.at(last, moving.limit[slowed], moving.end_ns[slowed])
+    users = _users(path // paths.ways, paths.link, size)
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for link in np.flatnonzero(total).tolist():
+        alike.setdefault((total[link], links.rate_kbps[link], delay[link], users[link]), []).append(link)
+    found = [
+        LinkUse(
+            names=tuple(links.name[link] for link in same),
+            rate_kbps=int(links.rate_kbps[same[0]]),
+            size_bytes=int(total[same[0]]),
+            utilisation=int(total[same[0]])
+            * (_SECOND_NS // _KILO)
+            / (int(links.rate_kbps[same[0]]) * (step_ns or 1)),
+            delay_ns=int(delay[same[0]]),
+            from_ns=int(first[same[0]]) if last[same[0]] else 0,
+            until_ns=int(last[same[0]]),
+            hops=tuple((int(traffic.source[pair]), int(traffic.target[pair])) for pair in users[same[0]]),
+        )
+        for same in alike.values()
+    ]
+    return sorted(found, key=lambda use: (-use.utilisation, -use.delay_ns, use.names))
+
+
+def delays(timeline: Timeline, traffic: Traffic) -> list[Delay]:
+    """Return what each link cost each pair of ranks, the most first."""
+    moving = traffic.segments(timeline.start_ns, timeline.end_ns)
+    lost = _lost(traffic, moving)
+    slowed = np.flatnonzero((moving.limit >= 0) & (lost > 0))
+    pair = traffic.path[moving.row[slowed]] // traffic.paths.ways
+    key, entry = np.unique(pair.astype(np.int64) * len(traffic.links) + moving.limit[slowed], return_inverse=True)
+    total = np.zeros(key.size, dtype=np.int64)
+    np.add.at(total, entry, lost[slowed])
+    found = [
+        Delay(
+            source=int(traffic.source[one // len(traffic.links)]),
+            target=int(traffic.target[one // len(traffic.links)]),
+            link=traffic.links.name[one % len(traffic.links)],
+            delay_ns=cost,
+        )
+        for one, cost in zip(key.tolist(), total.tolist(), strict=True)
+    ]
+    return sorted(found, key=lambda one: (-one.delay_ns, one.source, one.target, one.link))
+
+
+def link_counters(timeline: Timeline, traffic: Traffic, most: int = 32) -> tuple[Counter, ...]:
+    """Return the rate on each of the ``most`` links with the most bytes for their capacity, over time.
+
+    Of links that were used alike the first one stands for all.
+    """
+    fullest = [use.names[0] for use in busiest_links(timeline, traffic, 0)[:most]]
+    number = {name: link for link, name in enumerate(traffic.links.name)}
+    shown = np.full(len(traffic.links), -1, dtype=np.int64)
+    chosen = sorted(number[name] for name in fullest)
+    shown[chosen] = np.arange(len(chosen))
+    moving, paths = traffic.segments(timeline.start_ns, timeline.end_ns), traffic.paths
+    path = traffic.path[moving.row]
+    length = np.diff(paths.link_ptr)[path]
+    entry = np.arange(int(length.sum())) + np.repeat(
+        paths.link_ptr[:-1][path] - np.cumsum(length) + length, length
+    )
+    segment = np.repeat(np.arange(path.size), length)
+    kept = shown[paths.link[entry]] >= 0
+    entry, segment = entry[kept], segment[kept]
+    rate = moving.rate_kbps[segment] * paths.weight[entry] * _KILO
+    return _stepped(
+        [traffic.links.name[link] for link in chosen],
+        np.tile(shown[paths.link[entry]], 2),
+        np.concatenate([moving.start_ns[segment], moving.end_ns[segment]]),
+        np.concatenate([rate, -rate]),
+    )
+
+
+def _lost(traffic: Traffic, moving: Segments) -> Int64s:
+    """Return what each segment lost against the rate that its message has alone."""
+    alone = traffic.paths.rate_kbps[traffic.path[moving.row]]
+    took = moving.end_ns - moving.start_ns
+    share = np.where(alone > 0, moving.rate_kbps / np.maximum(alone, 1), 1.0)
+    lost: Int64s = np.rint(took * (1.0 - np.minimum(share, 1.0))).astype(np.int64)
+    return lost
+
+
+def _users(pair: Int64s, link: Int32s, size: Int64s) -> dict[int, tuple[int, ...]]:
+    """Return the pairs on each link, the one with most bytes first."""
+    total: dict[tuple[int, int], int] = {}
+    for key in zip(link.tolist(), pair.tolist(), size.tolist(), strict=True):
+        if key[2]:
+            total[key[:2]] = total.get(key[:2], 0) + key[2]
+    found: dict[int, list[tuple[int, int]]] = {}
+    for (one, user), carried in total.items():
+        found.setdefault(one, []).append((-carried, user))
+    return {one: tuple(user for _, user in sorted(users)) for one, users in found.items()}
+
+
+def _stepped(names: list[str], which: Int64s, at_ns: Int64s, change: Int64s) -> tuple[Counter, ...]:
+    order = np.lexsort((at_ns, which))
+    which, at_ns, total = which[order], at_ns[order], np.cumsum(change[order])
+    last = np.ones(which.size, dtype=bool)
+    last[:-1] = (which[1:] != which[:-1]) | (at_ns[1:] != at_ns[:-1])
+    found = []
+    for link, name in enumerate(names):
+        # Every link's changes sum to zero, so the running total starts anew with each.
+        own = np.flatnonzero(last & (which == link))
+        kept = own[np.diff(total[own], prepend=0) != 0]
+        if kept.size:
+            found.append(Counter(rank=-1, name=name, unit="bytes/s", at_ns=at_ns[kept], value=total[kept]))
+    return tuple(found)
