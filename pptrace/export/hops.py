@@ -99,9 +99,9 @@ class Hops:
 
 
 def link_title(routes: Routes, link: int) -> str:
-    """Return a link's name with its capacity, such as ``leaf0>spine2 50 GB/s``."""
-    rate_kbps = int(routes.rate_kbps[link])
-    return f"{routes.name[link]} {format_rate(rate_kbps * 1000)}" if rate_kbps > 0 else routes.name[link]
+    """Return a link's name with its capacity, such as ``leaf0>spine2 (50 GB/s)``."""
+    name, rate_kbps = routes.name[link], int(routes.rate_kbps[link])
+    return f"{name} ({format_rate(rate_kbps * 1000)})" if rate_kbps > 0 else name
 
 
 def routed(rows: int, row: Int64s, place: Int64s, link: Int64s) -> tuple[Int32s, Int32s] | None:

@@ -76,8 +76,8 @@ def save(
 ) -> list[Path]:
     """Write a timeline in the formats that the targets' suffixes name, ``.gz`` behind it for compressed.
 
-    ``{rank}`` in a name stands for one file per rank. All files are written before the first takes
-    its place, so that a failure leaves every old one.
+    ``{rank}`` in a name stands for one file per rank, whose folder is made where it is missing. All
+    files are written before the first takes its place, so that a failure leaves every old one.
 
     Returns:
         The files, target by target and in rank order.
@@ -93,10 +93,30 @@ def save(
                 path = Path(target if rank is None else target.replace(RANK, str(rank)))
                 if os.path.realpath(path) in map(os.path.realpath, written):
                     raise OutputError("two outputs are this file; name each file once", file=path)
+                if rank is not None:
+                    pending.enter_context(_folder(path))
                 temporary = pending.enter_context(replace_file(path))
                 _write(timeline, rank, temporary, offer, options, packed=target.endswith(_GZ))
                 written.append(path)
     return written
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """Make the folders above ``path`` that are missing; if the block fails, they go again."""
+    missing: list[Path] = []
+    try:
+        try:
+            missing = [folder for folder in path.parents if not folder.exists()]
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(_advice(error), file=path) from error
+        yield
+    except BaseException:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def _ranks(timeline: Timeline, target: str) -> Sequence[int | None]:

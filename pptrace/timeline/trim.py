@@ -12,8 +12,12 @@ from pptrace.timeline.timeline import ROW_COLUMNS, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
+
+    from pptrace.timeline.counter import Counter
+    from pptrace.timeline.routes import Routes
 
 __all__ = ["Only", "parse_only", "trim"]
 
@@ -56,10 +60,16 @@ def parse_only(text: Sequence[str]) -> Only:
 
 
 def trim(timeline: Timeline, ranks: Sequence[int] | None, units: Sequence[int] | None) -> Timeline:
-    """Return the slices of ``ranks`` that work on any of ``units``, or on none; None keeps all.
+    """Return the slices of ``ranks`` that work on any of ``units``; None keeps all.
 
-    Times, ranks and microbatches keep their numbers. Lanes left empty go, and so do the counters of
-    other ranks; those that stay still tell of all microbatches. A ``cause`` that went becomes -1.
+    Where some microbatches go, what works on none stays if it lies within the time of those that stay,
+    and counters end there too; they still tell of all microbatches. A step's beginning and end stay with
+    the work that is next to them.
+
+    Where some ranks go, so do their counters, and of the cluster's those of links that no message left
+    goes over; the others still tell of all ranks.
+
+    Times, ranks and microbatches keep their numbers. Lanes left empty go; a ``cause`` that went becomes -1.
 
     Raises:
         ConfigError: a rank or microbatch is not there.
@@ -68,11 +78,79 @@ def trim(timeline: Timeline, ranks: Sequence[int] | None, units: Sequence[int] |
         return timeline
     _check(ranks, timeline.ranks, "ranks")
     _check(units, timeline.placement.units, "microbatches")
-    kept = _rows_of(timeline, ranks, units)
+    kept = timeline
+    if ranks is not None and len(set(ranks)) < timeline.ranks:
+        kept = _of_ranks(kept, set(ranks))
+    if units is not None and len(set(units)) < timeline.placement.units:
+        kept = _of_units(kept, units)
+    return replace(kept, provenance={**timeline.provenance, "trimmed": _note(timeline, ranks, units)})
+
+
+def _of_ranks(timeline: Timeline, ranks: AbstractSet[int]) -> Timeline:
+    """Return the slices of some ranks, their counters, and the cluster's but those of links left unused."""
+    kept = _of_rows(timeline, np.isin(timeline.rank_of_row(), sorted(ranks)))
+    unused = _unused_links(kept.routes)
+    counters = [c for c in timeline.counters if (c.rank in ranks if c.rank >= 0 else c.name not in unused)]
+    return replace(kept, counters=tuple(counters))
+
+
+def _unused_links(routes: Routes | None) -> AbstractSet[str]:
+    """Return the names of links that no route goes over."""
+    if routes is None:
+        return frozenset()
+    used = {routes.name[link] for link in np.unique(routes.link).tolist()}
+    return frozenset(name for name in routes.name if name not in used)
+
+
+def _of_units(timeline: Timeline, units: Sequence[int]) -> Timeline:
+    """Return what works on some microbatches, and of all else what happens meanwhile."""
+    working = timeline.unit >= 0
+    wanted = working & _works_on(timeline, units)
+    start, end = _span(timeline, working, wanted)
+    beside = ~working & (timeline.start_ns >= start) & (timeline.end_ns <= end)
+    counters = [_within(counter, start, end) for counter in timeline.counters]
+    kept = _of_rows(timeline, wanted | beside)
+    return replace(kept, counters=tuple(counter for counter in counters if counter is not None))
+
+
+def _span(timeline: Timeline, working: NDArray[np.bool_], wanted: NDArray[np.bool_]) -> tuple[int, int]:
+    """Return the time of the wanted work, open where no other work comes before or behind."""
+    if not wanted.any():
+        return 0, -1
+    start, end = int(timeline.start_ns[wanted].min()), int(timeline.end_ns[wanted].max())
+    ends = np.iinfo(np.int64)
+    return (
+        start if timeline.start_ns[working].min() < start else ends.min,
+        end if timeline.end_ns[working].max() > end else ends.max,
+    )
+
+
+def _works_on(timeline: Timeline, units: Sequence[int]) -> NDArray[np.bool_]:
+    """Say which rows work on any of the microbatches."""
+    wanted = np.zeros(timeline.placement.units + 1, dtype=np.int64)
+    wanted[1:][np.asarray(units, dtype=np.int64)] = 1
+    before = np.cumsum(wanted)
+    first = np.clip(timeline.unit.astype(np.int64), 0, before.size - 1)
+    last = np.clip(timeline.unit.astype(np.int64) + timeline.span, 0, before.size - 1)
+    found: NDArray[np.bool_] = before[last] > before[first]
+    return found
+
+
+def _within(counter: Counter, start_ns: int, end_ns: int) -> Counter | None:
+    """Return a counter's steps in a span, which begins with the value that it had; None where it has none yet."""
+    first = max(int(np.searchsorted(counter.at_ns, start_ns, side="right")) - 1, 0)
+    last = int(np.searchsorted(counter.at_ns, end_ns, side="right"))
+    if first >= last:
+        return None
+    return replace(counter, at_ns=np.maximum(counter.at_ns[first:last], start_ns), value=counter.value[first:last])
+
+
+def _of_rows(timeline: Timeline, chosen: NDArray[np.bool_]) -> Timeline:
+    """Return the chosen rows, without the lanes that they leave empty."""
+    kept = np.flatnonzero(chosen)
     renumbered = np.full(len(timeline) + 1, -1, dtype=np.int32)
     renumbered[kept] = np.arange(kept.size, dtype=np.int32)
-    lane = timeline.lane_of_row()[kept]
-    lanes, counts = np.unique(lane, return_counts=True)
+    lanes, counts = np.unique(timeline.lane_of_row()[kept], return_counts=True)
     columns = {name: getattr(timeline, name)[kept] for name in ROW_COLUMNS}
     columns["cause"] = renumbered[columns["cause"]]
     return replace(
@@ -81,24 +159,9 @@ def trim(timeline: Timeline, ranks: Sequence[int] | None, units: Sequence[int] |
         lane_stream=timeline.lane_stream[lanes],
         lane_peer=timeline.lane_peer[lanes],
         lane_ptr=np.concatenate([[0], np.cumsum(counts)]),
-        counters=tuple(c for c in timeline.counters if ranks is None or c.rank in set(ranks)),
-        provenance={**timeline.provenance, "trimmed": _note(timeline, ranks, units)},
+        routes=None if timeline.routes is None else timeline.routes.of_rows(kept),
         **columns,
     )
-
-
-def _rows_of(timeline: Timeline, ranks: Sequence[int] | None, units: Sequence[int] | None) -> NDArray[np.int64]:
-    keep = np.ones(len(timeline), dtype=bool)
-    if ranks is not None:
-        keep &= np.isin(timeline.rank_of_row(), np.asarray(ranks, dtype=np.int64))
-    if units is not None:
-        wanted = np.zeros(timeline.placement.units + 1, dtype=np.int64)
-        wanted[1:][np.asarray(units, dtype=np.int64)] = 1
-        before = np.cumsum(wanted)
-        first = np.clip(timeline.unit.astype(np.int64), 0, before.size - 1)
-        last = np.clip(timeline.unit.astype(np.int64) + timeline.span, 0, before.size - 1)
-        keep &= (timeline.unit < 0) | (before[last] > before[first])
-    return np.flatnonzero(keep)
 
 
 def _note(timeline: Timeline, ranks: Sequence[int] | None, units: Sequence[int] | None) -> dict[str, str]:

@@ -54,8 +54,9 @@ def test_a_slice_stays_if_any_of_its_microbatches_does_or_it_has_none(timeline: 
 
 
 def test_causes_follow_their_rows_or_become_unknown(timeline: Timeline) -> None:
-    found = trim(timeline, [0, 2], [0, 1])
-    assert found.cause.tolist() == [-1, 0, -1, -1, 3, -1]
+    found = trim(timeline, [0, 2], [0, 1, 5])
+    assert [str(found[row].action) for row in range(4)] == ["0F0", "0F1", "0F4+2", "0OPTIMIZER"]
+    assert found.cause.tolist() == [-1, 0, -1, 2, -1, 4, -1, 6]
 
 
 def test_a_lane_left_empty_goes(timeline: Timeline) -> None:

@@ -63,7 +63,7 @@ def named(timeline: Timeline, lanes: Sequence[Lane], hops: Hops) -> Iterator[dic
     process = process_of(-1, timeline.ranks)
     if len(hops) or -1 in ranks:
         yield from _name("process", process, HOST, "links", timeline.ranks)
-    for thread, name in enumerate(thread_names(timeline, hops), 1):
+    for thread, name in thread_names(timeline, hops):
         yield from _name("thread", process, thread, name, thread)
 
 

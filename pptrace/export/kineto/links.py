@@ -18,12 +18,14 @@ from pptrace.export.kineto.slices import color_of, shared_number
 from pptrace.model.action import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from pptrace.export.kineto.slices import Encoder
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["LinkEncoder", "thread_names"]
+__all__ = ["LinkEncoder", "thread_names", "thread_of"]
 
 _BLANK = ord(" ")
 _KINDS = [b'"%s"' % kind.name.encode() for kind in Kind]
@@ -59,7 +61,7 @@ class LinkEncoder:
         timeline, hops, arrows = self.slices.timeline, self.hops, self.slices.arrows
         row, message = hops.row[which], hops.message[which]
         start, took = timeline.start_ns[row], timeline.end_ns[row] - timeline.start_ns[row]
-        place = b',"pid":%d,"tid":%d,"ts":' % (process_of(-1, timeline.ranks), lane + 1)
+        place = b',"pid":%d,"tid":%d,"ts":' % (process_of(-1, timeline.ranks), thread_of(lane, timeline.ranks))
         facts: dict[str, NDArray[np.integer]] = {
             "hop": hops.place[which],
             "rank": self.rank[row],
@@ -85,10 +87,15 @@ class LinkEncoder:
         return microseconds(times_ns, whole=self.slices.whole)
 
 
-def thread_names(timeline: Timeline, hops: Hops) -> list[str]:
-    """Return the names of the lanes' threads, counted from 1: ``leaf0>spine2 50 GB/s``, ``… #2``."""
-    routes = timeline.routes
-    lanes = zip(hops.lane_link.tolist(), hops.lane_copy.tolist(), strict=True)
-    if routes is None:
-        return []
-    return [link_title(routes, link) + (f" #{copy + 1}" if copy else "") for link, copy in lanes]
+def thread_of(lane: int, ranks: int) -> int:
+    """Return the thread of a lane: above the process, for viewers take a thread of its number for the main one."""
+    return process_of(-1, ranks) + 1 + lane
+
+
+def thread_names(timeline: Timeline, hops: Hops) -> Iterator[tuple[int, str]]:
+    """Yield the lanes' threads with their names: ``leaf0>spine2 (50 GB/s)``, and ``#2`` behind the second's."""
+    if timeline.routes is None:
+        return
+    for lane, (link, copy) in enumerate(zip(hops.lane_link.tolist(), hops.lane_copy.tolist(), strict=True)):
+        title = link_title(timeline.routes, link)
+        yield thread_of(lane, timeline.ranks), f"{title} #{copy + 1}" if copy else title

@@ -21,8 +21,10 @@ __all__ = ["spans", "step_of"]
 
 def step_of(timeline: Timeline) -> tuple[int, int]:
     """Return the start and end of the step, which ranks written apart share."""
-    start = min(int(timeline.enter_ns.min(initial=0)), int(timeline.start_ns.min(initial=0)))
-    return start, max(int(timeline.end_ns.max(initial=0)), int(timeline.enter_ns.max(initial=0)))
+    if not len(timeline):
+        return 0, 0
+    start = min(int(timeline.enter_ns.min()), int(timeline.start_ns.min()))
+    return start, max(int(timeline.end_ns.max()), int(timeline.enter_ns.max()))
 
 
 def spans(timeline: Timeline, lanes: Sequence[Lane], step: tuple[int, int]) -> Iterator[tuple[bytes, int, int]]:
