@@ -89,9 +89,10 @@ class Layout:
         return self.grid().reshape(self.pp, -1)
 
     def groups(self, axis: str) -> Int32s:
-        """Return the groups of ``tp``, ``cp``, ``ep`` or ``dp``, one per row, each in the order of its members.
+        """Return the groups of ``tp``, ``cp``, ``ep``, ``dp`` or ``edp``, one per row, in the order of members.
 
         A ``dp`` group holds whoever reduces the same dense gradients: all replicas and context-parallel parts.
+        An ``edp`` group holds those of them that have the same experts: one of each expert group.
 
         Raises:
             ValueError: another axis.
@@ -104,12 +105,14 @@ class Layout:
         whole = grid.transpose(0, 3, 1, 2)
         if axis == "dp":
             return whole.reshape(-1, self.dp * self.cp)
-        if axis != "ep":
-            raise ValueError(f"no groups along {axis!r}: tp, cp, ep or dp")
+        if axis not in {"ep", "edp"}:
+            raise ValueError(f"no groups along {axis!r}: tp, cp, ep, dp or edp")
         inner = gcd(self.ep, self.dp)
         outer = self.ep // inner
         parts = whole.reshape(self.pp, self.tp, self.dp // inner, inner, self.cp // outer, outer)
-        return parts.transpose(0, 1, 2, 4, 3, 5).reshape(-1, self.ep)
+        if axis == "ep":
+            return parts.transpose(0, 1, 2, 4, 3, 5).reshape(-1, self.ep)
+        return parts.transpose(0, 1, 3, 5, 2, 4).reshape(-1, self.dp * self.cp // self.ep)
 
 
 def _check_order(order: tuple[str, ...]) -> None:

@@ -20,7 +20,8 @@ class GroupCollectives(Protocol):
 
         Args:
             collective: ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``.
-            axis: ``tp``, ``cp``, ``ep``, or ``dp`` for the replicas that reduce gradients (dp x cp).
+            axis: ``tp``, ``cp``, ``ep``, ``dp`` for the replicas that reduce gradients (dp x cp), or ``edp``
+                for those that reduce an expert's (dp x cp / ep).
             size_bytes: bytes of the whole vector: what each GPU holds before an all-reduce, a reduce-scatter
                 or an all-to-all, and after an all-gather.
         """

@@ -18,7 +18,7 @@ from pptrace.model.layout import AXES, Layout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GROUPED = ("tp", "cp", "ep", "dp")
+GROUPED = ("tp", "cp", "ep", "dp", "edp")
 
 
 @st.composite
@@ -70,6 +70,7 @@ def test_groups_hold_who_differs_along_their_axis_alone(job: Layout, axis: str) 
             "cp": (pp, dp, tp),
             "dp": (pp, tp),
             "ep": (pp, tp, dp // inner, cp // outer),
+            "edp": (pp, tp, dp % inner, cp % outer),
         }[axis]
         expected.setdefault(same, []).append(number(job, place))
 
@@ -77,7 +78,8 @@ def test_groups_hold_who_differs_along_their_axis_alone(job: Layout, axis: str) 
 
     assert sorted(groups) == sorted(expected.values())
     assert sorted(gpu for group in groups for gpu in group) == list(range(job.gpus))
-    assert {len(group) for group in groups} == {job.dp * job.cp if axis == "dp" else getattr(job, axis)}
+    sizes = {"dp": job.dp * job.cp, "edp": job.dp * job.cp // job.ep}
+    assert {len(group) for group in groups} == {sizes.get(axis) or getattr(job, axis)}
 
 
 def test_expert_groups_go_on_over_context_parallel_parts_where_replicas_are_too_few() -> None:
@@ -124,7 +126,7 @@ def test_expert_groups_that_do_not_fit_are_refused() -> None:
 
 
 def test_there_are_no_groups_along_other_axes() -> None:
-    with pytest.raises(ValueError, match="no groups along 'pp': tp, cp, ep or dp"):
+    with pytest.raises(ValueError, match="no groups along 'pp': tp, cp, ep, dp or edp"):
         Layout(pp=2).groups("pp")
 
 
