@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +15,14 @@ from pptrace.experiment.cluster import OnCluster, on_cluster
 from pptrace.model.layout import Layout
 from pptrace.network.contract import NO_ROUTE, Paths
 from pptrace.network.hops import Hops
+from pptrace.schedule.text import load_table
 from pptrace.sim.steady import steady_rates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
+    from pptrace.config.resolve import Resolved
     from pptrace.hooks.registry import Registry
     from pptrace.model.columns import Int64s
 
@@ -109,9 +110,12 @@ def view_cluster(
     if file is None:
         given = {"pp": 1, **given, "cluster": cluster}
     sized = file is not None or ("pp" in (flags or {}) and (flags or {})["pp"] is not None)
-    resolved = load(file, [*sets, "cluster.spare=true"], {"schedule": "none", "microbatches": 1, **given})
-    if file is not None and resolved.experiment.cluster is None:
-        raise ConfigError("missing: the file describes no cluster", key="cluster", file=file)
+    stand_in = {"schedule": "none", "microbatches": 1} if file is None else {}
+    resolved = load(file, sets, {**stand_in, **given})
+    section = resolved.experiment.cluster
+    if section is None:
+        raise ConfigError("missing: the file describes no cluster", key="cluster", file=file or "")
+    resolved = _with_ranks(resolved.with_section("cluster", section.model_copy(update={"spare": True}), {}))
     resolved, job = on_cluster(resolved, registry, lambda provided: provided.offer)
     if not sized:
         job = _over_all(job)
@@ -123,6 +127,15 @@ def view_cluster(
         groups=_groups(job), load=tuple(_load(job, hops, rates).tolist()),
     )  # fmt: skip
     return replace(view, between=_between(job, hops, *between)) if between is not None else view
+
+
+def _with_ranks(resolved: Resolved) -> Resolved:
+    """Take the pipeline ranks from a table file where the configuration leaves them to it."""
+    experiment = resolved.experiment
+    if experiment.parallel.pp is not None:
+        return resolved
+    ranks = load_table(Path(experiment.schedule.name)).schedule.ranks
+    return resolved.with_section("parallel", experiment.parallel.model_copy(update={"pp": ranks}), {})
 
 
 def _over_all(job: OnCluster) -> OnCluster:

@@ -157,7 +157,8 @@ def _schedule_request(work: Assembly, workload: Workload, network: Network) -> S
     known = not workload.unit_time_ns
     transfer = 0
     if ranks > 1 and workload.boundary_bytes.size:
-        paths = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
+        with placed(work.resolved, "network"):
+            paths = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
         message = transfer_ns(workload.boundary_bytes[:1], paths.overhead_ns, paths.rate_kbps)
         transfer = int(message[0] + paths.latency_ns[0])
     static = np.bincount(np.arange(workload.stages) % ranks, weights=workload.static_bytes)

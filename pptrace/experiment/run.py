@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ScheduleError
-from pptrace.experiment.placed import located
+from pptrace.experiment.placed import located, placed
 from pptrace.experiment.prepare import Prepared, prepare
 from pptrace.sim.simulate import simulate_traffic
 from pptrace.timeline.metrics import Metrics, measure
@@ -127,10 +127,11 @@ def simulate(resolved: Resolved, registry: Registry) -> Run:
     prepared = prepare(resolved, registry)
     overlap = resolved.experiment.data_parallel.overlap
     try:
-        step = simulate_traffic(
-            prepared.schedule, prepared.workload, prepared.network, prepared.policy,
-            contention=prepared.contention, overlap_reduction=overlap,
-        )  # fmt: skip
+        with placed(resolved, "network"):
+            step = simulate_traffic(
+                prepared.schedule, prepared.workload, prepared.network, prepared.policy,
+                contention=prepared.contention, overlap_reduction=overlap,
+            )  # fmt: skip
     except ScheduleError as error:
         raise located(error, prepared, registry) from error
     return Run(prepared, step.timeline, step.traffic, measure(step.timeline, prepared.workload), registry)
