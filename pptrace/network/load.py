@@ -44,32 +44,35 @@ class Load:
 def flows_at_once(network: Network, src: Int32s, dst: Int32s) -> Load:
     """Return what a flow from each ``src`` to its ``dst`` endpoint makes of the network.
 
-    A flow's messages take the ways of its pair in turn, so each way carries an equal share of it.
+    A flow's messages take the ways of its pair in turn, so each way carries an equal share of it. Where a path
+    has no links to share, an endpoint sends one flow at a time, and receives one.
 
     Raises:
         ConfigError: two endpoints that no route joins.
     """
     links = network.links
     pair, flow, times = np.unique(src.astype(np.int64) * 2**31 + dst, return_inverse=True, return_counts=True)
-    overhead, latency = np.zeros((2, pair.size), dtype=np.int64)
+    a, b = (ends.astype(np.int32) for ends in np.divmod(pair, 2**31))
+    overhead, latency, bare_kbps = np.zeros((3, pair.size), dtype=np.int64)
     carried: dict[int, Int64s] = {}
-    alone = [(Fraction(0), "")]
+    slowest = [(Fraction(0), "")]
     for first in range(0, pair.size, _AT_ONCE):
         some = slice(first, first + _AT_ONCE)
-        a, b = np.divmod(pair[some], 2**31)
-        paths = network.paths(a.astype(np.int32), b.astype(np.int32))
-        _check_routes(paths, a, b)
+        paths = network.paths(a[some], b[some])
+        _check_routes(paths, a[some], b[some])
         overhead[some] = paths.overhead_ns.reshape(-1, paths.ways).max(axis=1)
         latency[some] = paths.latency_ns.reshape(-1, paths.ways).max(axis=1)
-        counts = np.repeat(np.repeat(times[some], paths.ways), np.diff(paths.link_ptr)) * paths.weight
+        length = np.diff(paths.link_ptr)
+        bare_kbps[some] = np.where(length == 0, paths.rate_kbps, 0).reshape(-1, paths.ways).max(axis=1)
         known = carried.setdefault(paths.ways, np.zeros(len(links), dtype=np.int64))
-        np.add.at(known, paths.link, counts)
-        alone.append(_alone(paths, links))
-    byte_ns, link = max(_shared(carried, links), *alone, key=lambda found: found[0])
+        np.add.at(known, paths.link, np.repeat(np.repeat(times[some], paths.ways), length) * paths.weight)
+        slowest.append(_alone(paths, links))
+    slowest = [_shared(carried, links), *slowest, (_in_turn(a, b, times, bare_kbps), "")]
+    byte_ns, link = max(slowest, key=lambda found: found[0])
     return Load(overhead_ns=overhead[flow], latency_ns=latency[flow], byte_ns=byte_ns, link=link)
 
 
-def _check_routes(paths: Paths, src: Int64s, dst: Int64s) -> None:
+def _check_routes(paths: Paths, src: Int32s, dst: Int32s) -> None:
     lost = np.flatnonzero(paths.rate_kbps == NO_ROUTE)
     if lost.size:
         at = int(lost[0]) // paths.ways
@@ -100,3 +103,12 @@ def _alone(paths: Paths, links: Links) -> tuple[Fraction, str]:
     cap = np.where(links.flow_rate_kbps[used] > 0, links.flow_rate_kbps[used], links.rate_kbps[used])
     tightest = links.name[used[np.argmin(cap)]] if used.size else ""
     return Fraction(_BYTE_NS, int(paths.rate_kbps[row])), tightest
+
+
+def _in_turn(src: Int32s, dst: Int32s, times: Int64s, rate_kbps: Int64s) -> Fraction:
+    """Return a byte's time at the endpoint with most flows over no links, all as slow as the slowest."""
+    bare = np.flatnonzero(rate_kbps)
+    if not bare.size:
+        return Fraction(0)
+    flows = max(int(np.bincount(end[bare], times[bare]).max()) for end in (src, dst))
+    return Fraction(flows * _BYTE_NS, int(rate_kbps[bare].min()))

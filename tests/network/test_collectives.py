@@ -172,13 +172,18 @@ def test_a_flow_that_does_not_fill_its_links_bounds_the_ring() -> None:
     assert job.explain("all-gather", "dp", 10**6).link == "leaf0spine0u"
 
 
-def test_a_network_without_links_has_rates_alone() -> None:
-    flat = LinkCollectives(network=Flat(rate_kbps=500, latency_ns=7, overhead_ns=9), layout=Layout(dp=4))
-    ideal = LinkCollectives(network=Flat(), layout=Layout(dp=4))
+@given(size=st.integers(0, 10**9))
+def test_over_a_network_without_links_members_send_one_flow_at_a_time(size: int) -> None:
+    flat = LinkCollectives(network=Flat(rate_kbps=RATE, latency_ns=HOP, overhead_ns=LAUNCH), layout=Layout(dp=8))
 
-    assert flat.explain("all-gather", "dp", 4000).ns == 3 * (7 + 9) + 3 * 1000 * 10**6 // 500
-    assert flat.explain("all-gather", "dp", 4000).link == ""
-    assert ideal.ns("all-reduce", "dp", 10**15) == 0
+    for collective in ("all-reduce", "all-gather", "all-to-all"):
+        assert flat.ns(collective, "dp", size) == star(8).ns(collective, "dp", size)
+        assert flat.explain(collective, "dp", size).link == ""
+
+
+def test_over_an_ideal_network_bytes_take_no_time() -> None:
+    for collective in ("all-reduce", "all-gather", "all-to-all"):
+        assert LinkCollectives(network=Flat(), layout=Layout(dp=4)).ns(collective, "dp", 10**15) == 0
 
 
 @pytest.mark.parametrize("axis", ["tp", "cp", "ep", "dp", "edp"])

@@ -22,7 +22,10 @@ Efficiency = Annotated[float, Field(gt=0, le=1)]
 
 
 class Accelerator(Parameters):
-    """One device of a rank's group; peaks are dense and bandwidths are per direction."""
+    """One device of a rank's group; peaks are dense and bandwidths are per direction.
+
+    On a cluster, whose links state what they reach, ``scale_up_*`` and ``network_efficiency`` are not used.
+    """
 
     peak_bf16: Peak
     """Dense BF16 peak."""
@@ -53,7 +56,7 @@ class Accelerator(Parameters):
     memory_efficiency: Efficiency = 0.8
     """Share of the memory bandwidth that is reached."""
     network_efficiency: Efficiency = 0.8
-    """Share of the scale-up bandwidth that collectives reach."""
+    """Share of the scale-up bandwidth that collectives reach; not applied on a cluster."""
 
     def peak(self, precision: Precision) -> int:
         """Return the dense peak in FLOP/s of a precision.

@@ -1,4 +1,4 @@
-"""Collectives of a rank's own group, by the ring's formula, all exposed.
+"""Collectives of a rank's own group, all exposed, and the ring's formula for where no cluster is described.
 
 Over n devices a ring's gather or scatter of V bytes takes n - 1 steps: (n - 1) latency + (n - 1)/n V / rate; an
 all-reduce is both. An all-to-all in which each device holds V bytes takes as long as a gather.
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pptrace_models.accelerator import Accelerator
+    from pptrace_models.groups import Groups
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Transformer
 
@@ -36,7 +37,7 @@ class Fabric:
 
     def gather_ns(self, size_bytes: int, devices: int) -> int:
         """Return the time to gather, scatter or exchange ``size_bytes`` over the group."""
-        return self._ring_ns(size_bytes, devices, 1)
+        return self.ring_ns(size_bytes, devices, 1)
 
     def all_reduce_ns(self, size_bytes: int, devices: int) -> int:
         """Return the time to sum ``size_bytes`` on each device over the group.
@@ -44,9 +45,10 @@ class Fabric:
         >>> Fabric(rate=Fraction(10**9), latency_ns=10).all_reduce_ns(800, 4)
         1260
         """
-        return self._ring_ns(size_bytes, devices, 2)
+        return self.ring_ns(size_bytes, devices, 2)
 
-    def _ring_ns(self, size_bytes: int, devices: int, rounds: int) -> int:
+    def ring_ns(self, size_bytes: int, devices: int, rounds: int) -> int:
+        """Return the time of a ring that passes ``size_bytes`` ``rounds`` times."""
         steps = rounds * (devices - 1)
         carried = Fraction(steps * size_bytes * _SECOND_NS, devices) / self.rate if self.rate else 0
         return steps * self.latency_ns + -(-carried // 1)
@@ -77,48 +79,48 @@ def data_parallel_fabric(network: Mapping[str, int]) -> Fabric:
     return Fabric(rate=Fraction(network.get("rate_kbps", 0) * _KILO), latency_ns=int(network.get("latency_ns", 0)))
 
 
-def layer_ns(
-    model: Transformer, shard: Shard, device: Accelerator, network: Mapping[str, int], *, moe: bool
-) -> Passes:
+def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, moe: bool) -> Passes:
     """Return a layer's collectives: tensor, context and expert parallel."""
-    tensor = 2 * _tensor_ns(model, shard, device, network)
-    context_fabric = group_fabric(device, network, shard.tp * shard.cp)
+    size = _hidden_bytes(model, shard)
+    tensor = 2 * groups.ns("tp", size, *(("all-gather", "reduce-scatter") if _split(shard) else ("all-reduce",)))
     keys_values = 2 * shard.cp * shard.tokens * shard.kv * model.element_bytes
-    context = context_fabric.gather_ns(keys_values, shard.cp)
+    gathered = groups.ns("cp", keys_values, "all-gather")
+    scattered = groups.ns("cp", keys_values, "reduce-scatter")
     expert = 0
     if moe:
-        fabric = group_fabric(device, network, shard.tp * shard.ep)
         routed = shard.split_tokens * model.top_k * model.hidden * model.element_bytes
-        expert = 2 * fabric.gather_ns(routed, shard.ep)
+        expert = 2 * groups.ns("ep", routed, "all-to-all")
     return Passes(
-        forward_ns=tensor + context + expert,
-        backward_ns=tensor + 2 * context + expert,
-        core_ns=context,
+        forward_ns=tensor + gathered + expert,
+        backward_ns=tensor + gathered + scattered + expert,
+        core_ns=gathered,
     )
 
 
-def embedding_ns(model: Transformer, shard: Shard, device: Accelerator, network: Mapping[str, int]) -> Passes:
+def embedding_ns(model: Transformer, shard: Shard, groups: Groups) -> Passes:
     """Return the embedding's: the sum of the vocabulary's shares; half each way with sequence parallelism."""
-    fabric, size = group_fabric(device, network, shard.tp), _hidden_bytes(model, shard)
-    if shard.split_tokens == shard.tokens:
-        return Passes(forward_ns=fabric.all_reduce_ns(size, shard.tp))
-    half = fabric.gather_ns(size, shard.tp)
-    return Passes(forward_ns=half, backward_ns=half)
+    size = _hidden_bytes(model, shard)
+    if not _split(shard):
+        return Passes(forward_ns=groups.ns("tp", size, "all-reduce"))
+    return Passes(
+        forward_ns=groups.ns("tp", size, "reduce-scatter"), backward_ns=groups.ns("tp", size, "all-gather")
+    )
 
 
-def head_ns(model: Transformer, shard: Shard, device: Accelerator, network: Mapping[str, int]) -> Passes:
+def head_ns(model: Transformer, shard: Shard, groups: Groups) -> Passes:
     """Return the LM head's: the loss's three sums over the vocabulary's shares, and those of its input."""
-    fabric, size = group_fabric(device, network, shard.tp), _hidden_bytes(model, shard)
-    loss = 3 * fabric.all_reduce_ns(shard.tokens * _ROW_BYTES, shard.tp)
-    if shard.split_tokens == shard.tokens:
-        return Passes(forward_ns=loss, backward_ns=fabric.all_reduce_ns(size, shard.tp))
-    half = fabric.gather_ns(size, shard.tp)
-    return Passes(forward_ns=loss + half, backward_ns=half)
+    size = _hidden_bytes(model, shard)
+    loss = 3 * groups.ns("tp", shard.tokens * _ROW_BYTES, "all-reduce")
+    if not _split(shard):
+        return Passes(forward_ns=loss, backward_ns=groups.ns("tp", size, "all-reduce"))
+    return Passes(
+        forward_ns=loss + groups.ns("tp", size, "all-gather"), backward_ns=groups.ns("tp", size, "reduce-scatter")
+    )
 
 
-def _tensor_ns(model: Transformer, shard: Shard, device: Accelerator, network: Mapping[str, int]) -> int:
-    fabric = group_fabric(device, network, shard.tp)
-    return fabric.all_reduce_ns(_hidden_bytes(model, shard), shard.tp)
+def _split(shard: Shard) -> bool:
+    """Return whether activations between tensor-parallel regions are split over the sequence."""
+    return shard.split_tokens != shard.tokens
 
 
 def _hidden_bytes(model: Transformer, shard: Shard) -> int:

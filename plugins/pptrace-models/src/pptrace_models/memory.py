@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace_models.collectives import Fabric, data_parallel_fabric, group_fabric
 from pptrace_models.flops import linears
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pptrace_models.accelerator import Accelerator
+    from pptrace_models.groups import Groups
     from pptrace_models.options import RooflineOptions
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Transformer
@@ -90,7 +88,7 @@ def state(
     shard: Shard,
     device: Accelerator,
     options: RooflineOptions,
-    network: Mapping[str, int],
+    groups: Groups,
     held: Held,
 ) -> State:
     """Return a stage's training state on one device."""
@@ -105,33 +103,23 @@ def state(
         weights=count * model.element_bytes,
         gradients=count * gradient,
         optimizer=sum(owned) * (_MOMENTS + master),
-        reduce_ns=_reduce_ns(model, shard, device, options, network, held),
+        reduce_ns=_reduce_ns(model, options, groups, held),
         optimizer_ns=_update_ns(device, sum(owned) * touched),
     )
 
 
-def _reduce_ns(
-    model: Transformer,
-    shard: Shard,
-    device: Accelerator,
-    options: RooflineOptions,
-    network: Mapping[str, int],
-    held: Held,
-) -> int:
-    """Reduce over context parallelism on the node's links, then each device its share over data parallelism."""
-
-    def ring_ns(fabric: Fabric, count: int, devices: int) -> int:
-        gradients = count * gradient_bytes(options)
-        if options.zero:
-            weights = count * model.element_bytes
-            return fabric.gather_ns(gradients, devices) + fabric.gather_ns(weights, devices)
-        return fabric.all_reduce_ns(gradients, devices)
-
-    inner = group_fabric(device, network, shard.tp * shard.cp)
-    outer = data_parallel_fabric(network)
-    share = -(-held.dense // shard.cp)
-    dense = ring_ns(inner, held.dense, shard.cp) + ring_ns(outer, share, shard.replicas // shard.cp)
-    return dense + (ring_ns(outer, held.experts, shard.replicas // shard.ep) if held.experts else 0)
+def _reduce_ns(model: Transformer, options: RooflineOptions, groups: Groups, held: Held) -> int:
+    """Reduce dense gradients, then those of experts; with ZeRO scatter them and gather the weights."""
+    gradient = gradient_bytes(options)
+    parts = [("all-reduce", gradient)]
+    if options.zero:
+        parts = [("reduce-scatter", gradient), ("all-gather", model.element_bytes)]
+    return sum(
+        groups.replicas_ns(collective, count, size_bytes, experts=experts)
+        for count, experts in ((held.dense, False), (held.experts, True))
+        if count or not experts
+        for collective, size_bytes in parts
+    )
 
 
 def _update_ns(device: Accelerator, size_bytes: int) -> int:

@@ -14,6 +14,7 @@ from pptrace_models import activations, memory, timing
 from pptrace_models.accelerator import Accelerator
 from pptrace_models.checked import checked
 from pptrace_models.flops import step_flops
+from pptrace_models.groups import groups_of
 from pptrace_models.options import RooflineOptions
 from pptrace_models.shard import Shard, partition, shard
 from pptrace_models.transformer import Transformer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pptrace.model.request import CostRequest
+    from pptrace_models.groups import Groups
 
 __all__ = ["build"]
 
@@ -49,13 +51,14 @@ def build(request: CostRequest) -> Workload:
     device = checked(Accelerator, request.device, "device")
     options = checked(RooflineOptions, request.options, "costs.options")
     part = shard(model, request)
+    groups = groups_of(request, part, device)
     stages = _stages(model, request.stages)
     peak = device.peak(model.precision)
     boundary = part.split_tokens * model.hidden * model.element_bytes
     columns = {
-        **_times(model, part, device, options, request, stages),
+        **_times(model, part, device, options, groups, stages),
         **_kept(model, part, stages),
-        **_state(model, part, device, options, request, stages),
+        **_state(model, part, device, options, groups, stages),
     }
     _check_range([*(value for column in columns.values() for value in column), boundary])
     arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
@@ -86,14 +89,14 @@ def _times(
     part: Shard,
     device: Accelerator,
     options: RooflineOptions,
-    request: CostRequest,
+    groups: Groups,
     stages: Sequence[_Stage],
 ) -> dict[str, list[int]]:
-    grad, network = memory.gradient_bytes(options), request.data_parallel
-    dense = timing.layer_cost(model, part, device, network, moe=False, grad=grad)
-    moe = timing.layer_cost(model, part, device, network, moe=True, grad=grad)
-    first = timing.embedding_cost(model, part, device, network, grad)
-    last = timing.head_cost(model, part, device, network, grad)
+    grad = memory.gradient_bytes(options)
+    dense = timing.layer_cost(model, part, device, groups, moe=False, grad=grad)
+    moe = timing.layer_cost(model, part, device, groups, moe=True, grad=grad)
+    first = timing.embedding_cost(model, part, device, groups, grad)
+    last = timing.head_cost(model, part, device, groups, grad)
     costs = [dense.times(s.dense) + moe.times(s.moe) + first.times(s.first) + last.times(s.last) for s in stages]
     return {
         "f_ns": [cost.f for cost in costs],
@@ -131,7 +134,7 @@ def _state(
     part: Shard,
     device: Accelerator,
     options: RooflineOptions,
-    request: CostRequest,
+    groups: Groups,
     stages: Sequence[_Stage],
 ) -> dict[str, list[int]]:
     dense = memory.layer_held(model, part, moe=False)
@@ -141,7 +144,7 @@ def _state(
     for s in stages:
         last = memory.head_held(model, part, with_embedding=s.first)
         held = dense.times(s.dense) + moe.times(s.moe) + first.times(s.first) + last.times(s.last)
-        states.append(memory.state(model, part, device, options, request.data_parallel, held))
+        states.append(memory.state(model, part, device, options, groups, held))
     return {
         "weights_bytes": [state.weights for state in states],
         "gradients_bytes": [state.gradients for state in states],
@@ -179,10 +182,18 @@ def _notes(
     ]
     if model.recompute == "selective" and model.flash_attention:
         notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
+    return (*notes, *_network_notes(device, request))
+
+
+def _network_notes(device: Accelerator, request: CostRequest) -> list[str]:
+    if request.collectives is not None:
+        used = "Collectives and the reduction of gradients are timed on the cluster's links"
+        return [f"{used}; the device's scale-up figures and data_parallel are not used."]
+    notes = []
     if request.dp > 1 and not request.data_parallel:
         notes.append("The data-parallel network is not described: reducing gradients over it takes no time.")
     wide = max(request.tp * request.cp, request.tp * request.ep)
     if wide > device.scale_up_size:
         place = "the data-parallel network" if request.data_parallel else "links taken to be as fast as the node's"
         notes.append(f"Groups that span {wide} devices pass the node's {device.scale_up_size} and use {place}.")
-    return tuple(notes)
+    return notes

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from pptrace_models import collectives, flops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from pptrace_models.accelerator import Accelerator
+    from pptrace_models.groups import Groups
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Precision, Transformer
 
@@ -61,11 +62,11 @@ def work_ns(work: flops.Work, unit: str, model: Transformer, device: Accelerator
 
 
 def layer_cost(
-    model: Transformer, shard: Shard, device: Accelerator, network: Mapping[str, int], *, moe: bool, grad: int
+    model: Transformer, shard: Shard, device: Accelerator, groups: Groups, *, moe: bool, grad: int
 ) -> Cost:
     """Return a layer's time, with what its backward computes again; ``grad`` is a gradient's bytes."""
     operations = flops.layer(model, shard, grad, moe=moe)
-    group = collectives.layer_ns(model, shard, device, network, moe=moe)
+    group = collectives.layer_ns(model, shard, groups, moe=moe)
     cost = _cost(operations, group, model, device)
     if model.recompute == "full":
         return cost + Cost(i=cost.f, i_collective=cost.f_collective)
@@ -76,19 +77,15 @@ def layer_cost(
     return cost
 
 
-def embedding_cost(
-    model: Transformer, shard: Shard, device: Accelerator, network: Mapping[str, int], grad: int
-) -> Cost:
+def embedding_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Groups, grad: int) -> Cost:
     """Return the embedding's time."""
-    group = collectives.embedding_ns(model, shard, device, network)
+    group = collectives.embedding_ns(model, shard, groups)
     return _cost([flops.embedding(model, shard, grad)], group, model, device)
 
 
-def head_cost(
-    model: Transformer, shard: Shard, device: Accelerator, network: Mapping[str, int], grad: int
-) -> Cost:
+def head_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Groups, grad: int) -> Cost:
     """Return the time of final norm, LM head and loss."""
-    group = collectives.head_ns(model, shard, device, network)
+    group = collectives.head_ns(model, shard, groups)
     return _cost(flops.head(model, shard, grad), group, model, device)
 
 

@@ -1,0 +1,86 @@
+"""Times of the collectives of a job's groups: on the cluster's links where there is one, else by formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from pptrace_models.collectives import data_parallel_fabric, group_fabric
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pptrace.model.request import CostRequest, GroupCollectives
+    from pptrace_models.accelerator import Accelerator
+    from pptrace_models.shard import Shard
+
+__all__ = ["ByFormula", "Groups", "OnLinks", "groups_of"]
+
+_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
+"""How often a ring's gather is as long as each."""
+
+
+class Groups(Protocol):
+    """Times of collectives of every group of an axis at once."""
+
+    def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
+        """Return the time of ``collectives``, one after another, over ``tp``, ``cp`` or ``ep``."""
+        ...
+
+    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
+        """Return the time of a collective over the replicas of ``count`` dense or experts' parameters."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByFormula:
+    """Rings on the device's scale-up links, and between replicas on the data-parallel network."""
+
+    device: Accelerator
+    """Its scale-up figures count."""
+    network: Mapping[str, int]
+    """The data-parallel network; empty where none is described."""
+    shard: Shard
+    """Sizes of the groups."""
+
+    def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
+        """Return the time of one ring with all of the collectives' rounds."""
+        devices = {"tp": self.shard.tp, "cp": self.shard.cp, "ep": self.shard.ep}[axis]
+        extent = devices if axis == "tp" else self.shard.tp * devices
+        fabric = group_fabric(self.device, self.network, extent)
+        return fabric.ring_ns(size_bytes, devices, sum(_ROUNDS[name] for name in collectives))
+
+    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
+        """Return the time over context parallelism in the node, then of each device's share over the network."""
+        rounds, shard = _ROUNDS[collective], self.shard
+        outer = data_parallel_fabric(self.network)
+        if experts:
+            return outer.ring_ns(count * element_bytes, shard.replicas // shard.ep, rounds)
+        inner = group_fabric(self.device, self.network, shard.tp * shard.cp)
+        share = -(-count // shard.cp)
+        return inner.ring_ns(count * element_bytes, shard.cp, rounds) + outer.ring_ns(
+            share * element_bytes, shard.replicas // shard.cp, rounds
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnLinks:
+    """What a cluster's links take: its own rates, latencies and efficiencies."""
+
+    collectives: GroupCollectives
+    """Times of one collective."""
+
+    def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
+        """Return the sum of the collectives' times."""
+        return sum(self.collectives.ns(name, axis, size_bytes) for name in collectives)
+
+    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
+        """Return the time over all replicas, ``dp x cp``, or of an expert's; no parameters take none."""
+        return self.collectives.ns(collective, "edp" if experts else "dp", count * element_bytes) if count else 0
+
+
+def groups_of(request: CostRequest, shard: Shard, device: Accelerator) -> Groups:
+    """Return the cluster's times where the request has them."""
+    if request.collectives is not None:
+        return OnLinks(collectives=request.collectives)
+    return ByFormula(device=device, network=request.data_parallel, shard=shard)
