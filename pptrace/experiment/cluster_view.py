@@ -20,6 +20,7 @@ from pptrace.sim.steady import steady_rates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from pptrace.config.resolve import Resolved

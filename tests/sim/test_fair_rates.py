@@ -129,3 +129,30 @@ def test_no_link_is_above_its_capacity_and_all_bytes_arrive(traffic: Traffic) ->
         last = rates.rate[rates.task == 2 * flow + 1]
         if ran.end_ns[2 * flow + 1] > traffic.arrives_ns[flow]:
             assert 0 <= moved[flow] - size <= Fraction(int(last[-1]), 1_000_000 * FINER)
+
+
+@settings(max_examples=200, deadline=None)
+@given(traffics())
+def test_every_flow_is_at_its_cap_or_has_a_full_link_on_which_none_is_faster(traffic: Traffic) -> None:
+    ran, rates = run_traffic(traffic, Sharing.MAX_MIN)
+
+    rounding = Fraction(1, FINER)
+    for _, running in rate_table(ran, rates):
+        on: dict[int, list[int]] = {}
+        for flow in running:
+            for link in traffic.flows[flow].weight:
+                on.setdefault(link, []).append(flow)
+        for flow, (rate, _) in running.items():
+            at_cap = rate == traffic.flows[flow].cap
+            assert at_cap or any(
+                full(traffic, running, link, on[link])
+                and all(running[other][0] <= rate + 2 * rounding for other in on[link])
+                for link in traffic.flows[flow].weight
+            )
+
+
+def full(traffic: Traffic, running: dict[int, tuple[Fraction, int]], link: int, users: list[int]) -> bool:
+    """Whether a link cannot give each of its flows two steps of rounding more."""
+    taken = sum(running[flow][0] * traffic.flows[flow].weight[link] for flow in users)
+    wanted = sum(traffic.flows[flow].weight[link] for flow in users)
+    return traffic.capacity[link] - taken <= Fraction(2 * wanted, FINER)
