@@ -113,9 +113,8 @@ def llama() -> None:
 
 def report(name: str, transfers: int, times: list[float]) -> None:
     cold, warm = times[0], min(times[1:])
-    print(
-        f"{name:>48}: {transfers} transfers, warm {warm:.3f} s = {transfers / warm / 1e6:.3f} M/s, cold {cold:.2f} s"
-    )
+    rate = f"{transfers / warm / 1e6:.3f} M/s"
+    print(f"{name:>48}: {transfers} transfers, warm {warm:.3f} s = {rate}, cold {cold:.2f} s")
 
 
 def apart(function: Any, *args: Any) -> None:
