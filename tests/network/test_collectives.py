@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import doctest
 import re
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_clusters import Ports, cluster
 
 from pptrace.errors import ConfigError
-from pptrace.model.layout import AXES, Layout
+from pptrace.model.layout import Layout
 from pptrace.network import algorithms, plans
-from pptrace.network.algorithms import Members, binary_tree, ring, trees
-from pptrace.network.collectives import LinkCollectives, _alike
-from pptrace.network.contract import Links, Network, Paths
+from pptrace.network.collectives import LinkCollectives
 from pptrace.network.flat import Flat
 
 if TYPE_CHECKING:
-    from pptrace.network.cluster import Cluster
+    import numpy as np
+
+    from pptrace.network.contract import Links, Network, Paths
 
 RATE = 1000
 HOP = 2 * 3
@@ -242,233 +240,6 @@ def test_links_are_counted_once_for_each_axis_and_algorithm() -> None:
                 job.ns(collective, axis, size)
 
     assert network.asked == 2 * len(("ring", "tree", "pairwise"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slower:
-    """A cluster some of whose links have another rate."""
-
-    network: Cluster
-    rates: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def links(self) -> Links:
-        links = self.network.links
-        rate = links.rate_kbps.copy()
-        for link, kbps in self.rates.items():
-            rate[link] = kbps
-        return Links(
-            name=links.name, rate_kbps=rate, latency_ns=links.latency_ns,
-            overhead_ns=links.overhead_ns, flow_rate_kbps=links.flow_rate_kbps,
-        )  # fmt: skip
-
-    def paths(self, src: np.ndarray, dst: np.ndarray) -> Paths:
-        paths = self.network.paths(src, dst)
-        return Paths.along(self.links, paths.link_ptr, paths.link, ways=paths.ways)
-
-
-@st.composite
-def jobs(draw: st.DrawFn) -> tuple[Cluster, Layout]:
-    dp, cp, tp, pp = (draw(st.integers(1, 3)) for _ in range(4))
-    ep = draw(st.sampled_from([size for size in range(1, dp * cp + 1) if dp * cp % size == 0]))
-    job = Layout(dp=dp, cp=cp, tp=tp, pp=pp, ep=ep, order=tuple(draw(st.permutations(AXES))))
-    gpus = draw(st.integers(1, 6))
-    network = cluster(
-        nodes=-(-job.gpus // gpus),
-        gpus=gpus,
-        nics=draw(st.integers(1, gpus)),
-        per_leaf=draw(st.integers(1, 4)),
-        spines=draw(st.integers(1, 3)),
-        gpu_kbps=draw(st.integers(1, 9000)),
-        spine_kbps=draw(st.integers(1, 3000)),
-        flow_kbps=draw(st.integers(0, 500)),
-    )
-    return network, job
-
-
-COLLECTIVES = st.sampled_from(["all-reduce", "all-gather", "reduce-scatter", "all-to-all"])
-GROUPED = st.sampled_from(["tp", "cp", "ep", "dp", "edp"])
-
-
-@given(jobs(), COLLECTIVES, GROUPED, st.integers(0, 10**9), st.data())
-def test_halving_a_capacity_never_shortens(
-    job: tuple[Cluster, Layout], collective: str, axis: str, size: int, data: st.DataObject
-) -> None:
-    network, layout = job
-    link = data.draw(st.integers(0, len(network.links) - 1))
-    half = {link: max(int(network.links.rate_kbps[link]) // 2, 1)}
-
-    before = LinkCollectives(network=Slower(network=network), layout=layout)
-    after = LinkCollectives(network=Slower(network=network, rates=half), layout=layout)
-
-    assert before.ns(collective, axis, size) <= after.ns(collective, axis, size)
-
-
-@given(jobs(), COLLECTIVES, GROUPED, st.integers(0, 10**9))
-def test_more_bytes_never_take_less_and_a_sum_never_more_than_a_scatter_and_a_gather(
-    job: tuple[Cluster, Layout], collective: str, axis: str, size: int
-) -> None:
-    network, layout = job
-    times = LinkCollectives(network=network, layout=layout)
-
-    assert times.ns(collective, axis, size) <= times.ns(collective, axis, size + 1)
-    both = times.ns("reduce-scatter", axis, size) + times.ns("all-gather", axis, size)
-    assert times.ns("all-reduce", axis, size) <= both
-
-
-@given(jobs(), GROUPED)
-def test_what_a_byte_takes_is_that_of_the_busiest_link_counted_flow_by_flow(
-    job: tuple[Cluster, Layout], axis: str
-) -> None:
-    network, layout = job
-    groups = np.sort(layout.groups(axis), axis=1)
-    size = groups.shape[1]
-    if size == 1:
-        return
-    alike = _alike(groups, network)
-    channels = max(members.channels for members, _ in alike)
-    rings, edges = [], []
-    for members, of_kind in alike:
-        for channel in range(channels):
-            order = ring(members, channel)
-            for group in of_kind.tolist():
-                rings += [(group[a], group[b]) for a, b in zip(order, [*order[1:], order[0]], strict=True)]
-                for child, parent in (edge for tree in trees(members, channel) for edge in tree):
-                    edges += [(group[child], group[parent]), (group[parent], group[child])]
-    pairs = [(a, b) for group in groups.tolist() for a in group for b in group if a != b]
-
-    by_rounds = plans.ring_plans(network, alike, channels)
-
-    assert by_rounds[1].byte_ns == slowest(network, rings) * (size - 1) / (size * channels)
-    assert by_rounds[2].byte_ns == 2 * by_rounds[1].byte_ns
-    assert plans.tree_plan(network, alike, channels).byte_ns == slowest(network, edges) / (2 * channels)
-    assert plans.pairwise_plan(network, groups).byte_ns == slowest(network, pairs) / size
-
-
-def slowest(network: Network, flows: list[tuple[int, int]]) -> Fraction:
-    """Return what a byte of each flow takes, counted one by one."""
-    carried: Counter[int] = Counter()
-    limits = []
-    for a, b in flows:
-        paths = network.paths(np.array([a], dtype=np.int32), np.array([b], dtype=np.int32))
-        limits.append(int(paths.rate_kbps.min()))
-        for link in paths.link.tolist():
-            carried[link] += Fraction(1, paths.ways)
-    shared = [count * 10**6 / int(network.links.rate_kbps[link]) for link, count in carried.items()]
-    return max(*shared, Fraction(10**6, min(limits)))
-
-
-@given(jobs(), GROUPED, st.integers(0, 10**6))
-def test_a_ring_takes_no_less_than_its_steps_played_one_by_one(
-    job: tuple[Cluster, Layout], axis: str, size: int
-) -> None:
-    """A member sends a part when it has arrived and the one before has left; alike hops give the same time."""
-    network, layout = job
-    times = LinkCollectives(network=network, layout=layout)
-    found = times.explain("all-gather", axis, size)
-    if found.algorithm == "none":
-        return
-    groups = np.sort(layout.groups(axis), axis=1)
-    alike, members = _alike(groups, network), groups.shape[1]
-    plan = plans.ring_plans(network, alike, found.channels)[1]
-    carried = plan.byte_ns * size / (members - 1)
-    for kind, of_kind in alike:
-        for channel in range(found.channels):
-            for order in of_kind[:, ring(kind, channel)]:
-                paths = network.paths(order, np.roll(order, -1))
-                overhead = paths.overhead_ns.reshape(members, -1).max(axis=1).tolist()
-                latency = paths.latency_ns.reshape(members, -1).max(axis=1).tolist()
-                played = play(members - 1, overhead, latency, carried)
-                assert played <= found.ns
-                if len(set(overhead)) == len(set(latency)) == 1 == groups.shape[0] == found.channels:
-                    assert ceil(played) == found.ns
-
-
-def play(steps: int, overhead: list[int], latency: list[int], carried: Fraction) -> Fraction:
-    members = range(len(overhead))
-    free, arrived = [[Fraction(0) for _ in members] for _ in "ab"]
-    for _ in range(steps):
-        left = [max(free[m], arrived[m]) + overhead[m] + carried for m in members]
-        free, arrived = left, [left[m - 1] + latency[m - 1] for m in members]
-    return max(arrived)
-
-
-@st.composite
-def members(draw: st.DrawFn) -> Members:
-    nodes, place = [], 0
-    for _ in range(draw(st.integers(1, 5))):
-        nics = []
-        for size in draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)):
-            nics.append(tuple(range(place, place + size)))
-            place += size
-        nodes.append(tuple(nics))
-    return Members(nodes=tuple(nodes))
-
-
-def node_of(group: Members) -> dict[int, int]:
-    return {member: node for node, nics in enumerate(group.nodes) for nic in nics for member in nic}
-
-
-@given(members(), st.integers(0, 5))
-def test_a_ring_passes_each_member_once_and_each_node_once(group: Members, channel: int) -> None:
-    node = node_of(group)
-
-    order = ring(group, channel)
-
-    assert sorted(order) == sorted(node)
-    assert [node[member] for member in order] == sorted(node.values())
-
-
-@pytest.mark.parametrize("nodes", [2, 4, 6])
-def test_each_ring_leaves_an_even_number_of_nodes_on_the_rail_on_which_it_enters_the_next(nodes: int) -> None:
-    group = Members(nodes=tuple(tuple((8 * node + gpu,) for gpu in range(8)) for node in range(nodes)))
-
-    crossed = Counter()
-    for channel in range(group.channels):
-        order = ring(group, channel)
-        for a, b in zip(order, [*order[1:], order[0]], strict=True):
-            if a // 8 != b // 8:
-                assert a % 8 == b % 8
-                crossed[a] += 1
-
-    assert group.channels == 8
-    assert crossed == dict.fromkeys(range(8 * nodes), 1)
-
-
-@given(members(), st.integers(0, 5))
-def test_trees_span_the_group_with_one_edge_between_two_nodes(group: Members, channel: int) -> None:
-    node = node_of(group)
-
-    for edges in trees(group, channel):
-        parents = dict(edges)
-        assert len(parents) == len(edges) == len(node) - 1
-        reached = {next(iter(set(node) - set(parents)))}
-        for child, parent in edges:
-            assert parent in reached
-            reached.add(child)
-        assert reached == set(node)
-        assert sum(node[a] != node[b] for a, b in edges) == len(group.nodes) - 1
-
-
-@given(st.integers(1, 300))
-def test_a_binary_tree_is_as_deep_as_the_logarithm(size: int) -> None:
-    depth, children = {0: 0}, Counter()
-    for child, parent in binary_tree(size):
-        depth[child] = depth[parent] + 1
-        children[parent] += 1
-
-    assert sorted(depth) == list(range(size))
-    assert max(depth.values()) == ceil(log2(size))
-    assert max(children.values(), default=0) <= 2
-
-
-@given(st.integers(1, 50))
-def test_who_has_children_in_one_tree_of_an_even_group_is_a_leaf_of_the_other(half: int) -> None:
-    group = Members(nodes=((tuple(range(2 * half)),),))
-
-    first, second = ({parent for _, parent in edges} for edges in trees(group, 0))
-
-    assert not first & second
 
 
 def test_the_examples_in_the_documentation_are_right() -> None:
