@@ -1,0 +1,113 @@
+"""What of a collective only shows where hops, members or pairs differ, each case counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+from small_clusters import Ports, cluster
+
+from pptrace.model.layout import Layout
+from pptrace.network import load, plans
+from pptrace.network.collectives import CollectiveTime, LinkCollectives, _alike
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pptrace.network.contract import Links, Network, Paths
+
+
+def per_byte(job: LinkCollectives, collective: str) -> Fraction:
+    """Return what a byte of a large vector adds over all replicas."""
+    large = 10**12
+    return Fraction(job.ns(collective, "dp", 2 * large) - job.ns(collective, "dp", large), large)
+
+
+def test_equally_fast_ways_are_taken_in_order_one_channel_first() -> None:
+    network = cluster(nodes=2, gpus=8, nics=8, per_leaf=16, gpu_kbps=10**6)
+    whole = LinkCollectives(network=network, layout=Layout(dp=16))
+    split = LinkCollectives(network=network, layout=Layout(dp=2, tp=8))
+
+    assert whole.explain("all-gather", "dp", 0).channels == 1
+    assert whole.explain("all-gather", "dp", 10**9).channels == 8
+    assert split.explain("all-gather", "tp", 10**9).channels == 1
+
+
+def test_groups_in_one_node_use_no_nic_and_one_channel() -> None:
+    job = LinkCollectives(network=cluster(nodes=1, gpus=8, nics=8), layout=Layout(dp=8))
+
+    assert job.network.links.name[16] == "node0/port8up"
+    assert [members.channels for members, _ in _alike(job.layout.groups("dp"), job.network)] == [1]
+
+
+def test_the_first_of_two_links_that_are_equally_slow_is_named() -> None:
+    """Two members of a node with ports of 1000 kB/s share a NIC of 2000."""
+    network = cluster(nodes=2, gpus=2, nics=1, per_leaf=2, gpu_kbps=1000, nic_kbps=2000)
+    job = LinkCollectives(network=network, layout=Layout(dp=2, tp=2))
+
+    assert job.explain("all-gather", "dp", 10**6).link == "node0/port0up"
+
+
+def test_members_whose_numbers_alternate_between_nodes_stand_node_by_node_in_a_ring() -> None:
+    job = Layout(dp=4, cp=2, order=("tp", "ep", "dp", "cp", "pp"))
+    network = cluster(nodes=2, gpus=4, nics=1, per_leaf=2, gpu_kbps=10**6)
+
+    assert job.groups("dp").tolist() == [[0, 4, 1, 5, 2, 6, 3, 7]]
+    assert per_byte(LinkCollectives(network=network, layout=job), "all-gather") == Fraction(7, 8) * 1000
+
+
+def test_latencies_are_those_of_the_hops_that_a_part_passes() -> None:
+    """A ring of four over two nodes hops in turn inside and between nodes; a part is spared the quickest hops."""
+    network = cluster(nodes=2, gpus=2, nics=1, per_leaf=2)
+    inside, between, launch = 2 * 3, 4 * 3 + 2 * 100, 2 + 2
+    alike = _alike(np.array([[0, 1, 2, 3]], dtype=np.int32), network)
+
+    once, twice = (plan.fixed_ns for plan in plans.ring_plans(network, alike, 1).values())
+
+    assert once == 3 * launch + 2 * between + inside
+    assert twice == 6 * launch + 3 * between + 3 * inside
+
+
+def test_a_member_with_more_peers_far_away_launches_longer() -> None:
+    """Of three members over nodes of two, the last sends to both others over a NIC, which costs a launch more."""
+    network = cluster(nodes=2, gpus=2, nics=1, per_leaf=2)
+    job = LinkCollectives(network=network, layout=Layout(dp=3))
+
+    assert job.ns("all-to-all", "dp", 0) == 2 * (2 + 2) + 4 * 3 + 2 * 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubled:
+    """A switch on which each message is two flows on every link."""
+
+    switch: Network
+
+    @property
+    def links(self) -> Links:
+        return self.switch.links
+
+    def paths(self, src: np.ndarray, dst: np.ndarray) -> Paths:
+        return replace(self.switch.paths(src, dst), weight=np.full(2 * src.size, 2, dtype=np.int32))
+
+
+def test_a_message_that_is_several_flows_on_a_link_counts_as_often() -> None:
+    switch = Ports(gpus=8, nics=0, gpu_kbps=1000, nic_kbps=1)
+    once = LinkCollectives(network=switch, layout=Layout(dp=8))
+    twice = LinkCollectives(network=Doubled(switch=switch), layout=Layout(dp=8))
+
+    for collective in ("all-reduce", "all-gather", "all-to-all"):
+        assert per_byte(twice, collective) == 2 * per_byte(once, collective)
+
+
+def test_pairs_asked_for_a_few_at_once_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def times() -> list[CollectiveTime]:
+        network = cluster(nodes=3, gpus=4, nics=2, per_leaf=2, spines=3, gpu_kbps=900, spine_kbps=500)
+        job = LinkCollectives(network=network, layout=Layout(dp=12))
+        return [job.explain(name, "dp", 10**6) for name in ("all-reduce", "all-gather", "all-to-all")]
+
+    at_once = times()
+    monkeypatch.setattr(load, "_AT_ONCE", 2)
+
+    assert times() == at_once
