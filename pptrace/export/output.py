@@ -29,6 +29,7 @@ _LEVEL = 6
 _ADVICE = {
     errno.ENOENT: "the folder does not exist; create it first",
     errno.ENOTDIR: "its folder is a file; choose another path",
+    errno.EEXIST: "its folder is a file; choose another path",
     errno.EISDIR: "it is a folder; name a file in it",
     errno.EACCES: "permission denied; choose a folder that you may write to",
     errno.EPERM: "permission denied; choose a folder that you may write to",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from pptrace.export.kineto import write
 from pptrace.model.action import Action, Kind
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
+from pptrace.timeline.counter import Counter
+from pptrace.timeline.routes import Routes
 from pptrace.timeline.timeline import Slice, Stream, Timeline
 
 if TYPE_CHECKING:
@@ -54,9 +58,22 @@ def _microseconds(timeline: Timeline, rank: int, *, compute: bool) -> set[int]:
     }
 
 
-@pytest.fixture(scope="module")
-def timeline() -> Timeline:
-    return _staircase()
+def _with_links(timeline: Timeline) -> Timeline:
+    """Send every message over two links, and count the use of one."""
+    sends = np.isin(timeline.kind, (Kind.SEND_F, Kind.SEND_B))
+    routes = Routes(
+        name=("out", "in"),
+        rate_kbps=np.array([1000, 1000]),
+        ptr=np.concatenate([[0], np.cumsum(2 * sends)]),
+        link=np.tile([0, 1], int(sends.sum())),
+    )
+    use = Counter(rank=-1, name="out", unit="%", at_ns=np.array([1000]), value=np.array([50]))
+    return replace(timeline, routes=routes, counters=(use,))
+
+
+@pytest.fixture(scope="module", params=["plain", "over links"])
+def timeline(request: pytest.FixtureRequest) -> Timeline:
+    return _staircase() if request.param == "plain" else _with_links(_staircase())
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from drawn_routes import cluster_counters, drawn_routes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +48,11 @@ def timelines(draw: st.DrawFn) -> Timeline:
     return replace(
         timeline,
         cause=np.array(draw(cause), dtype=np.int32),
-        counters=tuple(draw(_counters(rank, name)) for rank in range(ranks) for name in draw(NAMES)),
+        counters=(
+            *draw(cluster_counters()),
+            *(draw(_counters(rank, name)) for rank in range(ranks) for name in draw(NAMES)),
+        ),
+        routes=draw(drawn_routes(len(slices))),
         provenance=draw(st.dictionaries(st.text(), JSON, max_size=2)),
     )
 
@@ -120,7 +125,7 @@ def test_one_file_for_all_ranks_gives_the_timeline_back(timeline: Timeline, colo
 @given(timeline=timelines())
 def test_a_file_per_rank_gives_the_timeline_back(timeline: Timeline, tmp_path: Path) -> None:
     ranks = sorted(set(timeline.lane_rank.tolist()))
-    timeline = replace(timeline, counters=tuple(c for c in timeline.counters if c.rank in ranks))
+    timeline = replace(timeline, counters=tuple(c for c in timeline.counters if c.rank in {-1, *ranks}))
     paths = [tmp_path / f"{rank}.json" for rank in ranks]
     for rank, path in zip(ranks, paths, strict=True):
         write(timeline, path, {"rank": rank})

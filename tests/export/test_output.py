@@ -189,6 +189,34 @@ def test_a_placeholder_writes_a_file_per_rank(
     assert paths[1].read_text() == text
 
 
+def test_the_folder_of_a_file_per_rank_is_made(timeline: Timeline, tmp_path: Path) -> None:
+    paths = save(timeline, [str(tmp_path / "new" / "of{rank}" / "r.txt")], _offer(), {})
+    assert [str(path.relative_to(tmp_path)) for path in paths] == ["new/of0/r.txt", "new/of1/r.txt"]
+    assert all(path.exists() for path in paths)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), ValueError("bug")])
+def test_a_folder_is_not_made_for_files_that_fail(
+    timeline: Timeline, tmp_path: Path, error: BaseException
+) -> None:
+    (tmp_path / "there").mkdir()
+    for folder in ("new/deep", "there"):
+        with pytest.raises((OutputError, KeyboardInterrupt, ValueError)):
+            save(timeline, [str(tmp_path / folder / "r{rank}.txt")], _fails_on(1, error), {})
+    with pytest.raises(OutputError, match="two outputs are this file"):
+        save(timeline, [str(tmp_path / "new" / "r{rank}.txt")] * 2, _offer(), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_says_why(timeline: Timeline, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"file/r0.txt: cannot be written: its folder is a file"):
+        save(timeline, [str(tmp_path / "file" / "r{rank}.txt")], _offer(), {})
+    with pytest.raises(OutputError, match=r"r0.txt: cannot be written: its folder is a file"):
+        save(timeline, [str(tmp_path / "file" / "deep" / "r{rank}.txt")], _offer(), {})
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), ValueError("bug")])
 def test_if_one_of_several_files_fails_no_old_one_goes(
     timeline: Timeline, tmp_path: Path, error: BaseException

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message_factory import GetMessageClass
-from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+from decoded_trace import BEGIN, COUNTER, END, Decoded
 
 from pptrace.export.perfetto import write
 from pptrace.model.action import Action, Kind
@@ -21,8 +19,6 @@ from pptrace.timeline.timeline import Slice, Stream, Timeline
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-BEGIN, END, COUNTER = 1, 2, 4
 
 
 def step() -> Timeline:
@@ -57,53 +53,6 @@ def _slice(
 ) -> Slice:
     action = Action(kind=kind, stage=stage, unit=unit, span=more.pop("span", 1))
     return Slice(rank=rank, stream=stream, action=action, start_ns=when[0], end_ns=when[1], **more)
-
-
-class Decoded:
-    """A trace as the official messages see it, our fields by our embedded descriptor."""
-
-    def __init__(self, raw: bytes) -> None:
-        plain = perfetto_trace_pb2.Trace.FromString(raw)
-        embedded = next(p for p in plain.packet if p.HasField("extension_descriptor"))
-        pool = DescriptorPool()
-        pool.AddSerializedFile(perfetto_trace_pb2.DESCRIPTOR.serialized_pb)
-        pool.AddSerializedFile(embedded.extension_descriptor.extension_set.file[0].SerializeToString())
-        trace = GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.Trace")).FromString(raw)
-        self.packets = list(trace.packet)
-        self.names: dict[int, str] = {}
-        self.categories: dict[int, str] = {}
-        self.microbatches: dict[int, str] = {}
-        for packet in self.packets:
-            interned = packet.interned_data
-            self.names |= {entry.iid: entry.name for entry in interned.event_names}
-            self.categories |= {entry.iid: entry.name for entry in interned.event_categories}
-            self.microbatches |= {entry.iid: entry.str.decode() for entry in interned.correlation_id_str}
-        self.tracks = {
-            p.track_descriptor.uuid: p.track_descriptor for p in self.packets if p.HasField("track_descriptor")
-        }
-
-    def events(self, kind: int) -> list[Any]:
-        return [p for p in self.packets if p.HasField("track_event") and p.track_event.type == kind]
-
-    def path(self, uuid: int) -> str:
-        track = self.tracks[uuid]
-        return f"{self.path(track.parent_uuid)}/{track.name}" if track.parent_uuid else track.name
-
-    def fields(self, packet: Any) -> dict[str, Any]:
-        """Every field that a begin packet has."""
-        event = packet.track_event
-        found = {
-            (f.full_name.split(".", 1)[1] if f.is_extension else f.name): value for f, value in event.ListFields()
-        }
-        found.pop("type")
-        found["ts"] = packet.timestamp
-        found["track"] = self.path(found.pop("track_uuid"))
-        if "name_iid" in found:
-            found["name"] = self.names[found.pop("name_iid")]
-            found["category"] = [self.categories[iid] for iid in found.pop("category_iids")]
-        if "correlation_id_str_iid" in found:
-            found["color"] = self.microbatches[found.pop("correlation_id_str_iid")]
-        return found
 
 
 @pytest.fixture

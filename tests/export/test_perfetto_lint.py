@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
@@ -13,12 +16,15 @@ from pptrace.export.perfetto import write
 from pptrace.model.action import Action, Kind
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
+from pptrace.timeline.routes import Routes
 from pptrace.timeline.timeline import Slice, Stream, Timeline
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 BEGIN, END, CLEARED, NEEDS = 1, 2, 1, 2
+SENDS = {Kind.SEND_F, Kind.SEND_B}
+LINKS = 3
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -57,7 +63,7 @@ def _event(packet: Any, described: set[int], open_on: dict[int, list[str]]) -> l
 
 @st.composite
 def crowded(draw: st.DrawFn) -> Timeline:
-    """Draw a pipeline of few instants: many slices without length, many starts at one time."""
+    """Draw a pipeline of few instants and links: many slices without length, many starts at one time."""
     ranks, units = draw(st.integers(2, 4)), draw(st.integers(1, 4))
     short = st.integers(0, 2)
     slices, blocking = [], draw(st.booleans())
@@ -87,7 +93,19 @@ def crowded(draw: st.DrawFn) -> Timeline:
                 begun = run(rank, stream, send, unit, max(done, free[rank, stream], free[to, stream]), took)
                 run(to, stream, recv, unit, begun, took)
                 there[to, kind, unit] = begun + took
-    return from_slices(slices, Placement.looped(ranks, units))
+    timeline = from_slices(slices, Placement.looped(ranks, units))
+    longest = draw(st.integers(0, 3))
+    route = st.lists(st.integers(0, LINKS - 1), min_size=longest, max_size=longest)
+    return replace(timeline, routes=routes([draw(route) if kind in SENDS else [] for kind in timeline.kind]))
+
+
+def routes(found: list[list[int]]) -> Routes:
+    return Routes(
+        name=tuple(f"link{link}" for link in range(LINKS)),
+        rate_kbps=np.full(LINKS, 1_000_000),
+        ptr=np.concatenate([[0], np.cumsum([len(one) for one in found])]).astype(np.int64),
+        link=np.array([link for one in found for link in one], dtype=np.int64),
+    )
 
 
 @given(timeline=crowded())
@@ -100,21 +118,37 @@ def test_no_rule_is_broken(timeline: Timeline, tmp_path: Path) -> None:
 
 @given(timeline=crowded())
 @QUICK
-def test_every_flow_reaches_sender_receiver_and_consumer_in_this_order(timeline: Timeline, tmp_path: Path) -> None:
+def test_every_flow_goes_along_the_route_from_sender_to_receiver_and_consumer(
+    timeline: Timeline, tmp_path: Path
+) -> None:
     path = tmp_path / "step.pftrace"
     write(timeline, path, {})
     trace = Trace.FromString(path.read_bytes())
     names = {entry.iid: entry.name for packet in trace.packet for entry in packet.interned_data.event_names}
+    links = {
+        packet.track_descriptor.uuid: packet.track_descriptor.sibling_merge_key_int
+        for packet in trace.packet
+        if packet.track_descriptor.name.startswith("link")
+    }
     chains: dict[int, list[str]] = defaultdict(list)
     for packet in sorted(trace.packet, key=lambda p: p.timestamp):
         event = packet.track_event
+        on_link = [f"link{links[event.track_uuid]}"] if event.track_uuid in links else []
         for flow in (*event.flow_ids, *event.terminating_flow_ids):
-            chains[flow].append(names[event.name_iid].split()[0])
-    assert len(chains) == sum(int(k) in {Kind.SEND_F, Kind.SEND_B} for k in timeline.kind)
-    assert {tuple(chain) for chain in chains.values()} <= {
-        ("F", "SEND_F", "RECV_F", "F"),
-        ("B", "SEND_B", "RECV_B", "B"),
+            chains[flow] += on_link or [names[event.name_iid].split()[0]]
+    assert timeline.routes is not None
+    expected = {
+        row + 1: [
+            kind[-1],
+            kind,
+            *(f"link{link}" for link in timeline.routes.link[slice(*ptr)]),
+            f"RECV_{kind[-1]}",
+            kind[-1],
+        ]
+        for row, ptr in enumerate(pairwise(timeline.routes.ptr.tolist()))
+        if (kind := Kind(int(timeline.kind[row])).name).startswith("SEND")
     }
+    assert chains == expected
 
 
 def test_the_lint_sees_what_it_is_for() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from drawn_routes import cluster_counters, drawn_routes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
@@ -61,7 +62,11 @@ def timelines(draw: st.DrawFn) -> Timeline:
         timeline,
         **_with_empty_lane(timeline, ranks),
         cause=np.array([draw(rows) for _ in slices], dtype=np.int32),
-        counters=tuple(draw(counters(rank)) for rank in range(draw(st.integers(0, ranks)))),
+        counters=(
+            *draw(cluster_counters()),
+            *(draw(counters(rank)) for rank in range(draw(st.integers(0, ranks)))),
+        ),
+        routes=draw(drawn_routes(len(slices))),
         provenance=draw(JSON),
     )
 
@@ -161,7 +166,7 @@ def test_a_counter_before_the_step_is_refused_with_its_name(tmp_path: Path) -> N
 @QUICK
 def test_files_written_rank_by_rank_are_read_as_one(timeline: Timeline, tmp_path: Path) -> None:
     ranks = sorted(set(timeline.lane_rank.tolist()))
-    counters = tuple(counter for counter in timeline.counters if counter.rank in ranks)
+    counters = tuple(counter for counter in timeline.counters if counter.rank in {-1, *ranks})
     timeline = replace(timeline, counters=counters)
     paths = [tmp_path / f"rank{rank}.pftrace" for rank in ranks]
     for rank, path in zip(ranks, paths, strict=True):

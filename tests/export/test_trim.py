@@ -12,6 +12,7 @@ from pptrace.model.action import Action, Kind
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.counter import Counter
+from pptrace.timeline.routes import Routes
 from pptrace.timeline.timeline import Slice, Stream, Timeline
 from pptrace.timeline.trim import Only, parse_only, trim
 
@@ -53,6 +54,70 @@ def test_a_slice_stays_if_any_of_its_microbatches_does_or_it_has_none(timeline: 
     assert [str(found[row].action) for row in range(len(found))] == ["1F1", "1F4+2", "1OPTIMIZER"]
 
 
+def test_what_works_on_no_microbatch_stays_with_the_work_around_it(timeline: Timeline) -> None:
+    early = replace(timeline, unit=np.where(timeline.unit == 2, -1, timeline.unit))
+
+    def kept(units: list[int]) -> list[int]:
+        found = trim(early, [0], units)
+        return found.start_ns.tolist()
+
+    assert kept([1, 3]) == [1, 2, 3]
+    assert kept([1]) == [1]
+    assert kept([0, 3]) == [0, 2, 3]
+    assert kept([3, 5]) == [3, 4, 5]
+
+
+def test_counters_begin_and_end_with_the_microbatches_that_stay(timeline: Timeline) -> None:
+    def steps(units: list[int], at: list[int]) -> list[tuple[int, int]]:
+        counter = Counter(rank=0, name="a", unit="b", at_ns=np.array(at), value=np.arange(len(at)) + 7)
+        found = trim(replace(timeline, counters=(counter,)), None, units).counters
+        return [step for c in found for step in zip(c.at_ns.tolist(), c.value.tolist(), strict=True)]
+
+    assert steps([1, 2], [0, 2, 3, 4]) == [(1, 7), (2, 8), (3, 9)]
+    assert steps([1, 2], [1, 2]) == [(1, 7), (2, 8)]
+    assert steps([1], [3, 4]) == []
+    assert steps([0], [0, 9]) == [(0, 7)]
+    assert steps([5], [0, 9]) == [(4, 7), (9, 8)]
+    assert steps([], [0, 9]) == []
+
+
+@pytest.fixture
+def routed(timeline: Timeline) -> Timeline:
+    """Return the timeline with two links for each of rank 0's rows, one for rank 1's, and a counter for each."""
+    lengths = np.repeat([2, 1, 0], 6)
+    routes = Routes(
+        name=("a", "b", "c", "idle"),
+        rate_kbps=np.ones(4, dtype=np.int64),
+        ptr=np.concatenate([[0], np.cumsum(lengths)]),
+        link=np.concatenate([np.tile([0, 1], 6), np.full(6, 2)]),
+    )
+    shared = tuple(
+        Counter(rank=-1, name=name, unit="%", at_ns=np.array([0]), value=np.array([1]))
+        for name in ("a", "b", "c", "idle", "jobs")
+    )
+    return replace(timeline, routes=routes, counters=(*shared, *timeline.counters))
+
+
+def test_routes_go_with_their_rows(routed: Timeline) -> None:
+    found = trim(routed, None, [1, 2]).routes
+    assert found is not None
+    assert found.name == ("a", "b", "c", "idle")
+    assert np.diff(found.ptr).tolist() == [2, 2, 1, 1, 0, 0]
+    assert found.link.tolist() == [0, 1, 0, 1, 2, 2]
+
+
+def test_a_link_that_nobody_left_uses_loses_its_counter_and_the_cluster_s_others_stay(routed: Timeline) -> None:
+    def names(ranks: list[int] | None, units: list[int] | None) -> list[str]:
+        return [counter.name for counter in trim(routed, ranks, units).counters if counter.rank < 0]
+
+    assert names([0], None) == ["a", "b", "jobs"]
+    assert names([1, 2], None) == ["c", "jobs"]
+    assert names([2], None) == ["jobs"]
+    assert names(None, [1]) == names([0, 1, 2], None) == ["a", "b", "c", "idle", "jobs"]
+    unrouted = replace(routed, routes=None)
+    assert [c.name for c in trim(unrouted, [2], None).counters] == ["a", "b", "c", "idle", "jobs", "memory"]
+
+
 def test_causes_follow_their_rows_or_become_unknown(timeline: Timeline) -> None:
     found = trim(timeline, [0, 2], [0, 1, 5])
     assert [str(found[row].action) for row in range(4)] == ["0F0", "0F1", "0F4+2", "0OPTIMIZER"]
@@ -75,6 +140,7 @@ def test_the_provenance_says_what_is_left(timeline: Timeline) -> None:
 
 def test_everything_asked_for_keeps_every_column(timeline: Timeline) -> None:
     assert trim(timeline, [0, 1, 2], range(UNITS)).difference(timeline) == ""
+    assert trim(timeline, [0, 1, 2], None).counters == timeline.counters
 
 
 @pytest.mark.parametrize(
