@@ -12,6 +12,7 @@ from small_clusters import Ports, cluster
 from pptrace.model.layout import Layout
 from pptrace.network import load, plans
 from pptrace.network.collectives import CollectiveTime, LinkCollectives, _alike
+from pptrace.network.flat import Flat
 
 if TYPE_CHECKING:
     import pytest
@@ -99,6 +100,24 @@ def test_a_message_that_is_several_flows_on_a_link_counts_as_often() -> None:
 
     for collective in ("all-reduce", "all-gather", "all-to-all"):
         assert per_byte(twice, collective) == 2 * per_byte(once, collective)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uneven(Flat):
+    """Pairs without links, slower the further apart they are."""
+
+    def paths(self, src: np.ndarray, dst: np.ndarray) -> Paths:
+        return replace(super().paths(src, dst), rate_kbps=1000 // np.abs(src - dst))
+
+
+def test_without_links_the_busiest_end_sends_or_receives_at_the_slowest_pair_s_rate() -> None:
+    def byte_ns(src: list[int], dst: list[int]) -> Fraction:
+        ends = (np.array(column, dtype=np.int32) for column in (src, dst))
+        return load.flows_at_once(Uneven(), *ends).byte_ns
+
+    assert byte_ns([0, 0, 1], [1, 2, 2]) == 2 * 2000
+    assert byte_ns([0, 1, 2, 3], [5, 5, 5, 4]) == 3 * 5000
+    assert byte_ns([5, 5, 5, 4], [0, 1, 2, 3]) == 3 * 5000
 
 
 def test_pairs_asked_for_a_few_at_once_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
