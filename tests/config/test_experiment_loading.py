@@ -64,7 +64,7 @@ def test_flags_alone_give_unit_costs_and_the_ideal_network() -> None:
             "vp": 1,
             "sequence_parallel": False,
             "order": "tp-cp-ep-dp-pp",
-        },  # fmt: skip
+        },
         "batch": {"global": 32, "micro": 1, "microbatches": 32},
         "contention": {"links": "max-min", "compute": 1.0, "communication": 1.0},
         "schedule": {"name": "1f1b", "options": {}},

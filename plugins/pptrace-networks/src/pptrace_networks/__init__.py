@@ -1,0 +1,1 @@
+"""Networks inside nodes and between them, and presets of whole clusters."""
