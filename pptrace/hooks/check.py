@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pptrace.hooks.call import plugin_error
-from pptrace.hooks.offers import API
+from pptrace.hooks.offers import API, ClusterOffer
 from pptrace.hooks.provider import HOOKS
 
 if TYPE_CHECKING:
@@ -54,13 +54,15 @@ def _name(offer: AnyOffer) -> str:
 
 
 def _fields(offer: AnyOffer) -> str:
+    if not isinstance(getattr(offer, "values", {}), Mapping):
+        return "its values are not a mapping"
+    if isinstance(offer, ClusterOffer):
+        return "" if isinstance(offer.device, str | Mapping) else "its device is neither a name nor a mapping"
     for field in (*_REQUIRED, *_OPTIONAL):
         value = getattr(offer, field, None)
         absent_is_fine = field in _OPTIONAL or not hasattr(offer, field)
         if not callable(value) and not (value is None and absent_is_fine):
             return f"its {field} is not callable"
-    if not isinstance(getattr(offer, "values", {}), Mapping):
-        return "its values are not a mapping"
     suffixes = getattr(offer, "suffixes", (".",))
     if not isinstance(suffixes, tuple) or not all(
         isinstance(suffix, str) and suffix.startswith(".") for suffix in suffixes

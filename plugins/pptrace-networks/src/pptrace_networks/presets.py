@@ -54,7 +54,7 @@ _MACHINES = (
             "memory_bandwidth": 1_935_000_000_000,
             "scale_up_bandwidth": 31_500_000_000,
         },
-        source="NVIDIA A100 PCIe 80 GB data sheet: tensor peaks of the SXM4 module at 300 W, 1935 GB/s, PCIe 4.0 x16; "
+        source="NVIDIA A100 PCIe 80 GB data sheet: tensor peaks of the SXM4 module at 300 W, 1935 GB/s, PCIe 4.0; "
         "two switches of four GPUs are a common layout of 8-GPU servers",
     ),
 )  # fmt: skip
@@ -80,7 +80,8 @@ def _paper(network: str, compute: str) -> ClusterOffer:
         "launch_latency": 0,
         "scale_up_bandwidth": _scaled(50 * 10**9, net), "scale_up_latency": _scaled(500, -net),
         "scale_up_size": 1,
-        "compute_efficiency": 1.0, "attention_efficiency": 1.0, "memory_efficiency": 1.0, "network_efficiency": 1.0,
+        "compute_efficiency": 1.0, "attention_efficiency": 1.0,
+        "memory_efficiency": 1.0, "network_efficiency": 1.0,
     }  # fmt: skip
     port = {"bandwidth": f"{_scaled(50 * 10**9, net)} B/s", "latency": f"{_scaled(500, -net)} ns"}
     name = "baseline" if net == cp == 0 else f"{network}-nw-{compute}-cp"
