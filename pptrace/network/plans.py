@@ -3,13 +3,16 @@
 With ``n`` members, a vector of ``V`` bytes and ``C`` channels,
 
 * a ring takes ``n - 1`` steps, or ``2 (n - 1)`` for an all-reduce; in each a member sends ``V / n C`` on each
-  channel. A step costs the largest overhead; latencies are those of the hops that a part of the vector passes;
+  channel. Overheads and latencies are those of the hops that a part of the vector passes;
 * a tree, for an all-reduce, is two complementary binary trees on each channel, each with ``V / 2 C``, in pieces
   and up and down at once; overheads and latencies are those of the longest way up and the longest way down;
-* in an all-to-all each member sends ``V / n`` to each other, all at once; a member's overheads add up.
+* in an all-to-all each member sends ``V / n`` to each other, all at once, but eight at a time are launched: an
+  eighth of a member's overheads counts, or its largest, and the largest latency.
 
 Bytes take flows times bytes over capacity on the busiest link, or what a flow's own limit makes of them, in exact
-fractions, rounded up to a nanosecond once. What NCCL's protocols add or take is left out.
+fractions, rounded up to a nanosecond once. NCCL 2.30 counts the latencies of a ring's and a tree's hops like this
+(``src/graph/tuning.cc``) and launches eight messages (``NCCL_MAX_DEV_WORK_P2P_PER_BATCH``, ``src/enqueue.cc``);
+what its protocols add or take is left out.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Network
 
 __all__ = ["NOTHING", "Plan", "pairwise_plan", "ring_plans", "tree_plan"]
+
+_LAUNCHED = 8
+"""Messages of an all-to-all that a member launches at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +79,14 @@ def ring_plans(network: Network, alike: Sequence[tuple[Members, Int32s]], channe
     src = np.concatenate(orders)
     size = src.shape[1]
     load = flows_at_once(network, src.ravel(), np.roll(src, -1, axis=1).ravel())
-    hop = load.latency_ns.reshape(src.shape)
+    hop = (load.overhead_ns + load.latency_ns).reshape(src.shape)
     plans = {}
     for rounds in (1, 2):
         # A part of the vector passes all hops of each round but one; the worst is spared the quickest.
         spared = np.sum([np.roll(hop, -at, axis=1) for at in range(rounds)], axis=0).min(axis=1)
-        latency = int((rounds * hop.sum(axis=1) - spared).max())
-        steps = rounds * (size - 1)
         plans[rounds] = Plan(
-            algorithm="ring", channels=channels, fixed_ns=steps * int(load.overhead_ns.max()) + latency,
-            byte_ns=load.byte_ns * Fraction(steps, size * channels), link=load.link,
+            algorithm="ring", channels=channels, fixed_ns=int((rounds * hop.sum(axis=1) - spared).max()),
+            byte_ns=load.byte_ns * Fraction(rounds * (size - 1), size * channels), link=load.link,
         )  # fmt: skip
     return plans
 
@@ -125,8 +129,9 @@ def pairwise_plan(network: Network, groups: Int32s) -> Plan:
     src = np.repeat(groups, size - 1, axis=1)
     dst = np.concatenate([np.delete(groups, member, axis=1) for member in range(size)], axis=1)
     load = flows_at_once(network, src.ravel(), dst.ravel())
-    launches = load.overhead_ns.reshape(len(groups), size, size - 1).sum(axis=2)
+    overhead = load.overhead_ns.reshape(-1, size - 1)
+    launches = np.maximum(-(-overhead.sum(axis=1) // _LAUNCHED), overhead.max(axis=1))
     return Plan(
-        algorithm="pairwise", channels=1, fixed_ns=int(launches.max()) + int(load.latency_ns.max()),
+        algorithm="pairwise", channels=1, fixed_ns=int(launches.max() + load.latency_ns.max()),
         byte_ns=load.byte_ns / size, link=load.link,
     )  # fmt: skip

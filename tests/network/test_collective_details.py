@@ -62,21 +62,22 @@ def test_members_whose_numbers_alternate_between_nodes_stand_node_by_node_in_a_r
 def test_latencies_are_those_of_the_hops_that_a_part_passes() -> None:
     """A ring of four over two nodes hops in turn inside and between nodes; a part is spared the quickest hops."""
     network = cluster(nodes=2, gpus=2, nics=1, per_leaf=2)
-    inside, between, launch = 2 * 3, 4 * 3 + 2 * 100, 2 + 2
+    inside, between = 2 + 2 * 3, 2 + 2 + 4 * 3 + 2 * 100
     alike = _alike(np.array([[0, 1, 2, 3]], dtype=np.int32), network)
 
     once, twice = (plan.fixed_ns for plan in plans.ring_plans(network, alike, 1).values())
 
-    assert once == 3 * launch + 2 * between + inside
-    assert twice == 6 * launch + 3 * between + 3 * inside
+    assert once == 2 * between + inside
+    assert twice == 3 * between + 3 * inside
 
 
-def test_a_member_with_more_peers_far_away_launches_longer() -> None:
-    """Of three members over nodes of two, the last sends to both others over a NIC, which costs a launch more."""
-    network = cluster(nodes=2, gpus=2, nics=1, per_leaf=2)
-    job = LinkCollectives(network=network, layout=Layout(dp=3))
+def test_the_member_with_most_peers_far_away_launches_longest() -> None:
+    """Of 21 members on nodes of 20, the last sends to all others over a NIC, the others to one."""
+    network = cluster(nodes=2, gpus=20, nics=1, per_leaf=2)
+    far, near, latency = 2 + 2, 2, 4 * 3 + 2 * 100
 
-    assert job.ns("all-to-all", "dp", 0) == 2 * (2 + 2) + 4 * 3 + 2 * 100
+    assert (19 * near + far) / 8 < 20 * far / 8 == 10
+    assert LinkCollectives(network=network, layout=Layout(dp=21)).ns("all-to-all", "dp", 0) == 10 + latency
 
 
 @dataclass(frozen=True, kw_only=True)

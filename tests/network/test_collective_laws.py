@@ -167,6 +167,6 @@ def play(steps: int, overhead: list[int], latency: list[int], carried: Fraction)
     members = range(len(overhead))
     free, arrived = [[Fraction(0) for _ in members] for _ in "ab"]
     for _ in range(steps):
-        left = [max(free[m], arrived[m]) + overhead[m] + carried for m in members]
-        free, arrived = left, [left[m - 1] + latency[m - 1] for m in members]
+        left = [max(free[m], arrived[m]) + carried for m in members]
+        free, arrived = left, [left[m - 1] + overhead[m - 1] + latency[m - 1] for m in members]
     return max(arrived)
