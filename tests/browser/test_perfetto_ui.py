@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter as Tally
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from shown_steps import STEPS, step
 
 from pptrace.export import kineto, perfetto
+from pptrace.export.hops import Hops
 from pptrace.model.action import Kind
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.table import Schedule
-from pptrace.sim.policy import Policy, PolicyName
-from pptrace.sim.simulate import simulate
-from pptrace.timeline.counters import in_flight, link_use
 from pptrace.timeline.messages import messages
 from pptrace.timeline.phases import phases
 
@@ -29,16 +25,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-RANKS, UNITS = 12, 16
+ON_RANKS = "category NOT IN ('phase', 'link')"
 FORMATS: dict[str, tuple[Any, str, dict[str, str]]] = {
     "perfetto": (perfetto, "pftrace", {}),
     "perfetto-by-microbatch": (perfetto, "pftrace", {"color": "microbatch"}),
     "kineto": (kineto, "json", {}),
-}
-STEPS = {
-    "async": (PolicyName.ASYNC, Flat(rate_kbps=50_000_000, latency_ns=5_000, overhead_ns=1_000)),
-    "ideal": (PolicyName.ASYNC, Flat()),
-    "blocking": (PolicyName.BLOCKING, Flat(rate_kbps=50_000_000)),
 }
 
 
@@ -50,27 +41,6 @@ class Written:
     path: Path
     timeline: Timeline
     native: bool
-
-
-def one_f_one_b() -> Schedule:
-    rows = []
-    for rank in range(RANKS):
-        early = min(UNITS, RANKS - rank - 1)
-        row = [f"{rank}F{unit}" for unit in range(early)]
-        for unit in range(UNITS - early):
-            row += [f"{rank}F{early + unit}", f"{rank}B{unit}"]
-        rows.append(row + [f"{rank}B{unit}" for unit in range(UNITS - early, UNITS)])
-    return Schedule.from_rows(rows)
-
-
-def step(name: str) -> Timeline:
-    policy, network = STEPS[name]
-    costs = Workload.uniform(
-        RANKS, f_ns=1_000_000, b_ns=2_000_001, boundary_bytes=1 << 24, reduce_ns=700_000, optimizer_ns=50_000
-    )
-    timeline = simulate(one_f_one_b(), costs, network, Policy(name=policy))
-    counters = sorted((*in_flight(timeline), *link_use(timeline)), key=lambda counter: counter.rank)
-    return replace(timeline, counters=tuple(counters), provenance={"version": "0", "schedule": "1f1b"})
 
 
 @pytest.fixture(scope="module", params=[(f, s) for f in FORMATS for s in STEPS], ids="-".join)
@@ -102,7 +72,7 @@ def test_the_counts_are_those_of_the_file(written: Written, perfetto_ui: Any) ->
 
 
 def test_nothing_overlaps_on_a_track(written: Written, perfetto_ui: Any) -> None:
-    ours = "depth = 0" if written.native else "category IN ('kernel', 'gpu_memcpy')"
+    ours = "depth = 0" if written.native else "category IN ('kernel', 'gpu_memcpy', 'link')"
     overlaps = perfetto_ui.query(
         "WITH s AS (SELECT ts, lag(ts + dur) OVER (PARTITION BY track_id ORDER BY ts, dur) AS before"  # noqa: S608 - our words
         f" FROM slice WHERE {ours}) SELECT count() FROM s WHERE ts < before"
@@ -138,25 +108,32 @@ def test_every_typed_field_adds_up(native: Timeline, perfetto_ui: Any) -> None:
         "cause": np.maximum(native.cause, 0),
     }
     sums = ", ".join(f"total(EXTRACT_ARG(arg_set_id, '{name}'))" for name in fields)
-    assert perfetto_ui.query(f"SELECT {sums} FROM slice WHERE category != 'phase'") == [  # noqa: S608 - our names
+    assert perfetto_ui.query(f"SELECT {sums} FROM slice WHERE {ON_RANKS}") == [  # noqa: S608 - our names
         tuple(float(values.sum()) for values in fields.values())
     ]
 
 
 def test_kinds_are_words(native: Timeline, perfetto_ui: Any) -> None:
     found = perfetto_ui.query(
-        "SELECT EXTRACT_ARG(arg_set_id, 'kind') AS kind, count() FROM slice WHERE category != 'phase' GROUP BY 1"
+        f"SELECT EXTRACT_ARG(arg_set_id, 'kind') AS kind, count() FROM slice WHERE {ON_RANKS} GROUP BY 1"  # noqa: S608 - our words
     )
     assert dict(found) == Tally(Kind(int(kind)).name for kind in native.kind)
 
 
 def test_flows_run_forward_in_time_from_producer_to_consumer(native: Timeline, perfetto_ui: Any) -> None:
+    def named(alias: str) -> str:
+        return f"iif({alias}.category = 'link', 'link ', '') || EXTRACT_ARG({alias}.arg_set_id, 'kind')"
+
     hops = perfetto_ui.query(
-        "SELECT EXTRACT_ARG(a.arg_set_id, 'kind'), EXTRACT_ARG(b.arg_set_id, 'kind'), min(b.ts - a.ts) >= 0"
+        f"SELECT {named('a')}, {named('b')}, min(b.ts - a.ts) >= 0"  # noqa: S608 - our words
         " FROM flow f JOIN slice a ON a.id = f.slice_out JOIN slice b ON b.id = f.slice_in GROUP BY 1, 2"
     )
     receives = bool((messages(native).recv >= 0).any())
-    chain = {way: (way, f"SEND_{way}", *([f"RECV_{way}"] if receives else []), way) for way in "FB"}
+    links = native.routes is not None
+    chain = {
+        way: (way, f"SEND_{way}", *[f"link SEND_{way}"] * 2 * links, *[f"RECV_{way}"] * receives, way)
+        for way in "FB"
+    }
     assert set(hops) == {(*hop, 1) for way in "FB" for hop in pairwise(chain[way])}
 
 
@@ -205,11 +182,13 @@ def native_counts(timeline: Timeline) -> dict[str, int]:
     found, parts = messages(timeline), phases(timeline)
     known = np.stack([found.producer, found.send, found.recv, found.consumer]) >= 0
     took = timeline.end_ns - timeline.start_ns
+    hops = Hops.of(timeline)
+    lanes = int((np.diff(timeline.lane_ptr) > 0).sum()) + hops.lane_link.size
     return {
-        "slices": len(timeline) + len(parts),
-        "time": int(took.sum()) + sum(part.end_ns - part.start_ns for part in parts),
-        "slice tracks": int((np.diff(timeline.lane_ptr) > 0).sum()) + len({part.rank for part in parts}),
-        "flows": int(np.maximum(known.sum(axis=0) - 1, 0).sum()),
+        "slices": len(timeline) + len(parts) + len(hops),
+        "time": int(took.sum() + took[hops.row].sum()) + sum(part.end_ns - part.start_ns for part in parts),
+        "slice tracks": lanes + len({part.rank for part in parts}),
+        "flows": int(np.maximum(known.sum(axis=0) - 1, 0).sum()) + len(hops),
         "counter tracks": len(timeline.counters),
         "values": sum(counter.at_ns.size for counter in timeline.counters),
         "sum": sum(int(counter.value.sum()) for counter in timeline.counters),
