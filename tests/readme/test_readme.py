@@ -17,7 +17,7 @@ from pptrace.sim.policy import PolicyName
 if TYPE_CHECKING:
     from pathlib import Path
 
-INSTALL, TOUR, OWN_SCHEDULE, DEVELOP = range(4)
+INSTALL, TOUR, CLUSTER, OWN_SCHEDULE, DEVELOP = range(5)
 SUMMARY, TABLE = range(2)
 SHELL_ONLY = ("python -m venv", ". .venv", "pip install", "pytest")
 """What makes an environment; ``tests/packaging`` and ``.ci/run`` do that as written."""
@@ -112,6 +112,15 @@ def test_the_code_runs(readme: Any, shell: Any, folder: Path) -> None:
 
 
 @pytest.mark.needs_plugins
+def test_the_commands_about_clusters_run(readme: Any, shell: Any, folder: Path) -> None:
+    printed = [shell.run(command, folder) for command in commands(readme, CLUSTER)]
+
+    assert "cluster dgx-h100, 8 nodes of 8" in printed[0]
+    assert "cluster pcie-8gpu, 8 nodes of 8" in printed[1]
+    assert (folder / "cluster.svg").stat().st_size > 0
+
+
+@pytest.mark.needs_plugins
 def test_a_schedule_of_ones_own_runs_as_written(readme: Any, shell: Any, folder: Path) -> None:
     source = readme.of("python")[1]
     (folder / source.split()[1]).write_text(source)
@@ -126,7 +135,7 @@ def test_a_schedule_of_ones_own_runs_as_written(readme: Any, shell: Any, folder:
 def test_every_command_is_one_that_a_test_runs(readme: Any) -> None:
     blocks = readme.of("bash")
 
-    assert len(blocks) == len((INSTALL, TOUR, OWN_SCHEDULE, DEVELOP))
+    assert len(blocks) == len((INSTALL, TOUR, CLUSTER, OWN_SCHEDULE, DEVELOP))
     for number in (INSTALL, DEVELOP):
         rest = [line for line in commands(readme, number) if not line.startswith(SHELL_ONLY)]
         assert rest == ([commands(readme, INSTALL)[-1]] if number == INSTALL else [])
