@@ -19,8 +19,6 @@ from pptrace_networks.parameters import kbps
 from pptrace_networks.rows import ABSENT, hosts, walked
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.request import NetworkRequest
     from pptrace.network.contract import Paths
@@ -40,8 +38,6 @@ class FatTree:
     """All links."""
     shape: Shape
     """The switches."""
-    per_node: int
-    """NICs of a node."""
     endpoints: int
     """Hosts, which are NICs."""
     routing: str
@@ -52,7 +48,7 @@ class FatTree:
         shape, ways = self.shape, self._ways()
         rows = np.arange(src.size * ways)
         a, b = src[rows // ways].astype(np.int64), dst[rows // ways].astype(np.int64)
-        from_leaf, to_leaf = self.leaf(a), self.leaf(b)
+        from_leaf, to_leaf = shape.leaf(a), shape.leaf(b)
         spine, core = self._choice(a, b, rows % ways)
         other, away = a != b, from_leaf != to_leaf
         far = away & (from_leaf // shape.leaves_per_pod != to_leaf // shape.leaves_per_pod)
@@ -65,13 +61,6 @@ class FatTree:
             np.where(other, 2 * b + 1, ABSENT),
         ]
         return walked(self.links, columns, ways=ways)
-
-    def leaf(self, host: Int64s) -> Int64s:
-        """Return the leaf of each host."""
-        shape = self.shape
-        if shape.rails == 1:
-            return host // shape.hosts_per_leaf
-        return host % shape.rails * (shape.leaves // shape.rails) + host // shape.rails // shape.hosts_per_leaf
 
     def _ways(self) -> int:
         shape = self.shape
@@ -128,9 +117,7 @@ def fat_tree(request: NetworkRequest) -> FatTree:
         overhead_ns=overhead,
         flow_rate_kbps=np.full(len(names), min(kbps(given.flow_rate), rate) if given.flow_rate else rate),
     )
-    return FatTree(
-        links=links, shape=shape, per_node=request.per_node, endpoints=request.endpoints, routing=given.routing
-    )
+    return FatTree(links=links, shape=shape, endpoints=request.endpoints, routing=given.routing)
 
 
 def _each(shape: Shape, routing: str) -> int:
@@ -141,12 +128,7 @@ def _each(shape: Shape, routing: str) -> int:
 
 
 def _names(shape: Shape, request: NetworkRequest, routing: str) -> list[tuple[str, str]]:
-    tree_leaf = np.arange(request.endpoints)
-    if shape.rails == 1:
-        at: NDArray[np.int64] = tree_leaf // shape.hosts_per_leaf
-    else:
-        own = tree_leaf // shape.rails // shape.hosts_per_leaf
-        at = tree_leaf % shape.rails * (shape.leaves // shape.rails) + own
+    at = shape.leaf(np.arange(request.endpoints))
     leaves = [_leaf_name(shape, leaf) for leaf in range(shape.leaves)]
     pairs = [(host, leaves[leaf]) for host, leaf in zip(hosts(request), at.tolist(), strict=True)]
     pods = [f"pod{pod}." if shape.pods > 1 else "" for pod in range(shape.pods)]
@@ -175,6 +157,13 @@ def _leaf_name(shape: Shape, leaf: int) -> str:
 
 
 def _scattered(number: Int64s) -> Int64s:
-    """Return a hash of numbers, the same on every machine."""
-    hashed: Int64s = (number % 2_147_483_647 * 48_271 + 11) % 2_147_483_647 * 69_621 % 2_147_483_647
-    return hashed
+    """Return a hash of numbers, the same on every machine, below 2**32.
+
+    A linear hash would keep the flows of regular traffic apart, where a switch's lets them collide. This one is
+    the last step of SplitMix64 (G. L. Steele, D. Lea and C. H. Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014, figure 16; the multipliers are David Stafford's Mix13).
+    """
+    mixed = number.astype(np.uint64) + np.uint64(0x9E37_79B9_7F4A_7C15)
+    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D0_49BB_1331_11EB)
+    return (mixed >> np.uint64(32)).astype(np.int64)

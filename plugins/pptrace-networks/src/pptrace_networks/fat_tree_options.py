@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -12,11 +13,13 @@ from pptrace_networks.figures import INFINIBAND, INFINIBAND_NIC_NS, INFINIBAND_O
 from pptrace_networks.parameters import Bandwidth, Latency, Options, Share
 
 if TYPE_CHECKING:
+    from pptrace.model.columns import Int64s
     from pptrace.model.request import NetworkRequest
 
 __all__ = ["FatTreeOptions", "Shape", "shape_of"]
 
-_Count = Annotated[int, Field(ge=1, le=100_000)]
+_TWO, _THREE, _LARGEST = 2, 3, 100_000
+_Count = Annotated[int, Field(ge=1, le=_LARGEST)]
 
 
 class FatTreeOptions(Options):
@@ -30,7 +33,7 @@ class FatTreeOptions(Options):
     """Share of a port's rate that payload gets."""
     levels: Literal[2, 3] | None = None
     """Levels of switches; as many as the hosts need unless given."""
-    radix: _Count | None = None
+    radix: Annotated[int, Field(ge=2, le=_LARGEST)] | None = None
     """Ports of a switch; the generation's unless given."""
     oversubscription: Annotated[float, Field(ge=1, le=1_000)] = 1
     """Host ports of a leaf over its uplinks."""
@@ -76,40 +79,84 @@ class Shape:
 
     @property
     def cores_per_spine(self) -> int:
-        """Uplinks of a spine; 0 with two levels."""
-        return self.leaves_per_pod if self.levels == 3 else 0  # noqa: PLR2004 - the third level
+        """Uplinks of a spine; 0 where nothing goes above the spines."""
+        return self.leaves_per_pod if self.levels == _THREE and self.pods > 1 else 0
+
+    def leaf(self, host: Int64s) -> Int64s:
+        """Return the leaf of each host: with rails, those of rail 0 come first."""
+        own = host // self.rails // self.hosts_per_leaf
+        return host % self.rails * (self.leaves // self.rails) + own
 
 
 def shape_of(given: FatTreeOptions, request: NetworkRequest) -> Shape:
     """Return the sizes that follow.
 
     Raises:
-        ConfigError: a radix that cannot hold the hosts, with what would.
+        ConfigError: ports that do not suffice for the hosts, with what would.
     """
     radix = given.radix or INFINIBAND[given.generation].radix
-    ratio = given.oversubscription
     rails = request.per_node if given.rails else 1
     hosts = -(-request.endpoints // rails)
-    most = max(min(int(radix * ratio / (1 + ratio)), radix - 1), 1)
-    down = given.hosts_per_leaf or min(most, hosts)
+    down, up = _ports(given, radix, hosts)
     leaves = rails * -(-hosts // down)
-    up = given.spines or max(-int(-down // ratio), 1)
     if leaves == 1 and down <= radix:
-        return Shape(rails=1, hosts_per_leaf=down, leaves=1, spines=1, levels=2, leaves_per_pod=1)
-    if down + up > radix:
-        message = f"{down} NICs and {up} uplinks need {down + up} ports of a leaf, and a switch has {radix}"
-        raise ConfigError(
-            f"{message}: at most {most} NICs fit at oversubscription {ratio:g}", key="hosts_per_leaf"
-        )
-    levels = given.levels or (2 if leaves <= radix else 3)
-    if levels == 2 and leaves > radix:  # noqa: PLR2004 - the second level
-        message = f"{leaves} leaves, and a spine has {radix} ports: two levels hold {radix * down} NICs"
-        raise ConfigError(f"{message} of these {request.endpoints}; write levels: 3", key="radix")
-    pod = leaves if levels == 2 else max(radix // 2, 1)  # noqa: PLR2004 - the second level
-    if levels == 3 and -(-leaves // pod) > radix:  # noqa: PLR2004 - the third level
-        message = f"{-(-leaves // pod)} pods, and a core switch has {radix} ports: three levels hold"
-        raise ConfigError(f"{message} {radix * pod * down} NICs of these {request.endpoints}", key="radix")
-    return Shape(
-        rails=rails, hosts_per_leaf=down, leaves=leaves, spines=up, levels=levels,
-        leaves_per_pod=pod,
-    )  # fmt: skip
+        return Shape(rails=1, hosts_per_leaf=down, leaves=1, spines=1, levels=_TWO, leaves_per_pod=1)
+    _check_leaf(given, radix, down, up)
+    levels = given.levels or (_TWO if leaves <= radix else _THREE)
+    most = _most_leaves(radix, levels)
+    if leaves > most:
+        held = f"hold {most // rails * down * rails} NICs of these {request.endpoints}"
+        if levels == _TWO:
+            message = f"{leaves} leaves, and a spine has {radix} ports: two levels {held}; write levels: 3"
+            raise ConfigError(message, key="cluster.fabric.levels")
+        needed = _radix_for(given, radix, hosts, rails)
+        message = f"{leaves} leaves, and {radix} ports join {most}: three levels {held}; write radix: {needed}"
+        raise ConfigError(message, key="cluster.fabric.radix")
+    pod = leaves if levels == _TWO else radix // 2
+    return Shape(rails=rails, hosts_per_leaf=down, leaves=leaves, spines=up, levels=levels, leaves_per_pod=pod)
+
+
+def _ports(given: FatTreeOptions, radix: int, hosts: int) -> tuple[int, int]:
+    """Return a leaf's ports to hosts and to spines."""
+    ratio = _ratio(given)
+    if given.spines:
+        most = max(min(int(given.spines * ratio), radix - given.spines), 1)
+        return given.hosts_per_leaf or min(most, hosts), given.spines
+    down = given.hosts_per_leaf or min(_most_hosts(radix, ratio), hosts)
+    return down, -int(-down // ratio)
+
+
+def _ratio(given: FatTreeOptions) -> Fraction:
+    """Return the oversubscription as it is written: 38 over 1.9 is 20, and in floating point a little more."""
+    return Fraction(str(given.oversubscription))
+
+
+def _most_hosts(radix: int, ratio: Fraction) -> int:
+    return int(radix * ratio / (1 + ratio))
+
+
+def _most_leaves(radix: int, levels: int) -> int:
+    """Return the leaves that spines of so many ports join, or cores that join pods of half as many."""
+    return radix if levels == _TWO else radix * (radix // 2)
+
+
+def _radix_for(given: FatTreeOptions, radix: int, hosts: int, rails: int) -> int:
+    """Return the fewest ports above ``radix`` with which three levels hold the hosts."""
+    while True:
+        radix += 1
+        down, _ = _ports(given, radix, hosts)
+        if rails * -(-hosts // down) <= _most_leaves(radix, _THREE):
+            return radix
+
+
+def _check_leaf(given: FatTreeOptions, radix: int, down: int, up: int) -> None:
+    if down + up <= radix:
+        return
+    message = f"{down} NICs and {up} uplinks need {down + up} ports of a leaf, and a switch has {radix}"
+    if given.spines and down < radix:
+        raise ConfigError(f"{message}: write spines: {radix - down} or fewer", key="cluster.fabric.spines")
+    most, ratio = _most_hosts(radix, _ratio(given)), given.oversubscription
+    raise ConfigError(
+        f"{message}: at most {most} NICs fit at oversubscription {ratio:g}; write hosts_per_leaf: {most}",
+        key="cluster.fabric.hosts_per_leaf",
+    )

@@ -1,0 +1,93 @@
+"""Pipelines on whole networks: full bisection holds nobody up, and what is narrow does."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from pptrace.api import simulate as simulate_experiment
+from pptrace.config.options import validate_options
+from pptrace.hooks.registry import Registry
+from pptrace.model.request import NetworkRequest, ScheduleRequest
+from pptrace.model.workload import Workload
+from pptrace.sim import simulate as module
+from pptrace.sim.contention import Contention, Sharing
+from pptrace.sim.shared import shared_links
+from pptrace.sim.simulate import simulate
+from pptrace_networks.plugin import pptrace_networks
+
+OFFERS = {offer.name: offer for offer in pptrace_networks()}
+WORKLOAD = Workload.uniform(16, f_ns=1_000_000, b_ns=2_000_000, boundary_bytes=64_000_000)
+
+
+def tree(**options: Any) -> Any:
+    offer = OFFERS["infiniband-fat-tree"]
+    assert offer.options is not None
+    checked = validate_options(offer.options(), {"efficiency": 1.0, "hosts_per_leaf": 4, **options}, "network")
+    return offer.build(NetworkRequest(endpoints=16, options=dict(checked.model_dump())))
+
+
+def one_f_one_b() -> Any:
+    build = Registry.load().schedule("1f1b").offer.build
+    return build(ScheduleRequest(ranks=16, units=24))
+
+
+@pytest.mark.parametrize("routing", ["adaptive", "ecmp-message"])
+def test_a_pipeline_on_full_bisection_runs_as_without_contention(routing: str) -> None:
+    # Half a port for each of the two messages that a rank may send at once; a spine for every host of a leaf.
+    network = tree(flow_rate="25 GB/s", routing=routing, spines=4)
+    free = simulate(one_f_one_b(), WORKLOAD, network, contention=Contention(links=Sharing.NONE))
+
+    with patch.object(module, "shared_links", partial(shared_links, prune=False)):
+        shared = simulate(one_f_one_b(), WORKLOAD, network)
+
+    if routing == "adaptive":
+        assert shared.difference(free) == ""
+    else:  # two messages may take one spine, and only then is a step longer
+        assert int(shared.end_ns.max()) >= int(free.end_ns.max())
+
+
+def test_a_narrow_tree_is_slower_than_a_wide_one() -> None:
+    wide, narrow = (simulate(one_f_one_b(), WORKLOAD, tree(oversubscription=ratio)) for ratio in (1, 4))
+
+    assert int(narrow.end_ns.max()) > int(wide.end_ns.max())
+
+
+def test_pcie_uplinks_are_shared_by_the_hops_that_cross_them() -> None:
+    offer = OFFERS["pcie"]
+    network = offer.build(NetworkRequest(endpoints=16, options={**_defaults("pcie"), "gpus_per_switch": 1}))
+    through_host = offer.build(NetworkRequest(endpoints=16, options={**_defaults("pcie"), "peer_to_peer": False}))
+
+    alone, shared = (simulate(one_f_one_b(), WORKLOAD, one) for one in (network, through_host))
+
+    assert int(shared.end_ns.max()) > int(alone.end_ns.max())
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    offer = OFFERS[name]
+    assert offer.options is not None
+    return dict(validate_options(offer.options(), {}, "network").model_dump())
+
+
+@pytest.mark.parametrize("cluster", ["dgx-a100x4", "dgx-h100x4", "gb200-nvl72", "pcie-8gpux4"])
+def test_every_machine_takes_a_job_of_its_size(cluster: str) -> None:
+    run = simulate_experiment(schedule="1f1b", pp=4, tp=8, microbatches=8, cluster=cluster)
+
+    assert run.traffic is not None
+    assert run.traffic.paths.rate_kbps.min() > 0
+    assert (np.diff(run.traffic.paths.route_ptr) >= 2).all()
+
+
+@pytest.mark.parametrize("name", ["baseline", "slow-nw-fast-cp", "fast-nw-slow-cp"])
+def test_the_papers_systems_run_its_model(name: str) -> None:
+    model = {"layers": 128, "hidden": 4096, "heads": 64, "ffn": 16384, "vocabulary": 51200}
+
+    run = simulate_experiment(
+        schedule="gpipe", pp=8, microbatches=8, sequence=4096, cluster=f"{name}x8", model=model
+    )
+
+    assert run.metrics.step_ns > 0
