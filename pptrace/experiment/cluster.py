@@ -154,7 +154,7 @@ def _nodes(
     if given is None:
         return fits, "derived: as many as the job needs"
     here = f"{given} nodes of {gpus} GPUs are {given * gpus}"
-    key = "cluster.nodes" if section.nodes is not None else "cluster"
+    key = "cluster.nodes" if section.nodes is not None else "cluster.preset"
     if layout.gpus > given * gpus:
         raise resolved.error(key, f"{sizes} need {layout.gpus} GPUs, and {here}: {fits} nodes hold them")
     if layout.gpus < given * gpus and not section.spare:
