@@ -160,10 +160,11 @@ def _scattered(number: Int64s) -> Int64s:
     """Return a hash of numbers, the same on every machine, below 2**32.
 
     A linear hash would keep the flows of regular traffic apart, where a switch's lets them collide. This one is
-    the last step of SplitMix64 (G. L. Steele, D. Lea and C. H. Flood, "Fast splittable pseudorandom number
-    generators", OOPSLA 2014, figure 16; the multipliers are David Stafford's Mix13).
+    the upper half of SplitMix64 (G. L. Steele, D. Lea and C. H. Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014) with the number as its state.
     """
     mixed = number.astype(np.uint64) + np.uint64(0x9E37_79B9_7F4A_7C15)
     mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58_476D_1CE4_E5B9)
     mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D0_49BB_1331_11EB)
+    mixed ^= mixed >> np.uint64(31)
     return (mixed >> np.uint64(32)).astype(np.int64)
