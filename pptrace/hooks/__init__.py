@@ -2,6 +2,7 @@
 
 from pptrace.hooks.offers import (
     API,
+    ClusterOffer,
     CostModelOffer,
     DeviceOffer,
     ExporterOffer,
@@ -14,6 +15,7 @@ from pptrace.hooks.specs import hookimpl
 
 __all__ = [
     "API",
+    "ClusterOffer",
     "CostModelOffer",
     "DeviceOffer",
     "ExporterOffer",

@@ -253,6 +253,26 @@ def test_without_rails_the_nics_of_a_node_are_at_one_leaf() -> None:
     ]
 
 
+def test_ways_take_every_spine_once() -> None:
+    network = tree(64, hosts_per_leaf=16, spines=4, routing="ecmp-message")
+
+    assert [way[1] for way in routes(network, 0, 16)] == [f"leaf0>spine{spine}" for spine in range(4)]
+
+
+def test_static_hashing_is_even_and_always_the_same() -> None:
+    one, other = (tree(128, hosts_per_leaf=16, spines=8, routing="ecmp") for _ in range(2))
+    src = np.repeat(np.arange(16, dtype=np.int32), 112)
+    dst = np.tile(np.arange(16, 128, dtype=np.int32), 16)
+
+    paths, again = one.paths(src, dst), other.paths(src[::-1].copy(), dst[::-1].copy())
+
+    spine = paths.link.reshape(-1, 4)[:, 1]
+    assert np.array_equal(spine, again.link.reshape(-1, 4)[::-1, 1])
+    counts = np.unique(spine, return_counts=True)[1]
+    assert counts.size == 8
+    assert counts.min() > 0.8 * counts.mean()
+
+
 def test_one_pod_has_no_cores() -> None:
     network = tree(8, radix=8, levels=3, routing="ecmp-message")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -37,7 +37,7 @@ class PcieOptions(Options):
     latency: Latency = PCIE_LATENCY_NS
     """Wire latency between two devices; once more through the host's memory."""
     overhead: Latency = PCIE_OVERHEAD_NS
-    """What a message costs before its bytes."""
+    """What a message between GPUs costs before its bytes; one that goes on into a fabric pays the fabric's."""
     flow_rate: Bandwidth | None = None
     """What one message gets at most; the whole link unless given."""
 
@@ -53,6 +53,8 @@ class PcieTree:
 
     links: Links
     """Out and in of each device, then up and down of each switch."""
+    gpus: int
+    """Devices that are GPUs; the others are NICs."""
     switch: Int64s
     """The switch of each device."""
     direct: bool
@@ -63,12 +65,14 @@ class PcieTree:
         a, b, first = self.switch[src], self.switch[dst], 2 * self.switch.size
         other = src != dst
         over = other & ((a != b) | (not self.direct))
-        return walked(self.links, [
+        paths = walked(self.links, [
             np.where(other, 2 * src, ABSENT),
             np.where(over, first + 2 * a, ABSENT),
             np.where(over, first + 2 * b + 1, ABSENT),
             np.where(other, 2 * dst + 1, ABSENT),
         ])  # fmt: skip
+        both = (src < self.gpus) & (dst < self.gpus)
+        return replace(paths, overhead_ns=np.where(both, paths.overhead_ns, 0))
 
 
 def pcie(request: NetworkRequest) -> PcieTree:
@@ -95,6 +99,7 @@ def pcie(request: NetworkRequest) -> PcieTree:
             overhead_ns=overhead,
             flow_rate_kbps=np.full(len(names), min(kbps(given.flow_rate), rate) if given.flow_rate else 0),
         ),
+        gpus=gpus,
         switch=switch,
         direct=given.peer_to_peer,
     )

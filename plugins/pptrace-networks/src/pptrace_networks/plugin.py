@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from pptrace.hooks.offers import ClusterOffer
+    from pptrace.hooks import ClusterOffer
     from pptrace.model.request import NetworkRequest
     from pptrace.network.contract import Network
 
