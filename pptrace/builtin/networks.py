@@ -39,5 +39,5 @@ def hockney(request: NetworkRequest) -> Flat:
     options = request.options
     rate = int(options["bandwidth"]) // 1000
     if rate < 1:
-        raise ConfigError("the smallest bandwidth is 1 kB/s", key="network.bandwidth")
+        raise ConfigError("the smallest bandwidth is 1 kB/s", key="bandwidth")
     return Flat(rate_kbps=rate, latency_ns=int(options["latency"]), overhead_ns=int(options["overhead"]))

@@ -31,6 +31,7 @@ def command() -> None:
     sections: dict[str, Mapping[str, Provided[Any]]] = {
         "schedule": registry.schedules,
         "network": registry.networks,
+        "cluster": registry.clusters,
         "costs": registry.cost_models,
         "model": registry.models,
         "device": registry.devices,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel
 
 from pptrace.config.places import KeyPath, Place, Places, key_text, place_of
+from pptrace.config.quantity import QUANTITY_ERRORS
 from pptrace.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def shown(value: object) -> str:
 
 
 def _message(errors: Sequence[ErrorDetails], model: type[BaseModel], path: KeyPath) -> str:
-    error = errors[0]
+    error = next((one for one in errors if one["type"] in QUANTITY_ERRORS), errors[0])
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
@@ -131,7 +132,7 @@ def _message(errors: Sequence[ErrorDetails], model: type[BaseModel], path: KeyPa
         case "value_error" | "assertion_error":
             return _one_line(str(context.get("error", error["msg"])))
     expected = [_EXPECTED[one["type"]](one.get("ctx", {})) for one in errors if one["type"] in _EXPECTED]
-    if not expected:
+    if not expected or error["type"] in QUANTITY_ERRORS:
         return _one_line(_lower_first(error["msg"]))
     return f"must be {' or '.join(dict.fromkeys(expected))}, not {shown(error['input'])}{_quotes(errors)}"
 

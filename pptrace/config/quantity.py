@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BARE_NUMBER",
+    "QUANTITY_ERRORS",
     "Dimension",
     "Duration",
     "Flops",
@@ -39,6 +40,9 @@ __all__ = [
 
 BARE_NUMBER = "bare_number"
 """Pydantic's error type of a number without a unit, which only presets may hold."""
+
+QUANTITY_ERRORS = (BARE_NUMBER, "quantity")
+"""Pydantic's error types of what cannot be read as a quantity."""
 
 _NUMBER = r"([0-9]{1,24}(?:\.[0-9]{1,24})?(?:[eE][+-]?[0-9]{1,2})?)"
 _LARGEST = 2**62
@@ -128,7 +132,7 @@ class Dimension:
         try:
             return self.parse(value)
         except ConfigError as error:
-            kind = BARE_NUMBER if bare else "quantity"
+            kind = QUANTITY_ERRORS[not bare]
             raise PydanticCustomError(kind, "{reason}", {"reason": error.message}) from None
 
     def _whole(self, exact: Fraction, text: str) -> int:

@@ -48,6 +48,11 @@ def json_schema(
         }
         known = sorted({*names.get(section, ()), *(models if headline == "name" else ())})
         long_form = _long_form(section, _definition(top["properties"][section], definitions), known, models)
+        if section == "cluster":
+            networks = dict.fromkeys(names.get("network", ())) | plugin_models.get("network", {})
+            _name_parts(long_form, definitions["NetworkPart"], {
+                name: _definition(refs[model], definitions) if model else None for name, model in networks.items()
+            })  # fmt: skip
         top["properties"][section] = _either(section, top["properties"][section], known, long_form)
     used: Schema = _tidy({**top, "$defs": _used(top, definitions)})
     return {"$schema": _DIALECT, "title": "pptrace experiment", **used}
@@ -74,8 +79,22 @@ def _either(section: str, said: Schema, known: Sequence[str], long_form: Schema)
 def _name(section: str, known: Sequence[str]) -> Schema:
     if not known:
         return {"type": "string"}
+    if section == "cluster":
+        presets = "|".join(re.escape(name) for name in known)
+        return {"type": "string", "pattern": f"^({presets})(x[1-9][0-9]*)?$", "examples": list(known)}
     listed = {"enum": list(known)}
     return {"anyOf": [listed, _IS_FILE]} if section == "schedule" else listed
+
+
+def _name_parts(cluster: Schema, own: Schema, networks: Mapping[str, Schema | None]) -> None:
+    """Let a cluster's parts take the options of the networks; a part without a name is its preset's."""
+    if not networks:
+        return
+    forms = [_option_form("network", own, name, model) for name, model in sorted(networks.items())]
+    for part in ("node", "fabric"):
+        described = cluster["properties"][part]["description"]
+        unnamed = {**own, "not": {"required": ["name"]}}
+        cluster["properties"][part] = {"description": described, "anyOf": [unnamed, *forms]}
 
 
 def _long_form(section: str, own: Schema, known: Sequence[str], models: Mapping[str, Schema]) -> Schema:

@@ -180,7 +180,7 @@ def _part(
     model = use(provided).options
     checked, plain = resolved.part(key, model() if model else None, options)
     values[part] = {"name": name, **plain}
-    with placed(resolved, key):
+    with placed(resolved, key, options=True):
         try:
             return build_network(
                 provided,

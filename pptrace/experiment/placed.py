@@ -20,8 +20,13 @@ __all__ = ["located", "placed"]
 
 
 @contextmanager
-def placed(resolved: Resolved, key: str) -> Iterator[None]:
+def placed(resolved: Resolved, key: str, *, options: bool = False) -> Iterator[None]:
     """Run a block on behalf of what stands under ``key``, the place of errors that name no other key.
+
+    Args:
+        resolved: the configuration.
+        key: whose block this is.
+        options: whether errors name an option under ``key``, as those of networks do, and not a whole key.
 
     Raises:
         ConfigError: as the block raised it, with its place.
@@ -33,7 +38,8 @@ def placed(resolved: Resolved, key: str) -> Iterator[None]:
     except ConfigError as error:
         if error.file or error.line:
             raise
-        raise _at(resolved, error.key or key, error.message) from error
+        own = f"{key}.{error.key}" if options and error.key else error.key
+        raise _at(resolved, own or key, error.message) from error
     except ConstraintError as error:
         if error.file or error.line:
             raise

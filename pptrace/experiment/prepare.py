@@ -147,7 +147,7 @@ def _network(work: Assembly) -> Network:
     offer = work.uses(provided)
     options = work.options("network", offer.options)
     ranks = work.experiment.parallel.pp or 1
-    with placed(work.resolved, "network"):
+    with placed(work.resolved, "network", options=True):
         return build_network(provided, NetworkRequest(endpoints=ranks, options=options))
 
 

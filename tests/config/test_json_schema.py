@@ -44,7 +44,13 @@ MODELS: dict[str, dict[str, type[BaseModel]]] = {
     "schedule": {"zb": ZeroBubble},
     "device": {"roofline": Chip},
 }
-NAMES = {"network": ["hockney", "ideal"], "schedule": ["1f1b", "zb"], "device": ["h100"], "costs": ["unit"]}
+NAMES = {
+    "network": ["hockney", "ideal"],
+    "cluster": ["dgx"],
+    "schedule": ["1f1b", "zb"],
+    "device": ["h100"],
+    "costs": ["unit"],
+}
 
 VALID = [
     "{schedule: 1f1b, parallel: {pp: 8}, batch: {microbatches: 32}}",
@@ -55,6 +61,9 @@ VALID = [
     "{schedule: table.csv, device: {preset: h100, memory: 80 GiB}, costs: unit}",
     "{schedule: table.csv, device: {memory: 80 GiB}, costs: {name: unit}}",
     "{schedule: zb, network: {name: hockney, bandwidth: 1e3 MB/s, tiers: {level: 2}}}",
+    "{schedule: 1f1b, cluster: dgxx32}",
+    "{schedule: 1f1b, cluster: {preset: dgx, nodes: 2, node: {efficiency: 0.5}}}",
+    "{schedule: 1f1b, cluster: {preset: dgx, fabric: {name: hockney, bandwidth: 1 GB/s}}}",
 ]
 INVALID_ALWAYS = [
     "{parallel: {pp: 8}}",
@@ -80,6 +89,10 @@ INVALID_WITH_PLUGINS = [
     "{schedule: zb, device: {memory: 80}}",
     "{schedule: zb, device: {preset: h200}}",
     "{schedule: zb, device: {}}",
+    "{schedule: zb, cluster: dgxx0}",
+    "{schedule: zb, cluster: dgy}",
+    "{schedule: zb, cluster: {preset: dgx, fabric: {name: hockey}}}",
+    "{schedule: zb, cluster: {preset: dgx, node: {name: hockney, bandwith: 1 GB/s}}}",
 ]
 
 

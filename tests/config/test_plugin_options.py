@@ -26,6 +26,7 @@ class Device(BaseModel):
     memory: Size = Field(description="Memory of one device.")
     peak: Flops
     link: Rate | None = None
+    message: Size | list[Size] = 0
     launch: Duration = 3000
     efficiency: Rates = Rates()
     split: tuple[int, ...] | int | None = None
@@ -98,6 +99,8 @@ def test_a_section_that_nobody_wrote_takes_defaults() -> None:
         ({"memory": "80 Gib"}, "device.memory: unknown unit 'Gib' (did you mean 'GiB'?)"),
         ({"launch": 1.5}, "device.launch: 1.5 has no unit"),
         ({"launch": True}, "device.launch: must be a time in text"),
+        ({"message": 0}, "device.message: 0 has no unit; write a size as"),
+        ({"message": "3 parsecs"}, "device.message: unknown unit 'parsecs'; write a size as"),
         ({"efficiency": {"matmul": 0}}, "device.efficiency.matmul: must be above 0, not 0"),
         ({"efficiency": {"matmul": "0.5"}}, "matmul: must be a number, not '0.5'; remove the quotes"),
         ({"efficiency": {"matmull": 1}}, "device.efficiency.matmull: unknown key (did you mean 'matmul'?"),

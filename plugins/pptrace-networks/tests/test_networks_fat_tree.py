@@ -1,4 +1,4 @@
-"""A fat-tree's sizes, latencies, hash, ways, rails and pods, and the fabrics that no switch holds."""
+"""A fat-tree's latencies, routes, hash, ways, rails and pods."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pptrace.config.options import validate_options
-from pptrace.errors import ConfigError
 from pptrace.hooks import NetworkOffer
 from pptrace.model.request import NetworkRequest
 from pptrace.testing import assert_valid_network
@@ -128,51 +125,6 @@ def test_rails_and_incomplete_leaves_keep_the_laws(routing: str) -> None:
     assert_valid_network(OFFER, endpoints=(1, 3, 14, 23), per_node=3, options=options)
 
 
-@pytest.mark.parametrize(
-    ("endpoints", "options", "sizes"),
-    [
-        (2048, {}, (32, 64, 32, 2)),
-        (2049, {}, (32, 65, 32, 3)),
-        (800, {"generation": "hdr", "oversubscription": 4}, (32, 25, 8, 2)),
-        (200, {"radix": 58, "oversubscription": 1.9}, (38, 6, 20, 2)),
-        (200, {"spines": 8, "oversubscription": 4}, (32, 7, 8, 2)),
-        (200, {"spines": 40}, (24, 9, 40, 2)),
-        (10, {}, (10, 1, 1, 2)),
-        (64, {"hosts_per_leaf": 64}, (64, 1, 1, 2)),
-    ],
-)
-def test_sizes_follow_from_radix_and_oversubscription(
-    endpoints: int, options: dict[str, Any], sizes: tuple[int, ...]
-) -> None:
-    shape = tree(endpoints, **options).shape
-
-    assert (shape.hosts_per_leaf, shape.leaves, shape.spines, shape.levels) == sizes
-
-
-@given(
-    radix=st.integers(min_value=2, max_value=200),
-    hundredths=st.integers(min_value=100, max_value=2_000),
-    hosts=st.integers(min_value=2, max_value=300),
-)
-@settings(max_examples=200, deadline=None)
-def test_no_switch_has_more_links_than_ports_and_no_leaf_too_few_uplinks(
-    radix: int, hundredths: int, hosts: int
-) -> None:
-    ratio = hundredths / 100
-    try:
-        shape = tree(hosts, radix=radix, oversubscription=ratio).shape
-    except ConfigError as refused:
-        assert refused.key == "cluster.fabric.radix"  # noqa: PT017 - whether it is refused depends on the sizes
-        return
-
-    assert hosts <= shape.leaves * shape.hosts_per_leaf < hosts + shape.hosts_per_leaf
-    if shape.leaves > 1:
-        assert shape.hosts_per_leaf + shape.spines <= radix
-        assert (shape.spines - 1) * hundredths < shape.hosts_per_leaf * 100 <= shape.spines * hundredths
-        assert shape.leaves_per_pod + shape.cores_per_spine <= radix
-        assert shape.pods <= radix
-
-
 def test_a_pairs_spine_and_core_are_those_of_the_published_hash() -> None:
     network = tree(64, radix=8, levels=3, routing="ecmp")
 
@@ -278,56 +230,3 @@ def test_one_pod_has_no_cores() -> None:
 
     assert not any("core" in name for name in network.links.name)
     assert len(routes(network, 0, 7)) == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "key", "message"),
-    [
-        ({"radix": 8, "levels": 2}, "levels", "two levels hold 32 NICs of these 64; write levels: 3"),
-        ({"radix": 4}, "radix", "three levels hold 16 NICs of these 64; write radix: 8"),
-        ({"radix": 4, "oversubscription": 3}, "radix", "three levels hold 24 NICs of these 64; write radix: 6"),
-        ({"hosts_per_leaf": 40}, "hosts_per_leaf", "80 ports of a leaf, and a switch has 64"),
-        ({"hosts_per_leaf": 40}, "hosts_per_leaf", "at oversubscription 1; write hosts_per_leaf: 32"),
-        ({"hosts_per_leaf": 40, "spines": 30}, "spines", "write spines: 24 or fewer"),
-        ({"spines": 64}, "spines", "write spines: 63 or fewer"),
-        ({"radix": 8, "hosts_per_leaf": 9, "spines": 1}, "hosts_per_leaf", "write hosts_per_leaf: 4"),
-    ],
-)
-def test_a_fabric_that_its_ports_cannot_hold_names_the_option_and_what_would(
-    options: dict[str, Any], key: str, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message) as refused:
-        tree(64, **options)
-
-    assert refused.value.key == f"cluster.fabric.{key}"
-
-
-def test_rails_that_the_ports_cannot_hold_count_whole_rails() -> None:
-    with pytest.raises(ConfigError, match="two levels hold 6 NICs of these 18; write levels: 3"):
-        tree(18, per_node=3, rails=True, radix=4, levels=2)
-
-
-@pytest.mark.parametrize("radix", [4, 5, 6, 9])
-def test_the_radix_that_is_advised_is_the_least_that_holds_the_hosts(radix: int) -> None:
-    with pytest.raises(ConfigError) as refused:
-        tree(500, radix=radix)
-    advised = int(str(refused.value).rsplit(" ", 1)[1])
-
-    tree(500, radix=advised)
-    with pytest.raises(ConfigError):
-        tree(500, radix=advised - 1)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"generation": "fdr"}, {"oversubscription": 0.5}, {"routing": "random"}, {"levels": 4}, {"radix": 1},
-        {"hosts_per_leaf": 0}, {"spines": 0}, {"bandwidth": "0 GB/s"}, {"efficiency": 1.1},
-        {"switch_latency": "-1 ns"}, {"rails": "yes"}, {"spine": 3},
-    ],
-)  # fmt: skip
-def test_an_option_that_cannot_be_is_refused_by_name(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as refused:
-        tree(8, **options)
-
-    assert refused.value.key == next(iter(options))

@@ -108,10 +108,10 @@ def shape_of(given: FatTreeOptions, request: NetworkRequest) -> Shape:
         held = f"hold {most // rails * down * rails} NICs of these {request.endpoints}"
         if levels == _TWO:
             message = f"{leaves} leaves, and a spine has {radix} ports: two levels {held}; write levels: 3"
-            raise ConfigError(message, key="cluster.fabric.levels")
+            raise ConfigError(message, key="levels")
         needed = _radix_for(given, radix, hosts, rails)
         message = f"{leaves} leaves, and {radix} ports join {most}: three levels {held}; write radix: {needed}"
-        raise ConfigError(message, key="cluster.fabric.radix")
+        raise ConfigError(message, key="radix")
     pod = leaves if levels == _TWO else radix // 2
     return Shape(rails=rails, hosts_per_leaf=down, leaves=leaves, spines=up, levels=levels, leaves_per_pod=pod)
 
@@ -154,9 +154,9 @@ def _check_leaf(given: FatTreeOptions, radix: int, down: int, up: int) -> None:
         return
     message = f"{down} NICs and {up} uplinks need {down + up} ports of a leaf, and a switch has {radix}"
     if given.spines and down < radix:
-        raise ConfigError(f"{message}: write spines: {radix - down} or fewer", key="cluster.fabric.spines")
+        raise ConfigError(f"{message}: write spines: {radix - down} or fewer", key="spines")
     most, ratio = _most_hosts(radix, _ratio(given)), given.oversubscription
     raise ConfigError(
         f"{message}: at most {most} NICs fit at oversubscription {ratio:g}; write hosts_per_leaf: {most}",
-        key="cluster.fabric.hosts_per_leaf",
+        key="hosts_per_leaf",
     )
