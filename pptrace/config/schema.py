@@ -49,10 +49,12 @@ def json_schema(
         known = sorted({*names.get(section, ()), *(models if headline == "name" else ())})
         long_form = _long_form(section, _definition(top["properties"][section], definitions), known, models)
         if section == "cluster":
-            networks = dict.fromkeys(names.get("network", ())) | plugin_models.get("network", {})
-            _name_parts(long_form, definitions["NetworkPart"], {
-                name: _definition(refs[model], definitions) if model else None for name, model in networks.items()
-            })  # fmt: skip
+            own = plugin_models.get("network", {})
+            networks = {
+                name: _definition(refs[own[name]], definitions) if name in own else None
+                for name in names.get("network", ())
+            }
+            _name_parts(long_form, definitions["NetworkPart"], networks)
         top["properties"][section] = _either(section, top["properties"][section], known, long_form)
     used: Schema = _tidy({**top, "$defs": _used(top, definitions)})
     return {"$schema": _DIALECT, "title": "pptrace experiment", **used}
