@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.errors import ScheduleError
 from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.cluster import layout_of, on_cluster
 from pptrace.experiment.costs import build_costs, cost_model, cost_request, with_reduction
@@ -86,12 +85,14 @@ def prepare(resolved: Resolved, registry: Registry) -> Prepared:
     workload = build_costs(work, costs, asked)
     request = _schedule_request(work, workload, network)
     if table is None:
-        table = _build_schedule(work, request)
+        table, request = _build_schedule(work, request)
         work.resolved = _with_chunks(work.resolved, table)
     placement = table.placement
     edges = tuple((int(low), int(high)) for low, high in placement.edges)
     if (table.stages, edges) != (asked.stages, _chain(asked.stages)):
         workload = build_costs(work, costs, replace(asked, stages=table.stages, edges=edges))
+    if table.units > request.units:
+        workload = workload.cut(table.units // request.units)
     return Prepared(
         resolved=work.resolved, schedule=table, request=request, workload=workload, network=network,
         policy=_policy(work.experiment), contention=_contention(work.experiment), job=job,
@@ -176,18 +177,15 @@ def _schedule_request(work: Assembly, workload: Workload, network: Network) -> S
     )  # fmt: skip
 
 
-def _build_schedule(work: Assembly, request: ScheduleRequest) -> Schedule:
+def _build_schedule(work: Assembly, request: ScheduleRequest) -> tuple[Schedule, ScheduleRequest]:
+    """Return the table, and the request with the schedule's options."""
     with placed(work.resolved, "schedule"):
         provided = work.registry.schedule(work.experiment.schedule.name)
     offer = work.uses(provided)
-    options = work.options("schedule", offer.options)
+    request = replace(request, options=work.options("schedule", offer.options))
     with placed(work.resolved, "schedule"):
-        schedule = build_schedule(provided, replace(request, options=options))
-    if schedule.units > request.units:
-        raise ScheduleError(
-            f"schedule {offer.name} made {schedule.units} microbatches where {request.units} were asked for"
-        )
-    return schedule
+        schedule = build_schedule(provided, request)
+    return schedule, request
 
 
 def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:

@@ -117,11 +117,11 @@ def _closed_forms(run: Run) -> dict[str, Any] | None:
     if choice.kind == "table":
         return None
     offer, request = run.registry.schedule(choice.name).offer, run.prepared.request
-    if offer.bubble is None and offer.peak_activations is None:
+    bubble = offer.bubble(request) if offer.bubble else None
+    peaks = offer.peak_activations(request) if offer.peak_activations else None
+    if bubble is None and peaks is None:
         return None
     return {
-        "bubble": float(offer.bubble(request)) if offer.bubble else None,
-        "peak_activations": [float(p) for p in offer.peak_activations(request)]
-        if offer.peak_activations
-        else None,
+        "bubble": None if bubble is None else float(bubble),
+        "peak_activations": None if peaks is None else [float(peak) for peak in peaks],
     }

@@ -44,8 +44,10 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
     if table.ranks != request.ranks:
         message = f"has {table.ranks} ranks where {request.ranks} were asked for"
         raise plugin_error(provider, f"the table of schedule {offer.name!r} {message}")
-    if table.units < request.units:
-        message = f"has {table.units} microbatches where {request.units} were asked for"
+    parts = call_plugin(provider, offer.parts, request) if offer.parts else 1
+    if table.units != request.units * parts:
+        cut = f" of {parts} parts" if parts > 1 else ""
+        message = f"has {table.units} microbatches where {request.units}{cut} were asked for"
         raise plugin_error(provider, f"the table of schedule {offer.name!r} {message}")
     return table
 

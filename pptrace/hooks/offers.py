@@ -51,10 +51,14 @@ class ScheduleOffer:
     """Returns the parameter model of its options; called on first use."""
     check: Callable[[ScheduleRequest], None] | None = None
     """Raises :class:`~pptrace.errors.ConstraintError` for sizes that it cannot take."""
-    bubble: Callable[[ScheduleRequest], Fraction] | None = None
-    """Closed form of idle over ranks times length, where backward takes twice forward."""
-    peak_activations: Callable[[ScheduleRequest], Sequence[Fraction]] | None = None
-    """Closed form, per rank, of the most activations held, in units of one stage's of one unit."""
+    bubble: Callable[[ScheduleRequest], Fraction | None] | None = None
+    """Closed form of idle over ranks times length, where backward takes twice forward; None where unknown."""
+    bubble_is_exact: bool = True
+    """Whether tables have this very bubble; false for a paper's formula that they only come near."""
+    peak_activations: Callable[[ScheduleRequest], Sequence[Fraction] | None] | None = None
+    """Closed form, per rank, of the most activations held, in units of one stage's of one unit; None where unknown."""
+    parts: Callable[[ScheduleRequest], int] | None = None
+    """Into how many units it cuts each microbatch, all alike; 1 unless given."""
     constraints: str = ""
     """The sizes that it takes, one sentence."""
     source: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,13 @@ _PER_STAGE = (
     "optimizer_bytes",
     "reduce_ns",
     "optimizer_ns",
+)
+_PER_UNIT = (
+    *_PER_STAGE[:10],
+    "boundary_bytes",
+    "offload_ns",
+    "reload_ns",
+    "recompute_ns",
 )
 _OPTIONAL = ("offload_ns", "reload_ns", "recompute_ns", "unshard_ns")
 _WHOLE = ("reserved_bytes", "capacity_bytes", "tokens", "model_flops", "peak_flops", "unit_time_ns")
@@ -153,6 +160,14 @@ class Workload:
     def stages(self) -> int:
         """Number of stages."""
         return int(self.f_ns.size)
+
+    def cut(self, parts: int) -> Workload:
+        """Return the costs of units that are each one of ``parts`` equal parts of this workload's units.
+
+        >>> Workload.uniform(stages=1, f_ns=4, b_ns=8).cut(2).b_ns.tolist()
+        [4]
+        """
+        return replace(self, **{name: getattr(self, name) // parts for name in _PER_UNIT})
 
     @property
     def static_bytes(self) -> Int64s:

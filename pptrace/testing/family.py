@@ -55,7 +55,8 @@ def assert_schedule_family(
       ``constraints`` says so in words; or its table is valid. At least one size is taken.
     - Two builds of a size are equal.
     - ``bubble`` and ``peak_activations``, where offered, equal the table's figures, as exact
-      fractions: with a forward of 1, a backward of 2, and messages that take no time.
+      fractions: with a forward of 1, a backward of 2, and messages that take no time. A bubble that is
+      not offered as exact is only a share.
     - The time to generate a table grows about as the table does (unless ``growth`` is false).
 
     Raises:
@@ -108,19 +109,19 @@ def _assert_repeatable(provided: Provided[ScheduleOffer], request: ScheduleReque
 
 def _assert_closed_forms(provided: Provided[ScheduleOffer], request: ScheduleRequest, schedule: Schedule) -> None:
     offer, provider = provided.offer, provided.provider
-    if offer.bubble is None and offer.peak_activations is None:
+    bubble = call_plugin(provider, offer.bubble, request) if offer.bubble else None
+    peaks = call_plugin(provider, offer.peak_activations, request) if offer.peak_activations else None
+    if bubble is None and peaks is None:
         return
     counted = count(schedule)
-    if offer.bubble is not None:
-        stated = call_plugin(provider, offer.bubble, request)
-        if stated != counted.bubble:
-            raise _broken(offer, request, f"bubble is stated as {stated} and the table's is {counted.bubble}")
-    if offer.peak_activations is not None:
-        stated_peaks = list(call_plugin(provider, offer.peak_activations, request))
-        if stated_peaks != list(counted.peak_activations):
-            stated_text, counted_text = _listed(stated_peaks), _listed(counted.peak_activations)
-            message = f"peak activations are stated as {stated_text} and the table's are {counted_text}"
-            raise _broken(offer, request, message)
+    if bubble is not None and not 0 <= bubble < 1:
+        raise _broken(offer, request, f"bubble is stated as {bubble}: a share of the step, from 0 and below 1")
+    if bubble is not None and offer.bubble_is_exact and bubble != counted.bubble:
+        raise _broken(offer, request, f"bubble is stated as {bubble} and the table's is {counted.bubble}")
+    if peaks is not None and list(peaks) != list(counted.peak_activations):
+        stated_text, counted_text = _listed(peaks), _listed(counted.peak_activations)
+        message = f"peak activations are stated as {stated_text} and the table's are {counted_text}"
+        raise _broken(offer, request, message)
 
 
 def _broken(offer: ScheduleOffer, request: ScheduleRequest, what: str) -> AssertionError:

@@ -21,6 +21,7 @@ LAYERS = (
     {"export", "builtin", "show"},
     {"hooks"},
     {"experiment"},
+    {"study"},
     {"api", "testing"},
     {"cli"},
 )

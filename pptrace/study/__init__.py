@@ -1,0 +1,1 @@
+"""Studies: many simulated steps set side by side."""
