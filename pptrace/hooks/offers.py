@@ -56,7 +56,7 @@ class ScheduleOffer:
     bubble_is_exact: bool = True
     """Whether tables have this very bubble; false for a paper's formula that they only come near."""
     peak_activations: Callable[[ScheduleRequest], Sequence[Fraction] | None] | None = None
-    """Closed form, per rank, of the most activations held, in units of one stage's of one unit; None where unknown."""
+    """Closed form, per rank, of the most activations held, in units of one stage's of one unit; None likewise."""
     parts: Callable[[ScheduleRequest], int] | None = None
     """Into how many units it cuts each microbatch, all alike; 1 unless given."""
     constraints: str = ""
