@@ -14,7 +14,7 @@ from pptrace.config.places import KeyPath, Place, Places, key_text, record
 from pptrace.config.yaml_file import parse_value
 from pptrace.errors import ConfigError, nearest
 
-__all__ = ["FLAGS", "Assignment", "assignments", "overlaid"]
+__all__ = ["FLAGS", "Assignment", "assignment", "assignments", "overlaid"]
 
 FLAGS: Mapping[str, str] = {
     "schedule": "schedule",
@@ -68,6 +68,23 @@ def assignments(sets: Sequence[str], flags: Mapping[str, Any]) -> list[Assignmen
     return [_lengthened(one) for one in found]
 
 
+def assignment(key: str, text: str, source: str) -> Assignment:
+    """Return what sets a key, a flag's name or a key path, to a value written as YAML.
+
+    Args:
+        key: such as ``pp``, ``network.bandwidth`` or ``p2p``.
+        text: the value; nothing, or ``null``, takes the key away.
+        source: the part of the command line that says so, for errors.
+
+    Raises:
+        ConfigError: no key path, or broken YAML.
+    """
+    path = _path(FLAGS.get(key, key))
+    if path is None:
+        raise ConfigError(f"{_brief(key)!r} is no key: write one such as network.bandwidth", file=source)
+    return _lengthened(Assignment(path=path, value=parse_value(text, source), place=Place(source=source)))
+
+
 def overlaid(
     value: Mapping[str, Any] | None, places: Places, over: Sequence[Assignment]
 ) -> tuple[dict[str, Any], dict[str, Place]]:
@@ -89,7 +106,10 @@ def overlaid(
     _drop_superseded(tree, noted, over)
     for one in over:
         _assign(tree, one)
-        record(noted, key_text(one.path), one.value, one.place)
+        key = key_text(one.path)
+        record(noted, key, one.value, one.place)
+        if one.value is None:
+            del noted[key]
         for depth in range(1, len(one.path)):
             noted.setdefault(key_text(one.path[:depth]), one.place)
     for section in HEADLINES:
@@ -100,12 +120,18 @@ def overlaid(
 
 def _parsed(text: str) -> Assignment:
     key, equals, value = text.partition("=")
-    steps = list(_STEP.finditer(key.strip()))
-    if not equals or not steps or "".join(step[0] for step in steps) != key.strip():
+    path = _path(key.strip())
+    if not equals or path is None:
         raise ConfigError(f"write --set key.path=value, not {_brief(text)!r}", file="--set")
-    path = tuple(step[1] or int(step[2]) for step in steps)
     source = f"--set {_brief(text)}"
     return Assignment(path=path, value=parse_value(value, source), place=Place(source=source))
+
+
+def _path(key: str) -> KeyPath | None:
+    steps = list(_STEP.finditer(key))
+    if not steps or "".join(step[0] for step in steps) != key:
+        return None
+    return tuple(step[1] or int(step[2]) for step in steps)
 
 
 def _flag(name: str, value: object) -> Assignment:

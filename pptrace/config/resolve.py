@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pptrace.config.derive import derived
 from pptrace.config.experiment import Experiment, NamedChoice, ScheduleChoice
 from pptrace.config.options import merged, validate_options
-from pptrace.config.overrides import assignments, overlaid
+from pptrace.config.overrides import Assignment, assignments, overlaid
 from pptrace.config.places import Place, Places, key_text, place_of
 from pptrace.config.yaml_file import Document, read_yaml
 from pptrace.errors import ConfigError
@@ -134,13 +134,19 @@ class Resolved:
         return self.experiment.model_copy(update={key: section})
 
 
-def load(file: Path | None, sets: Sequence[str] = (), flags: Mapping[str, Any] = _NO_FLAGS) -> Resolved:
+def load(
+    file: Path | None,
+    sets: Sequence[str] = (),
+    flags: Mapping[str, Any] = _NO_FLAGS,
+    varied: Sequence[Assignment] = (),
+) -> Resolved:
     """Read an experiment; flags win over ``sets``, both over the file.
 
     Args:
         file: a YAML file, or None for the command line alone.
         sets: ``key.path=value`` texts, whose values are YAML.
         flags: values by flag name (:data:`~pptrace.config.overrides.FLAGS`); None stands for absent.
+        varied: what a study sets, which wins over all else.
 
     Raises:
         ConfigError: what cannot be read or used, with its place and key.
@@ -149,7 +155,7 @@ def load(file: Path | None, sets: Sequence[str] = (), flags: Mapping[str, Any] =
     'ideal'
     """
     document = read_yaml(file) if file is not None else Document()
-    tree, positions = overlaid(document.value, document.places, assignments(sets, flags))
+    tree, positions = overlaid(document.value, document.places, [*assignments(sets, flags), *varied])
     has_schedule = bool(tree.get("schedule"))
     # Without one the rest is checked first, for the key may be there and misspelt.
     complete = tree if has_schedule else {**tree, "schedule": {"name": "none"}}

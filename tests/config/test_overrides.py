@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.config.overrides import FLAGS
+from pptrace.config.overrides import FLAGS, assignment
 from pptrace.config.resolve import Resolved, load
 from pptrace.errors import ConfigError
 
@@ -152,3 +152,28 @@ def test_every_flag_sets_a_key_that_exists() -> None:
     assert {explained.origin(key) for key in FLAGS.values() if "." in key} == {
         f"--{name}" for name, key in FLAGS.items() if "." in key
     }
+
+
+def test_a_key_that_null_takes_away_is_nobody_s_choice(changed: Any) -> None:
+    resolved = changed("parallel.pp=2", "parallel.vp=2", "parallel.vp=null")
+
+    assert resolved.experiment.parallel.vp == 1
+    assert resolved.origin("parallel.vp") == "default"
+
+
+def test_what_a_study_varies_wins_over_flags(tmp_path: Path) -> None:
+    file = tmp_path / "step.yaml"
+    file.write_text(FILE, encoding="utf-8")
+    varied = [assignment("microbatches", "16", "--over microbatches"), assignment("p2p", "batched", "--over p2p")]
+
+    resolved = load(file, (), {"microbatches": 32, "p2p": "blocking"}, varied)
+
+    assert resolved.experiment.batch.microbatches == 16
+    assert resolved.experiment.p2p.policy == "batched"
+    assert resolved.origin("batch.microbatches") == "--over microbatches"
+
+
+@pytest.mark.parametrize("key", ["", "a..b", "batch.[0]"])
+def test_what_a_study_varies_must_be_a_key(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"--over x: '.*' is no key"):
+        assignment(key, "1", "--over x")
