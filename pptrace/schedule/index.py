@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.action import Kind
-from pptrace.schedule.kernels import index_actions
+from pptrace.schedule.kernels.tables import index_actions
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s

@@ -12,7 +12,7 @@ from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.action import Kind
 from pptrace.model.columns import Int8s, Int32s, column
-from pptrace.schedule import kernels
+from pptrace.schedule.kernels import tables
 from pptrace.schedule.neighbours import neighbours
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def with_sends(schedule: Schedule) -> IssueOrder:
     out = _empty(len(schedule) + int(sent.sum()), schedule.ranks)
     placement, near = schedule.placement, neighbours(schedule.placement)
     run(
-        kernels.insert_sends,
+        tables.insert_sends,
         (*_rows_of(schedule), *near.arguments, placement.stages),
         tuple(out.values()),
         work=len(schedule),
@@ -132,7 +132,7 @@ def walk(schedule: Schedule, out: dict[str, np.ndarray] | None = None) -> tuple[
     head = np.zeros(schedule.ranks, dtype=np.int32)
     scratch = (head, head.copy(), np.zeros(cells, dtype=np.int8), np.zeros(cells, dtype=np.int8))
     walked = run(
-        kernels.place_messages,
+        tables.place_messages,
         (
             *_rows_of(schedule), *near.arguments, placement.stages, placement.units,
             columns["row_ptr"].copy(), int(emit), int(schedule.has_communication),
@@ -156,7 +156,7 @@ def _count(schedule: Schedule) -> tuple[Int32s, Int32s]:
     sent = np.zeros(schedule.ranks, dtype=np.int32)
     received = np.zeros(schedule.ranks, dtype=np.int32)
     run(
-        kernels.count_messages,
+        tables.count_messages,
         (
             schedule.row_ptr, schedule.kind, schedule.stage, schedule.unit,
             placement.stage_rank.ravel(), placement.unit_route,
@@ -181,7 +181,7 @@ def _deferred(issued: IssueOrder) -> IssueOrder:
     longest = int(np.diff(issued.row_ptr).max(initial=0))
     order = np.zeros(len(issued), dtype=np.int32)
     orphans = run(
-        kernels.defer_receives,
+        tables.defer_receives,
         (
             issued.row_ptr, issued.kind, issued.stage, issued.unit, issued.span, issued.braid, issued.edge,
             placement.edges[:, 0].copy(), placement.edges[:, 1].copy(),

@@ -9,8 +9,8 @@ All events of one instant come before rates are computed again; events of one in
 Columns are lists or arrays of integers, alike in use, hence without annotations.
 """
 
+from pptrace.schedule.kernels.heap import lift, pop, push, sink
 from pptrace.sim.kernels.fair import refill
-from pptrace.sim.kernels.heap import lift, pop, push, sink
 
 __all__ = ["run_events"]
 

@@ -1,11 +1,11 @@
-"""What this distribution offers: four schedules; light to import."""
+"""What this distribution offers: six schedules; light to import."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from pptrace.hooks.specs import hookimpl
-from pptrace_schedules import gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
+from pptrace_schedules import chimera, gpipe, hanayo, interleaved_1f1b, looped_bfs, one_f_one_b
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,3 +22,5 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield one_f_one_b.OFFER
     yield interleaved_1f1b.OFFER
     yield looped_bfs.OFFER
+    yield chimera.OFFER
+    yield hanayo.OFFER

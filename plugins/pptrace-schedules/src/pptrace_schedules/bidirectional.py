@@ -1,0 +1,76 @@
+"""Chimera's tables: basic units one after another, or all microbatches merged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.model.action import Kind
+from pptrace.model.placement import Placement, chain
+from pptrace.schedule.list_scheduler import InFlight, backward_first, list_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.model.request import ScheduleRequest
+    from pptrace.schedule.list_scheduler import Actions
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["in_basic_units", "merged"]
+
+_SLOT = np.ones(1, dtype=np.int64)
+
+
+def in_basic_units(request: ScheduleRequest, pipelines: int, units: int, span: int) -> Schedule:
+    """Return the table of basic units one after another; bubbles of one take in forwards of the next.
+
+    Args:
+        request: the sizes, and the stages' times.
+        pipelines: how many there are.
+        units: how many there are in all; microbatches, or halves of them.
+        span: units that a forward takes at once; a backward takes one.
+    """
+    even = all(len(set(times)) <= 1 for times in (request.f_ns, request.b_ns))
+    forward, backward = (_SLOT, _SLOT) if even else _times(request)
+    size = request.ranks * span
+
+    def earlier_unit_first(actions: Actions) -> Sequence[Int64s | Int32s]:
+        return [actions.unit // size, *backward_first(actions)]
+
+    # A forward of two units lasts twice as long, as a backward does: one slot.
+    return list_schedule(
+        _placement(request.ranks, pipelines, units, span),
+        {Kind.F: forward if even else forward * span, Kind.B: backward},
+        priority=earlier_unit_first,
+        spans={Kind.F: span},
+    )
+
+
+def merged(request: ScheduleRequest, pipelines: int) -> Schedule:
+    """Return the table of all microbatches in real durations, few in flight on each pipeline's stages."""
+    ranks = request.ranks
+    forward, backward = _times(request)
+    bound = 2 * (ranks - np.arange(ranks)) - 1
+    return list_schedule(
+        _placement(ranks, pipelines, request.units, 1),
+        {Kind.F: forward, Kind.B: backward},
+        in_flight=InFlight(stage=np.tile(bound, (pipelines, 1))),
+    )
+
+
+def _placement(ranks: int, pipelines: int, units: int, span: int) -> Placement:
+    """Return the routes, down and up in turn; neighbouring units that a forward takes at once share theirs."""
+    down = np.arange(ranks, dtype=np.int32)
+    shift = np.arange(pipelines // 2, dtype=np.int32)[:, None] * (2 * ranks // pipelines)
+    both = np.stack([(down + shift) % ranks, (ranks - 1 - down + shift) % ranks], axis=1)
+    return Placement(
+        ranks=ranks, stage_rank=both.reshape(pipelines, ranks),
+        unit_route=np.arange(units, dtype=np.int32) // span % pipelines, edges=chain(ranks),
+    )  # fmt: skip
+
+
+def _times(request: ScheduleRequest) -> tuple[Int64s, Int64s]:
+    """Return the times of a forward and a backward per stage, 1 and 2 where none are known."""
+    return np.array(request.f_ns or [1], dtype=np.int64), np.array(request.b_ns or [2], dtype=np.int64)

@@ -1,0 +1,152 @@
+"""Chimera runs pipelines in both directions over the same ranks, each with its own copy of the model.
+
+Source: Li and Hoefler, Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines,
+SC 2021, arXiv:2107.06925. Merged construction and uneven stages: Barley et al., A Tabular Schedule Abstraction
+for Communication-Aware Evaluation of Pipeline-Parallel LLM Training, 2026.
+
+With D ranks and 2f pipelines, pipeline 2i puts stage s on rank s + i D/f (mod D), pipeline 2i + 1 on rank
+D - 1 - s + i D/f. Microbatches take the pipelines in turn. In every construction a rank prefers a backward
+(the earliest microbatch's) to a forward (the deepest stage's).
+
+Basic unit, of up to D microbatches: played in slots in which a forward and a backward count alike, so that the
+pipelines mesh. For D = 4 (microbatches 0 and 2 go down the ranks, 1 and 3 up)::
+
+    rank 0   F0 F2 .  F1 B1 F3 B3 B0 .  B2
+    rank 1   .  F0 F1 F2 F3 B1 B0 B3 B2 .
+    rank 2   .  F1 F0 F3 F2 B0 B1 B2 B3 .
+    rank 3   F1 F3 .  F0 B0 F2 B2 B1 .  B3
+
+More microbatches than ranks:
+
+``merged``
+    One table over all microbatches in real durations, each pipeline a 1F1B that has at most 2 (D - s) - 1
+    microbatches in flight on its stage s.
+``concatenation``
+    Basic units one after another; the bubbles of one take in forwards of the next.
+``forward-doubling``
+    Likewise with units of 2D microbatches: a forward takes two at once, and lasts as long as one's backward.
+``backward-halving``
+    Likewise with each microbatch cut in two: a forward takes both halves, a backward one.
+
+Where stages differ in time (an uneven partition), units are played in real durations as well: the order follows
+the costs. A partition belongs to the stages, so it is mirrored between the directions, and a rank holds a stage
+and its mirror image.
+
+Bubble, forward and backward alike: (D - 2f) / (2f N + D - 2f), as the papers state it. Where a backward takes two
+forwards, tables are longer: (2D - 4) / (5D - 4) for the basic unit of N = D, f = 1. Forward doubling and backward
+halving have no formula. Peak activations of rank r in that unit: D/2 + 1 + min(r, D - 1 - r). Weights: 2f times.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace.errors import ConstraintError
+from pptrace.hooks.offers import ScheduleOffer
+from pptrace_schedules.one_chunk import check_one_chunk
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from pptrace.model.request import ScheduleRequest
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["OFFER"]
+
+_DOUBLED = ("forward-doubling", "backward-halving")
+
+
+def build(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    from pptrace_schedules.bidirectional import in_basic_units, merged
+
+    scale = _scale(request)
+    if scale == "merged" and request.units > request.ranks:
+        return merged(request, _pipelines(request))
+    span = 2 if scale in _DOUBLED else 1
+    return in_basic_units(request, _pipelines(request), request.units * parts(request), span)
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse odd ranks, pipelines that do not spread evenly, and microbatches that do not fill them."""
+    check_one_chunk(request, "chimera", "hanayo")
+    ranks, pipelines, scale = request.ranks, _pipelines(request), _scale(request)
+    if ranks % 2:
+        message = f"chimera pairs a rank with its mirror image, and {ranks} ranks are odd"
+        raise ConstraintError(message, nearest=_around(ranks, 2, "ranks"), key="parallel.pp")
+    if pipelines % 2 or ranks % pipelines:
+        fit = [str(n) for n in range(2, ranks + 1, 2) if ranks % n == 0]
+        message = f"{pipelines} pipelines do not spread evenly over {ranks} ranks in both directions"
+        raise ConstraintError(message, nearest=", ".join(fit), key="schedule.options.pipelines")
+    whole = ranks * (2 if scale == "forward-doubling" else 1)
+    step = pipelines * (2 if scale == "forward-doubling" else 1)
+    if scale != "merged" and request.units > whole:
+        step = whole
+    if request.units % step:
+        what = f"basic units of {whole}" if step == whole else f"{pipelines} pipelines"
+        doubled = " with two microbatches at once" if scale == "forward-doubling" and step != whole else ""
+        message = f"chimera ({scale}) fills {what}{doubled}, and {request.units} microbatches do not"
+        raise ConstraintError(
+            message, nearest=_around(request.units, step, "microbatches"), key="batch.microbatches"
+        )
+
+
+def parts(request: ScheduleRequest) -> int:
+    """Return into how many units a microbatch is cut."""
+    return 2 if _scale(request) == "backward-halving" else 1
+
+
+def bubble(request: ScheduleRequest) -> Fraction | None:
+    """Return idle over ranks times length as the papers state it, forward and backward alike."""
+    if _scale(request) in _DOUBLED:
+        return None
+    ranks, pipelines = request.ranks, _pipelines(request)
+    return Fraction(ranks - pipelines, pipelines * request.units + ranks - pipelines)
+
+
+def peak_activations(request: ScheduleRequest) -> list[Fraction] | None:
+    """Return the activations that each rank holds at most in a basic unit of two pipelines."""
+    ranks = request.ranks
+    if request.units != ranks or _pipelines(request) != 2 or _scale(request) in _DOUBLED:  # noqa: PLR2004 - a pair
+        return None
+    return [Fraction(ranks // 2 + 1 + min(rank, ranks - 1 - rank)) for rank in range(ranks)]
+
+
+def options() -> type[BaseModel]:
+    """Return the parameter model."""
+    from pptrace_schedules.options import ChimeraOptions
+
+    return ChimeraOptions
+
+
+def _pipelines(request: ScheduleRequest) -> int:
+    return int(request.options.get("pipelines", 2))
+
+
+def _scale(request: ScheduleRequest) -> str:
+    return str(request.options.get("scale", "merged"))
+
+
+def _around(value: int, step: int, what: str) -> str:
+    below = value - value % step
+    return f"{below} or {below + step} {what}" if below else f"{step} {what}"
+
+
+OFFER = ScheduleOffer(
+    name="chimera",
+    summary="Pipelines in both directions over the same ranks, each with its own copy of the model.",
+    build=build,
+    options=options,
+    check=check,
+    bubble=bubble,
+    bubble_is_exact=False,
+    peak_activations=peak_activations,
+    parts=parts,
+    constraints=(
+        "An even number of ranks, a multiple of the pipelines; microbatches a multiple of the pipelines. More "
+        "microbatches than ranks are a multiple of the ranks for concatenation and backward-halving, and of twice "
+        "the ranks for forward-doubling."
+    ),
+    source="https://arxiv.org/abs/2107.06925",
+)

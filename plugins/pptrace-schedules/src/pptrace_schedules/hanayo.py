@@ -1,0 +1,114 @@
+"""Hanayo folds the pipeline into waves: a microbatch runs down the ranks and up, W times.
+
+Source: Liu et al., Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training Efficiency,
+SC 2023, arXiv:2308.15762.
+
+With W waves each of P ranks holds 2W chunks: chunk c of rank r is stage c P + r where c is even, on the way down,
+and c P + P - 1 - r on the way up. A rank does, in slots in which a chunk's forward and backward count alike, a
+backward if one can run (the earliest microbatch first), else the forward of the deepest stage that can.
+
+In times of a rank's whole share of the model, a forward of 1 and a backward of 2, B microbatches take::
+
+    B <= P              3P + (2B - 2) / W
+    B = 2P, 3P, …       B (3 + (P - 1) / (PW)) + (2P - 3) / (2W)
+
+and the bubble is 1 - 3B / length: (2P - 2) / (3PW + 2P - 2) where B = P, for which the paper prints
+(2P - 2) / (3PW + P - 1). Other B beyond P follow the same rule and have no closed form here.
+
+Peak activations of rank r, each a chunk's: 2W min(B, P) - max(0, P - 1 - r - |B - P|).
+
+The paper's own regime is B = P. Beyond it one batch of P follows another in the same waves: memory stays where it
+was, and a bubble of (P - 1) / (3PW + P - 1) remains however many microbatches there are, where 1F1B's vanishes.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace.errors import ConstraintError
+from pptrace.hooks.offers import ScheduleOffer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from pptrace.model.request import ScheduleRequest
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["OFFER"]
+
+_WAVES = 2
+
+
+def build(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    from pptrace.model.action import Kind
+    from pptrace.model.placement import Placement
+    from pptrace.schedule.list_scheduler import list_schedule
+
+    placement = Placement.v_shaped(request.ranks, request.units, 2 * _waves(request))
+    return list_schedule(placement, {Kind.F: 1, Kind.B: 1})
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse chunks that are not two per wave."""
+    waves = _waves(request)
+    if request.chunks not in {1, 2 * waves}:
+        given = f"not the {request.chunks} chunks per rank that are written"
+        if request.options.get("waves"):
+            raise ConstraintError(
+                f"{waves} waves hold {2 * waves} chunks of the model on a rank, {given}",
+                nearest=f"{2 * waves} chunks", key="parallel.vp",
+            )  # fmt: skip
+        raise ConstraintError(
+            f"a wave holds two chunks of the model on a rank, so hanayo takes an even number, {given}",
+            nearest=f"{request.chunks - 1} or {request.chunks + 1} chunks", key="parallel.vp",
+        )  # fmt: skip
+
+
+def bubble(request: ScheduleRequest) -> Fraction | None:
+    """Return idle over ranks times length."""
+    ranks, units, waves = request.ranks, request.units, _waves(request)
+    if ranks == 1:
+        return Fraction(0)
+    if units <= ranks:
+        length = 3 * ranks + Fraction(2 * units - 2, waves)
+    elif units % ranks == 0:
+        length = units * (3 + Fraction(ranks - 1, ranks * waves)) + Fraction(2 * ranks - 3, 2 * waves)
+    else:
+        return None
+    return 1 - 3 * units / length
+
+
+def peak_activations(request: ScheduleRequest) -> list[Fraction]:
+    """Return the chunks' activations that each rank holds at most."""
+    ranks, units = request.ranks, request.units
+    most = 2 * _waves(request) * min(units, ranks)
+    return [Fraction(most - max(0, ranks - 1 - rank - abs(units - ranks))) for rank in range(ranks)]
+
+
+def options() -> type[BaseModel]:
+    """Return the parameter model."""
+    from pptrace_schedules.options import HanayoOptions
+
+    return HanayoOptions
+
+
+def _waves(request: ScheduleRequest) -> int:
+    return int(request.options.get("waves") or (request.chunks // 2 if request.chunks > 1 else _WAVES))
+
+
+OFFER = ScheduleOffer(
+    name="hanayo",
+    summary="Waves down the ranks and up again over several chunks per rank, with one copy of the model.",
+    build=build,
+    options=options,
+    check=check,
+    bubble=bubble,
+    peak_activations=peak_activations,
+    constraints=(
+        "Any number of ranks and microbatches; two chunks per rank and wave. The paper's own regime is as many "
+        "microbatches as ranks."
+    ),
+    source="https://arxiv.org/abs/2308.15762",
+)

@@ -1,0 +1,1 @@
+"""Loops over the columns of tables, run interpreted or compiled."""

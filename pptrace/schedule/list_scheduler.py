@@ -1,0 +1,243 @@
+"""A list scheduler: ranks that are free start the first of their actions that may run, by a priority of one's own.
+
+Many schedules are best said as a rule and not as an order: "a backward if there is one, else the forward of the
+deepest stage". :func:`list_schedule` plays such a rule, in slots or in real durations, and returns the table. No
+rank waits while one of its actions may run. At one instant, ends come before starts; what is still equal goes by
+kind, stage and unit, so that the same input gives the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from pptrace.errors import ScheduleError
+from pptrace.kernel import run
+from pptrace.model.action import Action, Kind
+from pptrace.schedule.kernels.listing import list_actions
+from pptrace.schedule.table import Schedule
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.model.placement import Placement
+
+__all__ = ["Actions", "InFlight", "Priority", "backward_first", "list_schedule"]
+
+_WHOLE = (Kind.F, Kind.B)
+_SPLIT = (Kind.F, Kind.I, Kind.W)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actions:
+    """What there is to do, in columns of one value per action."""
+
+    kind: Int8s
+    """The :class:`~pptrace.model.action.Kind`."""
+    stage: Int32s
+    """The stage."""
+    unit: Int32s
+    """The (first) unit."""
+    span: Int32s
+    """How many units."""
+    rank: Int32s
+    """The rank that holds the stage for the unit."""
+    route: Int32s
+    """The unit's route."""
+
+    def __len__(self) -> int:
+        return int(self.kind.size)
+
+
+Priority: TypeAlias = Callable[[Actions], "Sequence[Int64s | Int32s]"]
+"""Returns columns by which a rank chooses, the most important first; in each, the lowest value goes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """The most units between their forward's start and their backward's end (of ``W``, where it is split)."""
+
+    stage: object = None
+    """Shape (routes, stages): on each stage of each route; None for no bound."""
+    rank: object = None
+    """Shape (ranks,): over all stages that a rank holds; None for no bound."""
+
+
+def backward_first(actions: Actions) -> Sequence[Int64s | Int32s]:
+    """Choose a backward before a forward: of backwards the earliest unit, of forwards the deepest stage."""
+    forward = actions.kind == Kind.F
+    return [forward.astype(np.int32), np.where(forward, -actions.stage, actions.unit), actions.unit, actions.stage]
+
+
+def list_schedule(
+    placement: Placement,
+    durations: Mapping[Kind, object],
+    *,
+    priority: Priority = backward_first,
+    in_flight: InFlight | None = None,
+    spans: Mapping[Kind, int] | None = None,
+    transfer: int = 0,
+) -> Schedule:
+    """Return the table that a rule gives.
+
+    Args:
+        placement: the stages' ranks; every route visits every stage.
+        durations: time of one action for F and B, or F, I and W: one value, or one per stage. All 1 for slots.
+        priority: what a rank prefers.
+        in_flight: how many units may be in flight; none is bounded unless given.
+        spans: units of one action by kind, 1 unless given; a route's units come in blocks that wide.
+        transfer: time from one rank to another.
+
+    Raises:
+        ScheduleError: the bounds in flight leave an action waiting for ever.
+        ValueError: kinds other than those, or units that do not fill the spans.
+
+    >>> from pptrace.model.placement import Placement
+    >>> list_schedule(Placement.looped(ranks=2, units=2), {Kind.F: 1, Kind.B: 2}).rows()
+    [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
+    """
+    kinds = _SPLIT if Kind.I in durations else _WHOLE
+    if set(durations) != set(kinds):
+        msg = "durations are of F and B, or of F, I and W"
+        raise ValueError(msg)
+    spans = {kind: (spans or {}).get(kind, 1) for kind in kinds}
+    actions = _actions(placement, spans)
+    duration = np.empty(len(actions), dtype=np.int64)
+    for kind in kinds:
+        own = actions.kind == kind
+        duration[own] = np.broadcast_to(np.asarray(durations[kind], dtype=np.int64), (placement.stages,))[
+            actions.stage[own]
+        ]
+    source, target = _edges(placement, spans)
+    lag = np.where(actions.rank[source] == actions.rank[target], 0, transfer)
+    start = _played(placement, actions, duration, (source, target, lag), priority, in_flight or InFlight())
+    order = np.lexsort((actions.unit, actions.stage, actions.kind, start, actions.rank))
+    return Schedule.from_columns(
+        placement,
+        np.searchsorted(actions.rank[order], np.arange(placement.ranks + 1)),
+        actions.kind[order], actions.stage[order], actions.unit[order], span=actions.span[order],
+    )  # fmt: skip
+
+
+def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
+    """Return every action: kind by kind, stage by stage, in the order of units."""
+    stages, units = placement.stages, placement.units
+    columns: list[list[Int32s]] = [[], [], [], []]
+    for kind, span in spans.items():
+        first = np.arange(0, units, span, dtype=np.int32)
+        whole = units % span == 0 and all(
+            np.array_equal(placement.unit_route[first], placement.unit_route[first + i]) for i in range(span)
+        )
+        if not whole:
+            msg = f"{units} units do not fill blocks of {span} {kind.name} that each take one route"
+            raise ValueError(msg)
+        same = np.ones(stages * first.size, dtype=np.int32)
+        rows: tuple[Int32s, ...] = (
+            same * int(kind),
+            np.repeat(np.arange(stages), first.size),
+            np.tile(first, stages),
+            same * span,
+        )
+        for column, values in zip(columns, rows, strict=True):
+            column.append(values.astype(np.int32))
+    kinds, stage, unit, width = (np.concatenate(column) for column in columns)
+    route = placement.unit_route[unit]
+    return Actions(
+        kind=kinds.astype(np.int8), stage=stage, unit=unit, span=width,
+        rank=placement.stage_rank[route, stage], route=route,
+    )  # fmt: skip
+
+
+def _edges(placement: Placement, spans: Mapping[Kind, int]) -> tuple[Int64s, Int64s]:
+    """Return which action enables which: forwards along the stages, gradients back, weights behind inputs."""
+    stages, units = placement.stages, placement.units
+    blocks = {kind: units // span for kind, span in spans.items()}
+    first = dict(zip(spans, np.cumsum([0, *(stages * n for n in blocks.values())]), strict=False))
+    unit = np.arange(units)
+
+    def at(kind: Kind, stage: Int32s) -> Int64s:
+        where: Int64s = (first[kind] + stage[:, None] * blocks[kind] + unit // spans[kind]).ravel()
+        return where
+
+    low, high = placement.edges[:, 0], placement.edges[:, 1]
+    ends = np.setdiff1d(np.arange(stages, dtype=np.int32), low)
+    gradient = Kind.I if Kind.I in spans else Kind.B
+    pairs = [
+        (at(Kind.F, low), at(Kind.F, high)), (at(gradient, high), at(gradient, low)),
+        (at(Kind.F, ends), at(gradient, ends)),
+    ]  # fmt: skip
+    if Kind.W in spans:
+        every = np.arange(stages, dtype=np.int32)
+        pairs.append((at(Kind.I, every), at(Kind.W, every)))
+    source, target = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    actions = int(sum(stages * n for n in blocks.values()))
+    both = np.unique(source * actions + target)
+    return both // actions, both % actions
+
+
+def _played(
+    placement: Placement,
+    actions: Actions,
+    duration: Int64s,
+    edges: tuple[Int64s, Int64s, Int64s],
+    priority: Priority,
+    in_flight: InFlight,
+) -> Int64s:
+    """Return every action's start."""
+    count, (source, target, lag) = len(actions), edges
+    routes, stages, ranks = placement.routes, placement.stages, placement.ranks
+    keys = (actions.unit, actions.stage, actions.kind, *reversed(priority(actions)))
+    key = np.empty(count, dtype=np.int64)
+    key[np.lexsort(keys)] = np.arange(count)
+    ptr = np.searchsorted(source, np.arange(count + 1))  # sources are sorted
+    left = np.concatenate([_room(in_flight.stage, (routes, stages)), _room(in_flight.rank, (ranks,))])
+    forward = actions.kind == Kind.F
+    last = actions.kind == (Kind.W if (actions.kind == Kind.W).any() else Kind.B)
+    own = actions.route * stages + actions.stage
+    rooms = np.stack([own, routes * stages + actions.rank], axis=1)
+    rooms[left[rooms] < 0] = -1
+    # A queue for each stage of each route that a rank holds, for what takes room there, and one for all else.
+    label = actions.rank * (routes * stages + 1) + np.where(forward & (rooms >= 0).any(axis=1), own + 1, 0)
+    labels, sample, queue = np.unique(label, return_index=True, return_inverse=True)
+    queue_rank = labels // (routes * stages + 1)
+    taking = np.where((labels % (routes * stages + 1) > 0)[:, None], rooms[sample], -1)
+    start = np.full(count, -1, dtype=np.int64)
+    done = run(
+        list_actions,
+        (
+            duration, ptr, target, lag, queue, key, np.where(last[:, None], rooms, -1).ravel(),
+            actions.span.astype(np.int64), queue_rank, np.cumsum([0, *np.bincount(queue)]), taking.ravel(),
+            np.searchsorted(queue_rank, np.arange(ranks + 1)),
+        ),
+        (
+            np.bincount(target, minlength=count), left, np.ones(ranks, dtype=np.int64),
+            *(np.zeros(n, dtype=np.int64) for n in (labels.size, count, count, ranks, ranks, 2 * count)),
+            np.full(2 * count, -1), np.zeros(2 * count, dtype=np.int64), start,
+        ),
+        work=count,
+    )  # fmt: skip
+    if done < count:
+        raise _stuck(actions, int(np.flatnonzero(start < 0)[0]))
+    return start
+
+
+def _room(bound: object, shape: tuple[int, ...]) -> Int64s:
+    """Return how much room there is, flat; -1 for no bound."""
+    room: Int64s = (
+        np.broadcast_to(np.asarray(-1 if bound is None else bound, dtype=np.int64), shape).ravel().copy()
+    )
+    return room
+
+
+def _stuck(actions: Actions, at: int) -> ScheduleError:
+    action = Action(
+        kind=Kind(int(actions.kind[at])), stage=int(actions.stage[at]), unit=int(actions.unit[at]),
+        span=int(actions.span[at]),
+    )  # fmt: skip
+    return ScheduleError(
+        "can never start: too few units may be in flight; allow more",
+        rank=int(actions.rank[at]),
+        action=str(action),
+    )
