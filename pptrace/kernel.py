@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from hashlib import sha256
 from types import FunctionType
@@ -17,19 +19,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["COMPILE_FROM", "compiles", "run"]
+__all__ = ["COMPILE_FROM", "always_compiled", "compiles", "run"]
 
 COMPILE_FROM = 60_000
 """Rows of work from which loading compiled code is quicker than interpreting."""
 
+_wanted = ContextVar("wanted", default=False)
+_loaded: set[Callable[..., Any]] = set()
+"""Kernels whose compiled code is in this process: from then on it is quicker than interpreting, at any size."""
 
-def compiles(work: int) -> bool:
+
+@contextmanager
+def always_compiled() -> Iterator[None]:
+    """Run every kernel compiled in this block, however small its work: loading pays off over many runs."""
+    before = _wanted.set(True)
+    try:
+        yield
+    finally:
+        _wanted.reset(before)
+
+
+def compiles(work: int, *, loaded: bool = False) -> bool:
     """Whether ``work`` rows are run compiled; ``NUMBA_DISABLE_JIT=1`` interprets everything."""
-    return work >= COMPILE_FROM and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
+    pays = loaded or work >= COMPILE_FROM or _wanted.get()
+    return pays and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
 
 
 def run(
@@ -44,7 +61,8 @@ def run(
     Inputs are one-dimensional arrays or integers; outputs are arrays that the kernel fills, each
     initialised by the caller. ``work`` is the number of rows, which decides the road.
     """
-    if compiles(work):
+    if compiles(work, loaded=kernel in _loaded):
+        _loaded.add(kernel)
         frozen = [_read_only(value) if isinstance(value, np.ndarray) else value for value in inputs]
         try:
             return int(_compiled(kernel)(*frozen, *outputs) or 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from interpreted import interpreted_kernels
 
 from pptrace import kernel
 from pptrace.api import simulate
@@ -39,12 +40,11 @@ def plain(value: object) -> bool:
     return type(value) in {int, float, str, bool, type(None)}
 
 
-def test_two_runs_export_the_same_bytes_interpreted_and_compiled(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(table).save(*(tmp_path / f"first{suffix}" for suffix in SUFFIXES))
-    monkeypatch.setattr(kernel, "COMPILE_FROM", 0)
-    run(table).save(*(tmp_path / f"second{suffix}" for suffix in SUFFIXES))
+def test_two_runs_export_the_same_bytes_interpreted_and_compiled(table: Path, tmp_path: Path) -> None:
+    with interpreted_kernels():
+        run(table).save(*(tmp_path / f"first{suffix}" for suffix in SUFFIXES))
+    with kernel.always_compiled():
+        run(table).save(*(tmp_path / f"second{suffix}" for suffix in SUFFIXES))
 
     for suffix in SUFFIXES:
         assert (tmp_path / f"first{suffix}").read_bytes() == (tmp_path / f"second{suffix}").read_bytes()

@@ -12,6 +12,7 @@ import pytest
 from drawn_routes import drawn_routes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import interpreted_kernels
 
 from pptrace import kernel
 from pptrace.export.hops import Hops, link_title, routed
@@ -78,9 +79,9 @@ def test_a_link_has_as_many_lanes_as_it_had_messages_at_once(timeline: Timeline)
 @given(timeline=routed_timelines())
 @settings(max_examples=10, deadline=None)
 def test_compiled_and_interpreted_hops_are_the_same(timeline: Timeline) -> None:
-    interpreted = Hops.of(timeline)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "COMPILE_FROM", 0)
+    with interpreted_kernels():
+        interpreted = Hops.of(timeline)
+    with kernel.always_compiled():
         compiled = Hops.of(timeline)
 
     assert all(np.array_equal(getattr(interpreted, name), getattr(compiled, name)) for name in Hops.__slots__)

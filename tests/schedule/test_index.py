@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreted import interpreted_kernels
 from strategies import valid_schedules
 
 from pptrace import kernel
@@ -60,8 +61,7 @@ def test_the_first_action_without_a_place_is_told(row: list[str], problem: tuple
 
 @given(valid_schedules(copies=True, messages=True), st.booleans())
 def test_every_action_is_found_at_its_position(schedule: Schedule, compiled: bool) -> None:  # noqa: FBT001 - drawn
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "COMPILE_FROM", 0 if compiled else 1 << 60)
+    with kernel.always_compiled() if compiled else interpreted_kernels():
         positions = index_schedule(schedule)
 
     for row in range(len(schedule)):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreted import interpreted_kernels
 from strategies import valid_schedules
 
 from pptrace import kernel
@@ -144,8 +145,7 @@ def test_messages_stand_where_the_description_of_pytorchs_passes_puts_them(
     if receive is Receive.DEFERRED:
         expected = [_deferred(schedule, rank, row) for rank, row in enumerate(expected)]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "COMPILE_FROM", 0 if compiled else 1 << 60)
+    with kernel.always_compiled() if compiled else interpreted_kernels():
         issued = with_messages(schedule, receive)
 
     assert rows_of(issued) == [[str(action) for action in row] for row in expected]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import interpreted_kernels
 from small_networks import Switch, Wires
 from strategies import policies, valid_schedules, workloads
 
@@ -137,8 +138,9 @@ def test_compiled_and_interpreted_agree_bit_for_bit_with_contention(
     switch = Switch(endpoints=schedule.ranks, rate_kbps=1_000_000_000, latency_ns=1)
     contention = Contention(links=sharing, compute_permille=slow, communication_permille=slow)
 
-    interpreted = outcome(schedule, workload, switch, policy, contention=contention)
-    with patch.object(kernel, "COMPILE_FROM", 0):
+    with interpreted_kernels():
+        interpreted = outcome(schedule, workload, switch, policy, contention=contention)
+    with kernel.always_compiled():
         compiled = outcome(schedule, workload, switch, policy, contention=contention)
 
     assert_same(interpreted, compiled)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from interpreted import interpreted_kernels
 
 from pptrace import kernel
 from pptrace.model.workload import Workload
@@ -57,11 +58,11 @@ POLICIES = [Policy(name=name) for name in PolicyName] + [
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name.value}-{p.receive.value}-{p.eager_bytes}")
-def test_both_roads_give_the_same_step(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreted, by_list = step(policy)
-    monkeypatch.setattr(kernel, "COMPILE_FROM", 0)
-
-    compiled, by_array = step(policy)
+def test_both_roads_give_the_same_step(policy: Policy) -> None:
+    with interpreted_kernels():
+        interpreted, by_list = step(policy)
+    with kernel.always_compiled():
+        compiled, by_array = step(policy)
 
     assert interpreted.difference(compiled) == ""
     for field in fields(Metrics):
@@ -85,10 +86,36 @@ def test_a_small_step_never_imports_numba() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_compiled_code_runs_small_work_too_once_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    roads = []
+
+    def double(values: Any, out: Any) -> int:
+        roads.append(type(values))
+        for i in range(len(values)):
+            out[i] = 2 * values[i]
+        return len(values)
+
+    def doubled(count: int) -> list[int]:
+        out = np.zeros(count, dtype=np.int64)
+        assert kernel.run(double, (np.arange(count),), (out,), work=count) == count
+        return out.tolist()
+
+    monkeypatch.setattr(kernel, "_compiled", lambda function: function)
+    before = doubled(3)
+    with kernel.always_compiled():
+        inside = doubled(3)
+    after = doubled(3)
+
+    assert roads == [list, np.ndarray, np.ndarray]
+    assert before == inside == after == [0, 2, 4]
+
+
 def test_disabling_compilation_interprets_steps_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
 
-    assert not kernel.compiles(10**9)
+    assert not kernel.compiles(10**9, loaded=True)
+    with kernel.always_compiled():
+        assert not kernel.compiles(1)
 
 
 def test_code_that_cannot_be_cached_still_runs_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:

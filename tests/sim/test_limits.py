@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from interpreted import interpreted_kernels
 
 from pptrace import kernel
 from pptrace.builtin.costs import UnitOptions, unit
@@ -19,6 +20,8 @@ from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
 
     from pptrace.network.contract import Links, Paths
@@ -27,9 +30,9 @@ ROWS = [["0F0+4", "0B0+4"], ["1F0+4", "1B0+4"]]
 
 
 @pytest.fixture(params=["interpreted", "compiled"])
-def _road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "compiled":
-        monkeypatch.setattr(kernel, "COMPILE_FROM", 0)
+def _road(request: pytest.FixtureRequest) -> Iterator[None]:
+    with kernel.always_compiled() if request.param == "compiled" else interpreted_kernels():
+        yield
 
 
 def costs(**values: Any) -> Workload:
