@@ -44,6 +44,11 @@ class TableOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    slices: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
+        default=None,
+        description="Equal slices of the model that the figures are for; one per stage unless given. With 8, "
+        "each of 32 stages takes a quarter of them. Messages stay whole.",
+    )
     forward: _Time | list[_Time] = Field(description="Forward of one microbatch.")
     backward: _Time | list[_Time] | None = Field(
         default=None, description="Full backward; the sum of both gradients' unless given."
@@ -66,6 +71,9 @@ class TableOptions(BaseModel):
     optimizer: _Bytes | list[_Bytes] = Field(default=0, description="Optimizer state.")
     reduction: _Time | list[_Time] = Field(default=0, description="Reduction of gradients over replicas.")
     update: _Time | list[_Time] = Field(default=0, description="Optimizer update.")
+    sync: _Time = Field(
+        default=0, description="What all ranks do together when gradients are whole; counted as idle."
+    )
     offload: _Time | list[_Time] = Field(default=0, description="Copy of activations to host memory.")
     reload: _Time | list[_Time] = Field(default=0, description="Copy of activations back.")
     recompute: _Time | list[_Time] | None = Field(
@@ -105,20 +113,32 @@ def table(request: CostRequest) -> Workload:
     """Build costs from values per stage.
 
     Raises:
-        ConfigError: a list has not one value per stage (per boundary for ``boundary``), or there is
-            no backward.
+        ConfigError: a list has not one value per stage or slice (per boundary for ``boundary``), slices and
+            stages do not divide one another, or there is no backward.
     """
     options, stages, edges = request.options, request.stages, _edges(request)
 
-    def spread(key: str, count: int = stages) -> Any:
+    slices = options["slices"] or stages
+    if slices % stages and stages % slices:
+        raise ConfigError(
+            f"{slices} slices and {stages} stages do not divide one another: choose sizes that do",
+            key="costs.slices",
+        )
+
+    def given(key: str, count: int, what: str) -> Any:
         value = options[key]
         if isinstance(value, list) and len(value) != count:
-            what = "boundaries" if key == "boundary" else "stages"
             raise ConfigError(
                 f"{len(value)} values for {count} {what}: write one each, or a single value for all",
                 key=f"costs.{key}",
             )
         return np.broadcast_to(np.asarray(value, dtype=np.int64), (count,))
+
+    def spread(key: str) -> Any:
+        values = given(key, slices, "slices" if options["slices"] else "stages")
+        if slices > stages:
+            return values.reshape(stages, -1).sum(axis=1)
+        return np.repeat(values, stages // slices) // (stages // slices)
 
     forward = spread("forward")
     backward = _backward(options, spread)
@@ -132,9 +152,9 @@ def table(request: CostRequest) -> Workload:
     return Workload(
         f_ns=forward, **backward, recompute_ns=recompute,
         f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
-        boundary_bytes=spread("boundary", edges),
+        boundary_bytes=given("boundary", edges, "boundaries"),
         **{column: spread(key) for column, key in columns.items()},
-        reserved_bytes=options["reserved"], capacity_bytes=options["capacity"],
+        sync_ns=options["sync"], reserved_bytes=options["reserved"], capacity_bytes=options["capacity"],
         tokens=request.global_batch * request.sequence,
     )  # fmt: skip
 

@@ -196,6 +196,10 @@ class DataParallel(_Section):
         default=None, description="Rate per direction between replicas; as the pipeline's network unless given."
     )
     latency: Duration = Field(default=0, description="Latency of one message between replicas; likewise.")
+    stage_replicas: bool = Field(
+        default=False,
+        description="Reduce gradients between ranks of one pipeline that hold the same stage, too, as Chimera's do.",
+    )
 
 
 class Experiment(_Section):

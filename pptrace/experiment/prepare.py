@@ -12,6 +12,7 @@ from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.cluster import layout_of, on_cluster
 from pptrace.experiment.costs import build_costs, cost_model, cost_request, with_reduction
 from pptrace.experiment.placed import placed
+from pptrace.experiment.stage_replicas import with_stage_replicas
 from pptrace.hooks.build import build_network, build_schedule
 from pptrace.model.request import NetworkRequest, ScheduleRequest
 from pptrace.network.contract import transfer_ns
@@ -93,6 +94,7 @@ def prepare(resolved: Resolved, registry: Registry) -> Prepared:
         workload = build_costs(work, costs, replace(asked, stages=table.stages, edges=edges))
     if table.units > request.units:
         workload = workload.cut(table.units // request.units)
+    workload = with_stage_replicas(work.resolved, workload, placement, network, job)
     return Prepared(
         resolved=work.resolved, schedule=table, request=request, workload=workload, network=network,
         policy=_policy(work.experiment), contention=_contention(work.experiment), job=job,

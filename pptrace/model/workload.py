@@ -36,7 +36,7 @@ _PER_UNIT = (
     "recompute_ns",
 )
 _OPTIONAL = ("offload_ns", "reload_ns", "recompute_ns", "unshard_ns")
-_WHOLE = ("reserved_bytes", "capacity_bytes", "tokens", "model_flops", "peak_flops", "unit_time_ns")
+_WHOLE = ("sync_ns", "reserved_bytes", "capacity_bytes", "tokens", "model_flops", "peak_flops", "unit_time_ns")
 
 
 def _none() -> Int64s:
@@ -103,6 +103,8 @@ class Workload:
     """One unit's forward computed again by an action of its own."""
     unshard_ns: Int64s = field(default_factory=_none)
     """Gathering the stage's sharded weights."""
+    sync_ns: int = 0
+    """What all ranks do together once gradients are whole, such as reducing their norm; not computing."""
     reserved_bytes: int = 0
     """Bytes per rank that no action accounts for: context, workspace, fragmentation."""
     capacity_bytes: int = 0

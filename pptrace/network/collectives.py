@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -15,16 +15,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pptrace.model.columns import Int32s
-    from pptrace.model.layout import Layout
     from pptrace.network.contract import Network
     from pptrace.network.plans import Plan
 
-__all__ = ["CollectiveTime", "LinkCollectives"]
+__all__ = ["CollectiveTime", "Grouped", "LinkCollectives"]
 
 _ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
 """How often a ring passes the vector."""
 
 _ALL_TO_ALL = "all-to-all"
+
+
+class Grouped(Protocol):
+    """Who runs collectives with whom, such as a :class:`~pptrace.model.layout.Layout`."""
+
+    def groups(self, axis: str) -> Int32s:
+        """Return the groups along an axis, one per row."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,7 @@ class LinkCollectives:
 
     network: Network
     """What lies between GPUs; one that is no cluster counts as one node."""
-    layout: Layout
+    layout: Grouped
     """Which GPUs take part."""
     _rings: dict[str, list[dict[int, Plan]]] = field(default_factory=dict, init=False, repr=False)
     _plans: dict[tuple[str, str], list[Plan]] = field(default_factory=dict, init=False, repr=False)

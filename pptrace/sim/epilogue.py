@@ -1,4 +1,4 @@
-"""The end of a step: gradients are reduced over the replicas, then the optimizer updates each stage."""
+"""The end of a step: gradients are reduced over the replicas, all ranks meet, the optimizer updates each stage."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
     """Add the reductions and optimizer updates that take time and that the table does not place itself.
 
     With ``overlap``, a stage's reduction is issued right behind its last backward on the rank. Else all
-    reductions, the table's own among them, are at the row's end. Updates come last.
+    reductions, the table's own among them, are at the row's end. Where ranks meet, each has one more reduction
+    there, its last. Updates come last.
     """
     takes = {Kind.REDUCE_GRAD: workload.reduce_ns > 0, Kind.OPTIMIZER: workload.optimizer_ns > 0}
-    if overlap and not any(stages.any() for stages in takes.values()):
+    meets = workload.sync_ns > 0
+    if overlap and not meets and not any(stages.any() for stages in takes.values()):
         return schedule
     own = {kind: _held(schedule, np.flatnonzero(schedule.kind == kind)) for kind in _ENDS}
     table = schedule if overlap else _without_ends(schedule)
@@ -47,6 +49,10 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
             early = overlap and kind is Kind.REDUCE_GRAD
             at = _behind(table, int(last[rank, stage])) if early else int(table.row_ptr[rank + 1])
             added.append(_Added(at, rank, kind, stage))
+    if meets:  # sorting is stable, so these follow the other reductions
+        first = (last >= 0).argmax(axis=1)
+        ranks = np.flatnonzero((last >= 0).any(axis=1)).tolist()
+        added += [_Added(int(table.row_ptr[r + 1]), r, Kind.REDUCE_GRAD, int(first[r])) for r in ranks]
     return _insert(table, added) if added else table
 
 

@@ -21,6 +21,8 @@ from pptrace.sim.policy import Policy, PolicyName
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network, Paths
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["lower"]
 
+_NONE = np.zeros(0, dtype=np.int32)
 _NO_RECEIVE, _OWN_TASK, _RENDEZVOUS = 0, 1, 2
 _RECEIVE = {PolicyName.BLOCKING: _OWN_TASK, PolicyName.ORDERED: _RENDEZVOUS, PolicyName.BATCHED: _RENDEZVOUS}
 
@@ -58,7 +61,8 @@ def lower(
 ) -> TaskGraph:
     """Return the task graph of a schedule that has been validated, as have its costs.
 
-    With ``barrier``, no gradient is reduced before every rank has computed its last one.
+    With ``barrier``, no gradient is reduced before every rank has computed its last one; else none before all
+    ranks that hold its stage have. Ranks meet when all have computed.
 
     Raises:
         DeadlockError: a rank needs what it computes later itself, or no order of messages exists.
@@ -69,8 +73,10 @@ def lower(
     lanes = assign_lanes(issued, policy)
     pairs = _pairs(issued, lanes, network)
     placed = _place(issued, lanes, workload, policy, pairs)
+    meetings = _meetings(lanes, placed.columns["kind"]) if workload.sync_ns else _NONE
+    placed.columns["duration_ns"][meetings] = workload.sync_ns
     check_total(schedule.ranks, placed.columns["duration_ns"], placed.columns["lag_ns"])
-    return _link(schedule, issued, lanes, placed, policy, pairs, barrier=barrier)
+    return _link(schedule, issued, lanes, placed, policy, pairs, meetings, barrier=barrier)
 
 
 def _pairs(issued: IssueOrder, lanes: Lanes, network: Network) -> _Pairs:
@@ -154,17 +160,23 @@ def _link(
     placed: _Rows,
     policy: Policy,
     pairs: _Pairs,
+    meetings: Int32s,
     *,
     barrier: bool,
 ) -> TaskGraph:
     rows, batched = len(issued), policy.name is PolicyName.BATCHED
     twin, launch_next, source, target = _edges(schedule, issued, lanes, placed, policy)
     tasks = rows + launch_next.size
-    if barrier and (issued.kind == Kind.REDUCE_GRAD).any():
-        before, behind = _around_reductions(lanes, placed.columns["kind"])
+    kind = placed.columns["kind"]
+    behind = np.flatnonzero(kind == Kind.REDUCE_GRAD).astype(np.int32) if barrier else meetings
+    if behind.size:
+        before = _last_computations(lanes, kind)
         source = np.concatenate([source, before, np.full(behind.size, tasks, dtype=np.int32)])
         target = np.concatenate([target, np.full(before.size, tasks, dtype=np.int32), behind])
         tasks += 1
+    if not barrier:
+        before, behind = _between_holders(issued, lanes, placed.columns)
+        source, target = np.concatenate([source, before]), np.concatenate([target, behind])
     following = np.full(tasks, -1, dtype=np.int32)
     following_peer = following.copy()
     run(lowering.chain_tasks, (lanes.lane_ptr, twin, int(batched)), (following, following_peer), work=rows)
@@ -183,8 +195,16 @@ def _link(
     )  # fmt: skip
 
 
-def _around_reductions(lanes: Lanes, kind: Int8s) -> tuple[Int32s, Int32s]:
-    """Return each rank's last compute row of the pipeline, and every reduction's row."""
+def _meetings(lanes: Lanes, kind: Int8s) -> Int32s:
+    """Return the row in which each rank meets the others: the last of its data-parallel stream."""
+    streams = np.flatnonzero(lanes.lane_stream == Stream.DATA_PARALLEL)
+    last = lanes.lane_ptr[streams + 1] - 1
+    rows: Int32s = last[kind[last] == Kind.REDUCE_GRAD].astype(np.int32)
+    return rows
+
+
+def _last_computations(lanes: Lanes, kind: Int8s) -> Int32s:
+    """Return each rank's last compute row of the pipeline."""
     compute = np.flatnonzero(lanes.lane_stream == Stream.COMPUTE)
     last: list[int] = []
     for lane in compute:
@@ -193,7 +213,25 @@ def _around_reductions(lanes: Lanes, kind: Int8s) -> tuple[Int32s, Int32s]:
             high -= 1
         if high > low:
             last.append(high - 1)
-    return np.array(last, dtype=np.int32), np.flatnonzero(kind == Kind.REDUCE_GRAD).astype(np.int32)
+    return np.array(last, dtype=np.int32)
+
+
+def _between_holders(issued: IssueOrder, lanes: Lanes, columns: Mapping[str, Any]) -> tuple[Int32s, Int32s]:
+    """Return edges to reductions of a stage from the last backward of it on the other ranks that hold it."""
+    kind, stage, stages = columns["kind"], columns["stage"], issued.placement.stages
+    holders = issued.placement.copies()
+    reductions = np.flatnonzero(kind == Kind.REDUCE_GRAD)
+    reductions = reductions[holders.sum(axis=0)[stage[reductions]] > 1]
+    if not reductions.size:
+        return _NONE, _NONE
+    rank = np.repeat(lanes.lane_rank, np.diff(lanes.lane_ptr))
+    backward = np.flatnonzero((kind >= Kind.B) & (kind <= Kind.W))
+    last = np.full(holders.shape, -1, dtype=np.int64)
+    np.maximum.at(last.ravel(), rank[backward] * stages + stage[backward], backward)
+    which, other = np.nonzero(last.T[stage[reductions]] >= 0)
+    away = other != rank[reductions[which]]
+    which, other = which[away], other[away]
+    return last[other, stage[reductions[which]]].astype(np.int32), reductions[which].astype(np.int32)
 
 
 def _edges(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pptrace.errors import DeadlockError
+from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
 from pptrace.schedule.table import Schedule
 from pptrace.sim.epilogue import with_epilogue
@@ -15,7 +17,7 @@ from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import IdleCause, measure
 
 if TYPE_CHECKING:
-    from pptrace.timeline.timeline import Timeline
+    from pptrace.timeline.timeline import Slice, Timeline
 
 INTERLEAVED = ["0F0", "1F0", "1B0", "0B0"]
 
@@ -28,9 +30,12 @@ def rows(row: list[str], workload: Workload, *, overlap: bool) -> list[str]:
     return with_epilogue(Schedule.from_rows([row]), workload, overlap=overlap).rows()[0]
 
 
+def slices(timeline: Timeline) -> list[Slice]:
+    return [timeline[row] for row in range(len(timeline))]
+
+
 def spans(timeline: Timeline) -> dict[str, tuple[int, int]]:
-    slices = [timeline[row] for row in range(len(timeline))]
-    return {str(one.action): (one.start_ns, one.end_ns) for one in slices}
+    return {str(one.action): (one.start_ns, one.end_ns) for one in slices(timeline)}
 
 
 def test_a_reduction_is_issued_behind_its_stages_last_backward_and_updates_come_last() -> None:
@@ -113,3 +118,35 @@ def test_a_braid_whose_members_wait_for_each_other_is_refused_under_every_policy
 
     with pytest.raises(DeadlockError, match="1F0 -> rank 0: 0F0"):
         simulate(schedule, costs(), policy=Policy(name=name))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_ranks_meet_when_all_have_computed_and_update_behind_it(*, overlap: bool) -> None:
+    schedule = Schedule.from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]])
+    workload = Workload.uniform(2, f_ns=10, b_ns=20, optimizer_ns=3)
+
+    plain = simulate(schedule, workload, overlap_reduction=overlap)
+    met = simulate(schedule, replace(workload, sync_ns=100), overlap_reduction=overlap)
+
+    assert max(end for name, (_, end) in spans(plain).items() if "B" in name) == 90
+    assert int(met.end_ns.max()) == 90 + 100 + 3
+    metrics = measure(met, workload)
+    assert metrics.busy_ns.tolist() == [63, 63]
+    assert metrics.idle_ns[:, IdleCause.REDUCTION].tolist() == [100, 100]
+
+
+def test_a_stage_on_two_ranks_is_reduced_when_both_have_its_gradients() -> None:
+    both_ways = Placement.of_stages([[0, 1], [1, 0]], units=2)
+    rows = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
+    workload = Workload.uniform(2, f_ns=[10, 10], b_ns=[20, 50], reduce_ns=[7, 9])
+
+    timeline = simulate(Schedule.from_rows(rows, placement=both_ways), workload, overlap_reduction=True)
+
+    ends = {(one.action.stage, one.rank): one.end_ns for one in slices(timeline) if str(one.action)[1] == "B"}
+    starts = {
+        (one.action.stage, one.rank): one.start_ns for one in slices(timeline) if "REDUCE" in str(one.action)
+    }
+    assert set(starts) == {(stage, rank) for stage in (0, 1) for rank in (0, 1)}
+    for (stage, rank), start in starts.items():
+        assert start >= max(ends[stage, 0], ends[stage, 1]), (stage, rank)
+    assert min(starts.values()) == max(ends[1, 0], ends[1, 1])

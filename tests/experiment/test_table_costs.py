@@ -1,0 +1,51 @@
+"""Costs given per slice of the model follow the stages, however many a schedule makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pptrace.builtin.costs import TableOptions, table
+from pptrace.errors import ConfigError
+from pptrace.model.request import CostRequest
+
+if TYPE_CHECKING:
+    from pptrace.model.workload import Workload
+
+
+def costs(stages: int, **values: object) -> Workload:
+    given = TableOptions.model_validate({"forward": "8 ns", "backward": "16 ns", **values}).model_dump()
+    return table(CostRequest(ranks=2, stages=stages, units=4, options=given))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, 8, 16])
+def test_slices_cost_the_same_in_all_however_many_stages_share_them(stages: int) -> None:
+    workload = costs(stages, slices=4, activation="32 B", gradients="64 B", boundary="5 B")
+
+    assert workload.f_ns.tolist() == [32 // stages] * stages
+    assert (workload.b_ns.sum(), workload.i_ns.sum(), workload.w_ns.sum()) == (64, 32, 32)
+    assert (workload.activation_bytes.sum(), workload.gradients_bytes.sum()) == (128, 256)
+    assert set(workload.boundary_bytes.tolist()) <= {5}
+
+
+def test_a_list_of_slices_is_spread_in_the_order_of_the_model() -> None:
+    assert costs(4, slices=2, forward=["4 ns", "8 ns"]).f_ns.tolist() == [2, 2, 4, 4]
+    assert costs(2, slices=4, forward=["1 ns", "2 ns", "3 ns", "4 ns"]).f_ns.tolist() == [3, 7]
+
+
+def test_without_slices_figures_are_each_stages_own() -> None:
+    assert costs(4).f_ns.tolist() == [8, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("stages", "values", "message"),
+    [
+        (4, {"slices": 3}, "costs.slices: 3 slices and 4 stages do not divide one another"),
+        (4, {"slices": 2, "forward": ["1 ns"] * 4}, "costs.forward: 4 values for 2 slices"),
+        (4, {"slices": 2, "boundary": ["1 B"]}, "costs.boundary: 1 values for 3 boundaries"),
+    ],
+)
+def test_slices_that_do_not_fit_are_refused(stages: int, values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        costs(stages, **values)
