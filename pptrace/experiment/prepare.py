@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ def prepare(resolved: Resolved, registry: Registry) -> Prepared:
     if (table.stages, edges) != (asked.stages, _chain(asked.stages)):
         workload = build_costs(work, costs, replace(asked, stages=table.stages, edges=edges))
     if table.units > request.units:
-        workload = workload.cut(table.units // request.units)
+        workload = workload.scaled(Fraction(request.units, table.units))
     workload = with_stage_replicas(work.resolved, workload, placement, network, job)
     return Prepared(
         resolved=work.resolved, schedule=table, request=request, workload=workload, network=network,

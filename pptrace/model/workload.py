@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.model.columns import Int64s, column
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 __all__ = ["Workload"]
 
@@ -163,13 +166,19 @@ class Workload:
         """Number of stages."""
         return int(self.f_ns.size)
 
-    def cut(self, parts: int) -> Workload:
-        """Return the costs of units that are each one of ``parts`` equal parts of this workload's units.
+    def scaled(self, share: Fraction) -> Workload:
+        """Return the costs of units that each hold ``share`` of what this workload's units hold, rounded down.
 
-        >>> Workload.uniform(stages=1, f_ns=4, b_ns=8).cut(2).b_ns.tolist()
+        >>> from fractions import Fraction
+        >>> Workload.uniform(stages=1, f_ns=4, b_ns=8).scaled(Fraction(1, 2)).b_ns.tolist()
         [4]
         """
-        return replace(self, **{name: getattr(self, name) // parts for name in _PER_UNIT})
+        columns: dict[str, Any] = {}
+        for name in _PER_UNIT:
+            columns[name] = np.array(
+                [int(value * share) for value in getattr(self, name).tolist()], dtype=np.int64
+            )
+        return replace(self, **columns)
 
     @property
     def static_bytes(self) -> Int64s:

@@ -38,6 +38,15 @@ def test_without_slices_figures_are_each_stages_own() -> None:
     assert costs(4).f_ns.tolist() == [8, 8, 8, 8]
 
 
+def test_a_batch_cut_into_more_microbatches_costs_the_same_in_all() -> None:
+    workload = costs(2, microbatches=1, activation="32 B", boundary="8 B", gradients="64 B", update="5 ns")
+
+    # Four microbatches where the figures are for one.
+    assert (workload.f_ns.tolist(), workload.b_ns.tolist()) == ([2, 2], [4, 4])
+    assert (workload.activation_bytes.tolist(), workload.boundary_bytes.tolist()) == ([8, 8], [2])
+    assert (workload.gradients_bytes.tolist(), workload.optimizer_ns.tolist()) == ([64, 64], [5, 5])
+
+
 @pytest.mark.parametrize(
     ("stages", "values", "message"),
     [
