@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pptrace.hooks.offers import CostModelOffer, ExporterOffer, ImporterOffer, NetworkOffer
+from pptrace.hooks.offers import CostModelOffer, ExecutorOffer, ExporterOffer, ImporterOffer, NetworkOffer
 from pptrace.hooks.specs import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from pydantic import BaseModel
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Network
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["pptrace_cost_models", "pptrace_exporters", "pptrace_importers", "pptrace_networks"]
+__all__ = [
+    "pptrace_cost_models",
+    "pptrace_executors",
+    "pptrace_exporters",
+    "pptrace_importers",
+    "pptrace_networks",
+]
 
 
 @hookimpl
@@ -47,6 +54,15 @@ def pptrace_cost_models() -> Iterable[CostModelOffer]:
         summary="Times and bytes per stage, as written or as calibrated.",
         build=_table,
         options=_table_options,
+    )
+
+
+@hookimpl
+def pptrace_executors() -> Iterable[ExecutorOffer]:
+    """Offer this machine's processes, and this process alone."""
+    yield ExecutorOffer(name="processes", summary="Processes on this machine, one per core.", build=_processes)
+    yield ExecutorOffer(
+        name="serial", summary="This process, one point after another.", build=_serial, in_process=True
     )
 
 
@@ -127,6 +143,19 @@ def _table_options() -> type[BaseModel]:
     from pptrace.builtin.costs import TableOptions
 
     return TableOptions
+
+
+def _processes(workers: int) -> Executor:
+    from pptrace.builtin.executors import Processes
+
+    return Processes(workers)
+
+
+def _serial(workers: int) -> Executor:
+    from pptrace.builtin.executors import Serial
+
+    del workers
+    return Serial()
 
 
 def _write_perfetto(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor
     from fractions import Fraction
     from pathlib import Path
 
@@ -24,6 +25,7 @@ __all__ = [
     "ClusterOffer",
     "CostModelOffer",
     "DeviceOffer",
+    "ExecutorOffer",
     "ExporterOffer",
     "ImporterOffer",
     "ModelOffer",
@@ -125,6 +127,19 @@ class ClusterOffer:
     device: str | Mapping[str, Any] = ""
     """The device in it: a preset's name or a device's values; for configurations that name none."""
     source: str = ""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOffer:
+    """Where the points of a sweep run."""
+
+    name: str
+    summary: str
+    build: Callable[[int], Executor]
+    """Returns an executor with so many workers, anew after one broke; ``shutdown(wait=False)`` ends it at once."""
+    in_process: bool = False
+    """Whether calls run in this process; else functions, arguments and results have to be pickled."""
     api: int = API
 
 

@@ -9,6 +9,7 @@ from pptrace.hooks.offers import (
     ClusterOffer,
     CostModelOffer,
     DeviceOffer,
+    ExecutorOffer,
     ExporterOffer,
     ImporterOffer,
     ModelOffer,
@@ -47,6 +48,7 @@ HOOKS: dict[type[Any], str] = {
     ModelOffer: "pptrace_models",
     DeviceOffer: "pptrace_devices",
     ClusterOffer: "pptrace_clusters",
+    ExecutorOffer: "pptrace_executors",
     ExporterOffer: "pptrace_exporters",
     ImporterOffer: "pptrace_importers",
 }

@@ -23,6 +23,7 @@ from pptrace.hooks.offers import (
     ClusterOffer,
     CostModelOffer,
     DeviceOffer,
+    ExecutorOffer,
     ExporterOffer,
     ImporterOffer,
     ModelOffer,
@@ -137,6 +138,11 @@ class Registry:
         return self._gather(ClusterOffer)
 
     @cached_property
+    def executors(self) -> Mapping[str, Provided[ExecutorOffer]]:
+        """What runs the points of a sweep, by name."""
+        return self._gather(ExecutorOffer)
+
+    @cached_property
     def exporters(self) -> Mapping[str, Provided[ExporterOffer]]:
         """Trace formats that can be written, by name."""
         return self._gather(ExporterOffer)
@@ -179,6 +185,10 @@ class Registry:
     def cluster(self, name: str) -> Provided[ClusterOffer]:
         """Return a cluster preset by name."""
         return self._find(self.clusters, name, ClusterOffer)
+
+    def executor(self, name: str) -> Provided[ExecutorOffer]:
+        """Return an executor of sweeps by name."""
+        return self._find(self.executors, name, ExecutorOffer)
 
     def exporter(self, name: str) -> Provided[ExporterOffer]:
         """Return an exporter by name."""

@@ -49,6 +49,11 @@ def pptrace_clusters() -> Iterable[offers.ClusterOffer]:  # type: ignore[empty-b
 
 
 @hookspec
+def pptrace_executors() -> Iterable[offers.ExecutorOffer]:  # type: ignore[empty-body]
+    """Yield the executors that this plugin runs the points of a sweep with."""
+
+
+@hookspec
 def pptrace_exporters() -> Iterable[offers.ExporterOffer]:  # type: ignore[empty-body]
     """Yield the trace formats that this plugin writes."""
 

@@ -1,0 +1,83 @@
+"""The core's own executors: processes on this machine, and this very process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import warnings
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Processes", "Serial"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Processes(ProcessPoolExecutor):
+    """Processes that leave Ctrl-C to their parent and never outlive it.
+
+    They are forked where that is safe, so that they start with the plugins and the compiled code of their parent.
+    """
+
+    def __init__(self, workers: int) -> None:
+        method = "fork" if _may_fork() else "spawn"
+        super().__init__(workers, mp_context=multiprocessing.get_context(method), initializer=_begin)
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Hand a call to a worker; the first one starts them all."""
+        if self._processes:
+            return super().submit(fn, *args, **kwargs)
+        with warnings.catch_warnings():
+            # From 3.12 on a fork warns of threads, numpy's own among them, which mind forks themselves.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return super().submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - theirs
+        """End the workers: after what they have begun, or at once."""
+        if not wait:
+            for process in list((self._processes or {}).values()):
+                process.terminate()
+        super().shutdown(wait=wait, cancel_futures=cancel_futures)
+
+
+class Serial(Executor):
+    """One call after another, where ``submit`` is called.
+
+    >>> Serial().submit(pow, 2, 5).result()
+    32
+    """
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Run a call and return its finished future."""
+        future: Future[R] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - a future holds whatever its call raises
+            future.set_exception(error)
+        return future
+
+
+def _may_fork() -> bool:
+    """Whether a copy of this process can go on: not where a thread may hold a lock, nor outside Linux."""
+    return sys.platform.startswith("linux") and threading.active_count() == 1
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: Any) -> None:
+    # A worker waits for work on a pipe whose other end it holds itself, so it would not notice.
+    wait([sentinel])
+    os._exit(1)
