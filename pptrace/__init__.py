@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from pptrace.api import simulate
+    from pptrace.api import compare, crossover, simulate
     from pptrace.errors import PptraceError
     from pptrace.experiment.run import Run
     from pptrace.hooks.registry import Registry
@@ -40,6 +40,8 @@ __all__ = [
     "Timeline",
     "Workload",
     "__version__",
+    "compare",
+    "crossover",
     "simulate",
 ]
 
@@ -56,6 +58,8 @@ _HOMES = {
     "ScheduleRequest": "model.request",
     "Timeline": "timeline.timeline",
     "Workload": "model.workload",
+    "compare": "api",
+    "crossover": "api",
     "simulate": "api",
 }
 

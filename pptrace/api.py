@@ -13,9 +13,13 @@ from pptrace.experiment.run import simulate as simulate_resolved
 from pptrace.hooks.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["simulate"]
+    from pptrace.study.basis import Basis
+    from pptrace.study.compare import Comparison
+    from pptrace.study.crossover import Crossover
+
+__all__ = ["compare", "crossover", "simulate"]
 
 
 def simulate(
@@ -39,8 +43,91 @@ def simulate(
 
     >>> run = simulate(schedule="table.csv")  # doctest: +SKIP
     """
-    unknown = sorted(set(values) - set(FLAGS))
-    if unknown:
-        raise ConfigError(f"no such argument{nearest(unknown[0], FLAGS)}", key=unknown[0])
+    _check_arguments(values, FLAGS)
     resolved = load(Path(config) if config is not None else None, sets, values)
     return simulate_resolved(resolved, registry or Registry.load())
+
+
+def compare(
+    config: str | Path | None = None,
+    *,
+    schedules: str | Sequence[str],
+    sets: Sequence[str] = (),
+    registry: Registry | None = None,
+    **values: Any,
+) -> Comparison:
+    """Run schedules side by side, and rank them as formulas, as tables and simulated.
+
+    Args:
+        config: a YAML file, or None for ``values`` alone.
+        schedules: as for ``pptrace compare``: ``"gpipe,1f1b"`` or ``["1f1b", "interleaved-1f1b:vp=2"]``.
+        sets: ``key.path=value`` texts, as for ``--set``.
+        registry: the plugins; all installed ones by default.
+        values: as for :func:`simulate`, but for ``schedule``.
+
+    Raises:
+        PptraceError: whatever cannot be used, in one line; or no schedule can run.
+
+    >>> print(compare(schedules="gpipe,1f1b", pp=4, microbatches=8))  # doctest: +SKIP
+    """
+    from pptrace.study.compare import compare as compare_entries
+    from pptrace.study.entry import parse_entries
+
+    basis = _basis(config, sets, registry, values)
+    return compare_entries(basis, parse_entries(_listed(schedules), "schedules"))
+
+
+def crossover(
+    config: str | Path | None = None,
+    *,
+    between: str | Sequence[str],
+    over: str,
+    points: int = 12,
+    tolerance: float = 0.01,
+    sets: Sequence[str] = (),
+    registry: Registry | None = None,
+    **values: Any,
+) -> Crossover:
+    """Find where another schedule of two becomes the faster one as a number of the configuration grows.
+
+    Args:
+        config: a YAML file, or None for ``values`` alone.
+        between: the two schedules, as for :func:`compare`.
+        over: a numeric key with or without a range: ``"microbatches=8..256"``, ``"bandwidth"``.
+        points: values of the first scan, at least 2.
+        tolerance: how far apart the sides of a flip may be, in parts of its value; counts are found exactly.
+        sets: ``key.path=value`` texts, as for ``--set``.
+        registry: the plugins; all installed ones by default.
+        values: as for :func:`simulate`, but for ``schedule``.
+
+    Raises:
+        PptraceError: whatever cannot be used, in one line; or no value that both schedules can run.
+
+    >>> crossover(between="gpipe,1f1b", over="bandwidth", config="step.yaml").flips  # doctest: +SKIP
+    """
+    from pptrace.study.crossover import crossover as cross
+    from pptrace.study.entry import parse_entries
+
+    basis = _basis(config, sets, registry, values)
+    pair = parse_entries(_listed(between), "between")
+    return cross(basis, pair, over, points=points, tolerance=tolerance)
+
+
+def _basis(
+    config: str | Path | None, sets: Sequence[str], registry: Registry | None, values: Mapping[str, Any]
+) -> Basis:
+    from pptrace.study.basis import Basis
+
+    _check_arguments(values, [flag for flag in FLAGS if flag != "schedule"])
+    file = Path(config) if config is not None else None
+    return Basis(file=file, sets=tuple(sets), flags=values, registry=registry or Registry.load())
+
+
+def _check_arguments(values: Mapping[str, Any], known: Collection[str]) -> None:
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigError(f"no such argument{nearest(unknown[0], known)}", key=unknown[0])
+
+
+def _listed(texts: str | Sequence[str]) -> Sequence[str]:
+    return [texts] if isinstance(texts, str) else texts

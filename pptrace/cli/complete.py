@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Completer: TypeAlias = Callable[[Context, Parameter, str], list[CompletionItem[str]]]
 
-__all__ = ["files", "offers", "words"]
+__all__ = ["files", "listed_offers", "offers", "words"]
 
 
 def files(*suffixes: str) -> Completer:
@@ -50,5 +50,19 @@ def offers(sort: str, *suffixes: str) -> Completer:
             if name.startswith(start)
         ]
         return items + [CompletionItem(" ".join(suffixes), "suffixes")] * bool(suffixes)
+
+    return complete
+
+
+def listed_offers(sort: str) -> Completer:
+    """Return a completer of what plugins offer, in a list separated by commas."""
+    one = offers(sort)
+
+    def complete(context: Context, parameter: Parameter, start: str) -> list[CompletionItem[str]]:
+        before, comma, last = start.rpartition(",")
+        return [
+            CompletionItem(f"{before}{comma}{item.value}", help=item.help)
+            for item in one(context, parameter, last)
+        ]
 
     return complete

@@ -18,6 +18,9 @@ __all__ = ["cli", "main"]
 
 COMMANDS = {
     "simulate": "Simulate one training step: a summary, and traces with -o.",
+    "compare": "Compare schedules as formula, as table and simulated.",
+    "crossover": "Find where another of two schedules becomes the faster one.",
+    "sweep": "Simulate a grid of steps in parallel: a tidy table, and pictures.",
     "show": "Draw a schedule's idealised table.",
     "validate": "Check a schedule table in a file.",
     "open": "Open a trace in the Perfetto UI.",

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BARE_NUMBER",
+    "DURATION",
+    "FLOPS",
     "QUANTITY_ERRORS",
+    "RATE",
+    "SIZE",
     "Dimension",
     "Duration",
     "Flops",

@@ -135,7 +135,7 @@ class Resolved:
 
 
 def load(
-    file: Path | None,
+    file: Path | Document | None,
     sets: Sequence[str] = (),
     flags: Mapping[str, Any] = _NO_FLAGS,
     varied: Sequence[Assignment] = (),
@@ -143,7 +143,7 @@ def load(
     """Read an experiment; flags win over ``sets``, both over the file.
 
     Args:
-        file: a YAML file, or None for the command line alone.
+        file: a YAML file, one that was read already, or None for the command line alone.
         sets: ``key.path=value`` texts, whose values are YAML.
         flags: values by flag name (:data:`~pptrace.config.overrides.FLAGS`); None stands for absent.
         varied: what a study sets, which wins over all else.
@@ -154,7 +154,7 @@ def load(
     >>> load(None, flags={"schedule": "1f1b", "pp": 8, "microbatches": 32}).experiment.network.name
     'ideal'
     """
-    document = read_yaml(file) if file is not None else Document()
+    document = read_yaml(file) if isinstance(file, Path) else file or Document()
     tree, positions = overlaid(document.value, document.places, [*assignments(sets, flags), *varied])
     has_schedule = bool(tree.get("schedule"))
     # Without one the rest is checked first, for the key may be there and misspelt.

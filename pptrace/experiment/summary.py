@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pptrace.experiment.run import Run
     from pptrace.timeline.link_use import LinkUse
 
-__all__ = ["summary_lines", "time_text"]
+__all__ = ["job_text", "setting_text", "summary_lines", "time_text"]
 
 WIDTH = 80
 """Columns that every line fits."""
@@ -60,23 +60,32 @@ def time_text(run: Run, time_ns: float) -> str:
     return format_duration(round(time_ns))
 
 
-def _headline(run: Run) -> list[str]:
+def job_text(run: Run) -> str:
+    """Return what is trained on what: model and device, or the costs that stand for them."""
     experiment = run.prepared.resolved.experiment
-    parallel, schedule = experiment.parallel, run.prepared.schedule
     model = (experiment.model.preset or "a model of one's own") if experiment.model else "unit costs"
     if experiment.model is None and experiment.costs and experiment.costs.name != "unit":
         model = f"{experiment.costs.name} costs"
-    device = f" on {experiment.device.preset or 'its device'}" if experiment.device else ""
-    sizes = [f"pp {schedule.ranks}"]
-    chunks = schedule.stages // schedule.ranks
+    return f"{model} on {experiment.device.preset or 'its device'}" if experiment.device else model
+
+
+def setting_text(run: Run, *, chunks: int = 1) -> str:
+    """Return how the job is divided and what its messages take; ``chunks`` per rank are named from two on."""
+    experiment = run.prepared.resolved.experiment
+    sizes = [f"pp {run.prepared.schedule.ranks}"]
     sizes += [f"vp {chunks}"] if chunks > 1 else []
-    sizes += [f"{k} {v}" for k in ("tp", "cp", "dp", "ep") if (v := getattr(parallel, k)) > 1]
+    sizes += [f"{k} {v}" for k in ("tp", "cp", "dp", "ep") if (v := getattr(experiment.parallel, k)) > 1]
     policy: str = experiment.p2p.policy
     if policy == "ordered" and experiment.p2p.stream != "rank":
         policy += f" per {experiment.p2p.stream}"
+    return f"{', '.join(sizes)}; {_network(run)}, p2p {policy}"
+
+
+def _headline(run: Run) -> list[str]:
+    name, schedule = run.prepared.resolved.experiment.schedule.name, run.prepared.schedule
     return [
-        f"{model}{device}: {experiment.schedule.name}, {schedule.units} microbatches",
-        f"{', '.join(sizes)}; {_network(run)}, p2p {policy}",
+        f"{job_text(run)}: {name}, {schedule.units} microbatches",
+        setting_text(run, chunks=schedule.stages // schedule.ranks),
     ]
 
 

@@ -1,0 +1,74 @@
+"""``pptrace compare``: schedules side by side, as formula, as table and simulated."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from pptrace.cli import complete
+from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
+from pptrace.cli.status import status
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace compare llama.yaml --schedules gpipe,1f1b,chimera,hanayo
+pptrace compare --pp 8 --microbatches 16 --schedules 1f1b,interleaved-1f1b:vp=2,./mine.py:make
+pptrace compare llama.yaml --schedules 1f1b,1f1b:p2p=batched --csv > compare.csv
+pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg"""
+
+
+@click.command("compare", epilog=_EXAMPLES)
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@click.option(
+    "--schedules", multiple=True, required=True, metavar="NAME,...",
+    shell_complete=complete.listed_offers("schedules"),
+    help="Schedules, each with settings of its own behind colons: hanayo:waves=2. May be repeated.",
+)  # fmt: skip
+@experiment_flags(without=["schedule"])
+@click.option(
+    "-o", "--output", metavar="FILE", shell_complete=complete.files("png", "svg", "pdf"),
+    help="Draw it: .png, .svg or .pdf.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print a row per schedule as CSV.")
+def command(
+    config: tuple[str, ...],
+    schedules: tuple[str, ...],
+    sets: tuple[str, ...],
+    output: str | None,
+    *,
+    as_json: bool,
+    as_csv: bool,
+    **flags: str | None,
+) -> None:
+    """Compare schedules on CONFIG at three levels: formula, idealised table, simulation.
+
+    Whatever simulate can run can be compared; what a schedule cannot run is said in its row.
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json or --csv, not both")
+    file = config_file(config)
+    from pptrace.hooks.registry import Registry
+    from pptrace.study.basis import Basis
+    from pptrace.study.compare import compare
+    from pptrace.study.entry import parse_entries
+    from pptrace.study.picture import check_picture
+
+    if output is not None:
+        check_picture(Path(output))
+    entries = parse_entries(schedules, "--schedules")
+    basis = Basis(file=file, sets=sets, flags=given_flags(flags), registry=Registry.load())
+    with status("comparing") as watch:
+        comparison = compare(basis, entries, watch)
+    if as_json:
+        click.echo(json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False))
+    elif as_csv:
+        click.echo(comparison.to_csv(), nl=False)
+    else:
+        click.echo(comparison.summary())
+    if output is not None:
+        sys.stderr.write(f"wrote {comparison.save(output)}\n")

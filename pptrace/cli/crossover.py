@@ -1,0 +1,90 @@
+"""``pptrace crossover``: where another of two schedules becomes the faster one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from pptrace.cli import complete
+from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
+from pptrace.cli.status import status
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace crossover llama.yaml --between chimera,1f1b --over microbatches
+pptrace crossover llama.yaml --between hanayo:waves=2,1f1b --over bandwidth='1 GB/s..400 GB/s'
+pptrace crossover llama.yaml --between gpipe,1f1b --over network.overhead='1 us..10 ms' --tolerance 0.1%"""
+
+_MOST_POINTS = 1000
+
+
+class _Part(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, not in older clicks
+    name = "PERCENT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            part = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+        except ValueError:
+            part = 0.0
+        if not 0 < part < 1:
+            self.fail(f"{value!r} is no tolerance: write one such as 1% or 0.01", param, ctx)
+        return part
+
+
+@click.command("crossover", epilog=_EXAMPLES)
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@click.option(
+    "--between", multiple=True, required=True, metavar="A,B", shell_complete=complete.listed_offers("schedules"),
+    help="Two schedules, with settings as for compare.",
+)  # fmt: skip
+@click.option(
+    "--over", multiple=True, required=True, metavar="KEY[=LOW..HIGH]",
+    shell_complete=complete.words("microbatches", "bandwidth", "latency"),
+    help="What varies: microbatches, bandwidth, latency, or any key with a number.",
+)  # fmt: skip
+@click.option(
+    "--points", type=click.IntRange(2, _MOST_POINTS), default=12, show_default=True,
+    help="Values of the first scan; flips between two of them are found by bisection.",
+)  # fmt: skip
+@click.option(
+    "--tolerance", type=_Part(), default=0.01, show_default="1%",
+    help="How closely a flip is found; counts are found exactly.",
+)  # fmt: skip
+@experiment_flags(without=["schedule"])
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(
+    config: tuple[str, ...],
+    between: tuple[str, ...],
+    over: tuple[str, ...],
+    points: int,
+    tolerance: float,
+    sets: tuple[str, ...],
+    *,
+    as_json: bool,
+    **flags: str | None,
+) -> None:
+    """Find where the ranking of two schedules by step time flips as a number of CONFIG grows.
+
+    Without a range, microbatches go from 1 to 1024, and all else over three decades around its value.
+    """
+    if len(over) > 1:
+        raise click.UsageError(f"one axis at a time, not {' and '.join(over)}")
+    file = config_file(config)
+    from pptrace.hooks.registry import Registry
+    from pptrace.study.basis import Basis
+    from pptrace.study.crossover import crossover
+    from pptrace.study.entry import parse_entries
+
+    pair = parse_entries(between, "--between")
+    basis = Basis(file=file, sets=sets, flags=given_flags(flags), registry=Registry.load())
+    with status("searching") as watch:
+        found = crossover(basis, pair, over[0], points=points, tolerance=tolerance, watch=watch)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        click.echo(found.summary())

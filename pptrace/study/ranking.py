@@ -1,0 +1,43 @@
+"""Ranks, and the places that are won and lost from one ranking to another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Ranks", "moves", "ranked"]
+
+Ranks: TypeAlias = "tuple[int | None, ...]"
+"""A rank for each, from 1; None for what takes no part."""
+
+
+def ranked(values: Sequence[Any]) -> Ranks:
+    """Return the rank of each value, the smallest first; equal values share a rank, None has none.
+
+    Values are compared exactly, as fractions or integers.
+
+    >>> ranked([3, 1, None, 3, 7])
+    (2, 1, None, 2, 4)
+    """
+    return tuple(
+        None if value is None else 1 + sum(other < value for other in values if other is not None)
+        for value in values
+    )
+
+
+def moves(before: Ranks, after: Ranks) -> tuple[int, ...]:
+    """Return how many places each won (lost, where negative), among those that take part in both rankings.
+
+    >>> moves((1, 2, None), (2, 1, 3))
+    (-1, 1, 0)
+    >>> moves((None, 1, 2), (1, 2, 3))
+    (0, 0, 0)
+    """
+    both = [old is not None and new is not None for old, new in zip(before, after, strict=True)]
+    old, new = (
+        ranked([rank if shared else None for rank, shared in zip(ranks, both, strict=True)])
+        for ranks in (before, after)
+    )
+    return tuple((was or 0) - (now or 0) for was, now in zip(old, new, strict=True))

@@ -1,0 +1,129 @@
+"""``pptrace compare`` from the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Answer
+
+    Pptrace = Callable[..., Answer]
+
+MINE = """
+def first(ranks, units):
+    return [[f"{r}F{u}" for u in range(units)] + [f"{r}B{u}" for u in range(units)] for r in range(ranks)]
+
+
+def single(ranks, units):
+    return [[cell for u in range(units) for cell in (f"{r}F{u}", f"{r}B{u}")] for r in range(ranks)]
+"""
+STEP = """\
+schedule: ./mine.py:first
+parallel: {pp: 4}
+batch: {microbatches: 8}
+network: {name: hockney, bandwidth: 50 GB/s, latency: 5 us}
+"""
+BOTH = ("--schedules", "./mine.py:first,./mine.py:single")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "step.yaml").write_text(STEP)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_file_with_flags_over_it_is_compared(pptrace: Pptrace) -> None:
+    answer = pptrace("compare", "step.yaml", *BOTH, "--pp", 2, "--set", "network.latency=0 s", "--microbatches", 4)
+
+    assert answer.code == 0
+    assert answer.err == ""
+    assert answer.out.splitlines()[0] == "unit costs: 4 microbatches"
+    assert "fastest: ./mine.py:first, 60.00% before ./mine.py:single" in answer.out
+
+
+def test_no_file_is_needed(pptrace: Pptrace) -> None:
+    answer = pptrace("compare", *BOTH, "--pp", 2, "--microbatches", 4)
+
+    assert "15 units" in answer.out
+    assert "24 units" in answer.out
+
+
+def test_json_and_csv_are_printed_alone(pptrace: Pptrace) -> None:
+    document = json.loads(pptrace("compare", "step.yaml", *BOTH, "--json").out)
+    rows = list(csv.DictReader(io.StringIO(pptrace("compare", "step.yaml", *BOTH, "--csv").out)))
+
+    assert [row["simulated_rank"] for row in document["rows"]] == [1, 2]
+    assert [int(row["step_ns"]) for row in rows] == [row["step_ns"] for row in document["rows"]]
+
+
+def test_a_picture_is_written_beside_what_is_printed(pptrace: Pptrace, folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    answer = pptrace("compare", "step.yaml", *BOTH, "-o", "compare.svg")
+
+    assert (folder / "compare.svg").read_bytes().startswith(b"<?xml")
+    assert answer.err == "wrote compare.svg\n"
+    assert answer.out.startswith("unit costs")
+
+
+def test_a_schedule_that_cannot_run_costs_the_others_nothing(pptrace: Pptrace, folder: Path) -> None:
+    (folder / "table.csv").write_text("0F0,0B0\n")
+
+    answer = pptrace("compare", "step.yaml", "--schedules", "table.csv,./mine.py:first")
+
+    assert answer.code == 0
+    assert "table.csv        cannot run: parallel.pp: table.csv has 1 rows, not 4: remove the key" in answer.out
+
+
+def test_without_matplotlib_nothing_runs(pptrace: Pptrace, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    answer = pptrace("compare", "step.yaml", *BOTH, "-o", "compare.png")
+
+    assert answer.complaint.startswith("compare.png: pictures need matplotlib: pip install")
+    assert answer.out == ""
+    assert not (folder / "compare.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["step.yaml"], "Missing option '--schedules'. (see pptrace compare --help)"),
+        (["step.yaml", "--schedules", ""], "--schedules: a schedule has no name"),
+        (["step.yaml", *BOTH, "--json", "--csv"], "--json or --csv, not both"),
+        (["step.yaml", *BOTH, "-o", "compare.txt"], "compare.txt: a picture ends in .png, .svg, .pdf"),
+        (["step.yaml", "step.yaml", *BOTH], "one configuration at a time"),
+        (["none.yaml", *BOTH], "none.yaml: no such file"),
+        (["step.yaml", "--schedules", "gpip"], "--schedules gpip: no installed plugin offers a schedule"),
+        (["step.yaml", "--schedules", "./mine.py:frist"], "--schedules ./mine.py:frist: mine.py has no function"),
+        (["step.yaml", *BOTH, "--schedules", "./mine.py:first"], "--schedules: ./mine.py:first is there twice"),
+        (["step.yaml", *BOTH, "--schedule", "gpipe"], "No such option '--schedule'"),
+        (
+            ["step.yaml", *BOTH, "--set", "network.bandwith=1 GB/s"],
+            "--set network.bandwith=1 GB/s: network.bandwith",
+        ),
+    ],
+)
+def test_wrong_input_is_one_line(pptrace: Pptrace, arguments: list[str], line: str) -> None:
+    complaint = pptrace("compare", *arguments).complaint
+
+    assert complaint.replace("./mine.py has", "mine.py has").startswith(line)
+
+
+def test_a_picture_that_cannot_be_written_says_why(pptrace: Pptrace) -> None:
+    pytest.importorskip("matplotlib")
+
+    assert pptrace("compare", "step.yaml", *BOTH, "-o", "none/compare.svg").complaint.startswith(
+        "none/compare.svg: cannot be written: the folder does not exist"
+    )

@@ -1,0 +1,96 @@
+"""A plugin of small schedules whose step times are known in closed form, for tests of studies.
+
+On the ideal network, with p ranks, m microbatches, forwards of f and backwards of b:
+
+- ``eager`` runs all forwards, then all backwards: (m + p - 1)(f + b);
+- ``lumped`` does the same with all microbatches in one action: p m (f + b);
+- ``even`` is ``eager`` for even numbers of microbatches, and its formula only comes near;
+- ``chunky`` is ``eager`` on a model in two chunks per rank, laid one behind the other.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from pptrace.errors import ConstraintError
+from pptrace.hooks.offers import ScheduleOffer
+from pptrace.hooks.registry import Registry
+from pptrace.hooks.specs import hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pptrace.model.request import ScheduleRequest
+
+__all__ = ["pptrace_schedules", "small_registry"]
+
+Rows = list[list[str]]
+
+
+class LumpOptions(BaseModel):
+    """Options of ``lumped``."""
+
+    parts: int = 1
+    """Actions that the microbatches are lumped into."""
+
+
+def eager(request: ScheduleRequest) -> Rows:
+    return [_row(rank, [f"{unit}" for unit in range(request.units)]) for rank in range(request.ranks)]
+
+
+def lumped(request: ScheduleRequest) -> Rows:
+    size = request.units // request.options["parts"]
+    lumps = [f"{first}+{size}" if size > 1 else f"{first}" for first in range(0, request.units, size)]
+    return [_row(rank, lumps) for rank in range(request.ranks)]
+
+
+def chunky(request: ScheduleRequest) -> Rows:
+    units = [f"{unit}" for unit in range(request.units)]
+    rows = []
+    for rank in range(request.ranks):
+        low, high = (_row(2 * rank + chunk, units) for chunk in range(2))
+        half = len(units)
+        rows.append([*low[:half], *high[:half], *high[half:], *low[half:]])
+    return rows
+
+
+def _row(stage: int, units: list[str]) -> list[str]:
+    return [f"{stage}F{unit}" for unit in units] + [f"{stage}B{unit}" for unit in units]
+
+
+def even_only(request: ScheduleRequest) -> None:
+    if request.units % 2:
+        near = f"{request.units - 1} or {request.units + 1}" if request.units > 1 else "2"
+        raise ConstraintError(f"{request.units} is odd", nearest=near, key="batch.microbatches")
+
+
+def one_chunk(request: ScheduleRequest) -> None:
+    if request.chunks != 1:
+        raise ConstraintError(f"{request.chunks} chunks are not one", nearest="1", key="parallel.vp")
+
+
+def bubble(request: ScheduleRequest) -> Fraction:
+    return Fraction(request.ranks - 1, request.units + request.ranks - 1)
+
+
+@hookimpl
+def pptrace_schedules() -> Iterable[ScheduleOffer]:
+    yield ScheduleOffer(name="eager", summary="All forwards first.", build=eager, check=one_chunk, bubble=bubble)
+    yield ScheduleOffer(name="lumped", summary="All at once.", build=lumped, options=lambda: LumpOptions)
+    yield ScheduleOffer(
+        name="even", summary="An even number.", build=eager, check=even_only, bubble=lambda _: Fraction(0),
+        bubble_is_exact=False,
+    )  # fmt: skip
+    yield ScheduleOffer(name="chunky", summary="Two chunks.", build=chunky)
+
+
+class _Plugin:
+    pptrace_schedules = staticmethod(pptrace_schedules)
+
+
+def small_registry() -> Registry:
+    """Return a registry of these schedules and the core's own offers."""
+    return Registry.load(entry_points=False, plugins={"small": _Plugin()})
