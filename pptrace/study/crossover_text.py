@@ -16,6 +16,9 @@ _SECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _SHOWN = 6
 """Runs of skipped values that are listed."""
 
+_FINE = 0.1
+"""The percentage below which a margin has two significant digits instead of two decimals."""
+
 
 def crossover_lines(found: Crossover) -> list[str]:
     """Return the lines: what was asked, both sides of every flip and both ends, who is faster where."""
@@ -30,6 +33,7 @@ def crossover_lines(found: Crossover) -> list[str]:
         *_table(found, stretches),
         "",
         _sentence(found, stretches),
+        f"ran at {len(found.points)} values; flips that undo each other between two of them take more --points",
         *_skipped(found),
         *_memory(found),
         *found.notes,
@@ -125,4 +129,5 @@ def _time(step_ns: int) -> str:
 
 
 def _margin(point: Point) -> str:
-    return f"{point.margin:.2%}"
+    percent = 100 * point.margin
+    return f"{percent:.2f}%" if percent >= _FINE else f"{percent:.2g}%"

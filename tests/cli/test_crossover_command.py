@@ -39,12 +39,12 @@ def test_the_text_shows_both_sides_of_every_flip(pptrace: Pptrace) -> None:
     assert answer.err == ""
     lines = answer.out.splitlines()
     assert lines[1] == f"{wide} against {narrow} over batch.microbatches, 1 to 64: 2 flips"
-    table = [line.split() for line in lines[4:-3]]
+    table = [line.split() for line in lines[4:-4]]
     assert [(row[0], row[1], row[3]) for row in table if len(row) > 3] == [
         ("1", "48", "12"), ("12", "81", "78"), ("13", "84", "84"), ("14", "87", "90"), ("64", "237", "390"),
     ]  # fmt: skip
     assert [row[-1] for row in table if len(row) < 3] == ["flip", "flip"]
-    assert lines[-2] == f"faster: {narrow} up to 12, a tie at 13, {wide} from 14"
+    assert lines[-3] == f"faster: {narrow} up to 12, a tie at 13, {wide} from 14"
 
 
 def test_json_holds_the_flips(pptrace: Pptrace) -> None:
@@ -118,4 +118,4 @@ def test_a_terminal_is_told_what_runs(pptrace: Pptrace, monkeypatch: pytest.Monk
 
     assert answer.code == 0
     assert answer.out.startswith("unit costs")
-    assert "searching" in answer.err
+    assert "microbatches 8: ./late.py:first" in answer.err

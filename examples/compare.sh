@@ -1,0 +1,15 @@
+# Schedules side by side as formula, as table and simulated, and where the faster one of two changes.
+set -eu
+
+echo "== five schedules, 16 microbatches"
+pptrace compare llama3-70b.yaml --microbatches 16 --schedules gpipe,1f1b,looped-bfs,chimera,hanayo -o compare.svg
+echo
+echo "== settings of their own, a schedule of one's own, and one that cannot run"
+pptrace compare llama3-70b.yaml --microbatches 16 \
+  --schedules 1f1b,1f1b:p2p=async,interleaved-1f1b:vp=2,interleaved-1f1b:vp=1,./mine.py:make
+echo
+echo "== chimera against 1f1b, more and more microbatches"
+pptrace crossover llama3-70b.yaml --between chimera,1f1b --over microbatches=8..64
+echo
+echo "== the same at 16 microbatches, more and more bandwidth"
+pptrace crossover llama3-70b.yaml --microbatches 16 --between chimera,1f1b --over bandwidth

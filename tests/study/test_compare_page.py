@@ -1,0 +1,38 @@
+"""``docs/compare.md`` shows what its example prints, and its commands and code run."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def blocks(root: Path, language: str) -> list[str]:
+    page = (root / "docs" / "compare.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+def test_every_output_on_the_page_is_the_example_s(root: Path) -> None:
+    recorded = (root / "examples" / "compare.out").read_text(encoding="utf-8")
+
+    shown = blocks(root, "text")
+
+    assert len(shown) == 3
+    assert [block for block in shown if block not in recorded] == []
+
+
+@pytest.mark.needs_plugins
+def test_the_page_s_commands_and_code_run(root: Path, examples: Path, shell: Any) -> None:
+    shown = blocks(root, "text")[:2]
+
+    printed = [shell.run(command, examples.parent) for command in blocks(root, "bash")]
+    (examples.parent / "code.py").write_text("".join(blocks(root, "python")))
+    shell.run("python code.py", examples.parent)
+
+    assert printed == shown
+    assert (examples.parent / "compare.svg").is_file()
+    assert (examples.parent / "compare.png").is_file()
