@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from pptrace.api import compare, crossover, simulate
+    from pptrace.api import compare, crossover, simulate, sweep
     from pptrace.errors import PptraceError
     from pptrace.experiment.run import Run
     from pptrace.hooks.registry import Registry
@@ -43,6 +43,7 @@ __all__ = [
     "compare",
     "crossover",
     "simulate",
+    "sweep",
 ]
 
 _HOMES = {
@@ -61,6 +62,7 @@ _HOMES = {
     "compare": "api",
     "crossover": "api",
     "simulate": "api",
+    "sweep": "api",
 }
 
 

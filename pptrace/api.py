@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ from pptrace.experiment.run import simulate as simulate_resolved
 from pptrace.hooks.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from pptrace.study.basis import Basis
     from pptrace.study.compare import Comparison
     from pptrace.study.crossover import Crossover
+    from pptrace.study.sweep import Sweep
 
-__all__ = ["compare", "crossover", "simulate"]
+__all__ = ["compare", "crossover", "simulate", "sweep"]
 
 
 def simulate(
@@ -111,6 +113,59 @@ def crossover(
     basis = _basis(config, sets, registry, values)
     pair = parse_entries(_listed(between), "between")
     return cross(basis, pair, over, points=points, tolerance=tolerance)
+
+
+def sweep(
+    config: str | Path | None = None,
+    *,
+    over: Mapping[str, Iterable[Any]] | Sequence[str],
+    sets: Sequence[str] = (),
+    outputs: Sequence[str | Path] = (),
+    fresh: bool = False,
+    executor: str = "processes",
+    workers: int | None = None,
+    registry: Registry | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **values: Any,
+) -> Sweep:
+    """Simulate every combination of some keys' values, several at once.
+
+    Args:
+        config: a YAML file, or None for ``values`` alone.
+        over: values by key, ``{"microbatches": [8, 16], "schedule": ["gpipe", "hanayo:waves=2"]}``, or texts as
+            for ``--over``.
+        sets: ``key.path=value`` texts, as for ``--set``.
+        outputs: tables and pictures to write; finished rows in the tables are taken over, and after an
+            interruption the same call goes on.
+        fresh: run every point anew, and replace what the outputs hold.
+        executor: what the points run on, ``processes`` or ``serial`` or a plugin's.
+        workers: points that run at once; one per core by default.
+        registry: the plugins; all installed ones by default. One of your own needs an executor in this process.
+        progress: told how many points are finished, and of how many.
+        values: as for :func:`simulate`.
+
+    Raises:
+        PptraceError: whatever cannot be used, in one line. Points that fail are rows with an ``error`` instead.
+
+    >>> swept = sweep("step.yaml", over={"pp": [4, 8], "microbatches": [16, 32]})  # doctest: +SKIP
+    >>> swept.save("results.csv", "figure.png")  # doctest: +SKIP
+    """
+    from pptrace.study import sweep as study
+    from pptrace.study.axes import axes_of, parse_axes
+    from pptrace.study.grid import grid_of
+
+    _check_arguments(values, FLAGS)
+    paths = [Path(output) for output in outputs]
+    study.check_outputs(paths)
+    axes = axes_of(over) if isinstance(over, Mapping) else parse_axes(over)
+    grid = grid_of(Path(config) if config is not None else None, sets, values, axes)
+    swept = study.sweep(
+        grid, registry or Registry.load(), executor=executor, workers=workers or 0, outputs=paths, fresh=fresh,
+        shares_registry=registry is not None, progress=progress,
+    )  # fmt: skip
+    swept.save(*paths)
+    study.end_journals(paths)
+    return swept
 
 
 def _basis(

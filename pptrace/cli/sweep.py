@@ -1,0 +1,141 @@
+"""``pptrace sweep``: a grid of steps, run in parallel, as one tidy table and as pictures."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pptrace.cli import complete
+from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace sweep llama.yaml --over microbatches=8..256*2 --over schedule=gpipe,1f1b -o results.csv -o fig.png
+pptrace sweep llama.yaml --over network.bandwidth=50..400*2 'GB/s' --over schedule=1f1b,hanayo:waves=2
+pptrace sweep llama.yaml --over pp=4,8 --over microbatches=16,64 --over schedule=gpipe,1f1b -o w.svg --plot winners
+"""
+_REDRAW_S = 0.1
+
+
+@click.command("sweep", epilog=_EXAMPLES)
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@click.option(
+    "--over", "over", multiple=True, required=True, metavar="KEY=VALUE,...",
+    help="An axis: a flag's name or a key, with its values; 8..64*2 doubles, 8..64+8 adds. May be repeated.",
+)  # fmt: skip
+@experiment_flags()
+@click.option(
+    "-o", "--output", "outputs", multiple=True, metavar="FILE",
+    shell_complete=complete.files("csv", "parquet", "png", "svg", "pdf"),
+    help="Write a table (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--plot", default="lines", metavar="SORT", shell_complete=complete.words("lines", "winners", "difference"),
+    help="What pictures show: lines, winners or difference (to the first schedule).",
+)  # fmt: skip
+@click.option("--x", metavar="KEY", help="The axis along x of pictures; the first with numbers by default.")
+@click.option(
+    "--y", default="step_ns", show_default=True, metavar="FIGURE,...", help="The columns that pictures show."
+)
+@click.option(
+    "--executor", default="processes", show_default=True, metavar="NAME",
+    shell_complete=complete.offers("executors"), help="What the points run on.",
+)  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Points that run at once; one per core.")
+@click.option("--fresh", is_flag=True, help="Run every point anew, and replace what the outputs hold.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+def command(
+    config: tuple[str, ...],
+    over: tuple[str, ...],
+    sets: tuple[str, ...],
+    outputs: tuple[str, ...],
+    plot: str,
+    x: str | None,
+    y: str,
+    executor: str,
+    workers: int | None,
+    *,
+    fresh: bool,
+    as_json: bool,
+    **flags: str | None,
+) -> int:
+    """Simulate every combination of the axes' values on CONFIG, several at once.
+
+    Finished rows are kept beside the first output at once: after an interruption, the same command goes on. Rows
+    that the outputs hold already are not run again. Exits with 1 where points failed.
+    """
+    file = config_file(config)
+    from pptrace.hooks.registry import Registry
+    from pptrace.study.axes import parse_axes
+    from pptrace.study.grid import grid_of
+    from pptrace.study.journal import journal_path
+    from pptrace.study.sweep import check_outputs, end_journals, sweep
+    from pptrace.study.sweep_plots import Picture, check_choice
+    from pptrace.study.sweep_text import failures_text, rows_text
+
+    paths = [Path(output) for output in outputs]
+    picture = Picture(plot=plot, x=x, y=tuple(name.strip() for name in y.split(",") if name.strip()))
+    check_choice(picture)
+    check_outputs(paths)
+    grid = grid_of(file, sets, given_flags(flags), parse_axes(over))
+    try:
+        with _progress() as progress:
+            swept = sweep(
+                grid, Registry.load(), executor=executor, workers=workers or 0, outputs=paths, fresh=fresh,
+                progress=progress,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        sys.stderr.write(_kept_text(journal_path(paths[0]) if paths else None))
+        raise
+    written = swept.save(*paths, plot=plot, x=x, y=picture.y)
+    end_journals(paths)
+    if as_json:
+        click.echo(json.dumps([*swept.rows], indent=2, ensure_ascii=False))
+    elif not paths:
+        click.echo(rows_text(swept))
+    sys.stderr.write("".join(f"wrote {path}\n" for path in written))
+    sys.stderr.write(failures_text(swept))
+    return 1 if swept.failed else 0
+
+
+def _kept_text(journal: Path | None) -> str:
+    """Say after Ctrl-C what is kept; ``main()`` ends the line."""
+    from pptrace.study.journal import read_journal
+
+    if journal is None or not journal.exists():
+        return "\nnothing is kept without a table: name one with -o"
+    rows = len(read_journal(journal).rows)
+    return f"\n{rows:,} finished rows are kept in {journal}: the same command goes on from there"
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """Show a bar on a terminal while the block runs, and yield what moves it; None where nobody looks."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    # No thread draws the bar: workers are forked from this process, which has to be the only thread then.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
+        task, drawn_s = progress.add_task(""), 0.0
+
+        def show(done: int, total: int) -> None:
+            nonlocal drawn_s
+            due = time.monotonic() - drawn_s > _REDRAW_S or done == total
+            progress.update(task, completed=done, total=total, refresh=due)
+            drawn_s = time.monotonic() if due else drawn_s
+
+        yield show

@@ -1,0 +1,169 @@
+"""The axes of a sweep: keys of a configuration, each with the values that it takes one after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.experiment import Experiment
+from pptrace.config.overrides import FLAGS, Assignment, assignment
+from pptrace.errors import ConfigError, nearest
+from pptrace.study.entry import parse_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pptrace.config.places import KeyPath
+
+__all__ = ["Axis", "Value", "axes_of", "parse_axes"]
+
+_RANGE = re.compile(r"(\d+)\.\.(\d+)([*+])(\d+)(\s*[A-Za-z][\w/]*)?")
+_LOOKS_LIKE_RANGE = re.compile(r"\d+\.\.\d*")
+_MOST_VALUES = 10_000
+_SCHEDULE = ("schedule", "schedule.name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One value of an axis."""
+
+    text: str
+    """As the user wrote it."""
+    varied: tuple[Assignment, ...]
+    """What it sets: the axis's key, and with a schedule the settings behind its name."""
+
+    @property
+    def cell(self) -> int | float | str | None:
+        """What stands for it in a table: a number or a name as it is, all else as it was written."""
+        value = self.varied[0].value if len(self.varied) == 1 else self.text
+        return value if isinstance(value, int | float | str) else self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A key and its values."""
+
+    key: str
+    """A flag's name or a key path, as the user wrote it; the name of its column."""
+    values: tuple[Value, ...]
+    """In the order in which they were written."""
+
+    @property
+    def own_paths(self) -> frozenset[KeyPath]:
+        """The key, as its values set it: as a name, or as a whole section."""
+        return frozenset(value.varied[0].path for value in self.values)
+
+    @property
+    def paths(self) -> frozenset[KeyPath]:
+        """All keys that it sets, those of settings behind schedules too."""
+        return frozenset(one.path for value in self.values for one in value.varied)
+
+
+def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
+    """Read axes as behind ``--over``: ``microbatches=8,16``, ``pp=4..64*2``, ``schedule=gpipe,hanayo:waves=2``.
+
+    Raises:
+        ConfigError: no key or no such key, no value, a value twice, or a range that cannot be.
+
+    >>> [[value.text for value in axis.values] for axis in parse_axes(["pp=4..32*2", "network.latency=1..3+2 us"])]
+    [['4', '8', '16', '32'], ['1 us', '3 us']]
+    """
+    return tuple(_parsed(text) for text in texts)
+
+
+def axes_of(over: Mapping[str, Iterable[Any]]) -> tuple[Axis, ...]:
+    """Return axes from plain values by key, as from Python.
+
+    Raises:
+        ConfigError: as above, or a value that is no plain one.
+    """
+    return tuple(_axis(key, [_text(key, value) for value in _listed(key, values)]) for key, values in over.items())
+
+
+def _parsed(text: str) -> Axis:
+    key, equals, values = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"write KEY=VALUE,VALUE, such as microbatches=8,16, not {text!r}", file="--over")
+    key = key.strip()
+    words = [word.strip() for word in _split(values)]
+    return _axis(key, [one for word in words for one in _expanded(word, f"--over {key}")])
+
+
+def _axis(key: str, words: Sequence[str]) -> Axis:
+    source = f"--over {key}"
+    section = re.split(r"[.\[]", FLAGS.get(key, key))[0]
+    if section not in Experiment.model_fields:
+        raise ConfigError(f"no such key{nearest(key, FLAGS)}", file=source)
+    if not words or not all(words):
+        what = "an empty value between its commas" if any(words) else "no value"
+        raise ConfigError(f"has {what}: write such as {key}=VALUE,VALUE", file=source)
+    values = tuple(_value(key, word) for word in words)
+    seen: list[Any] = []
+    for value in values:
+        meant = sorted((str(one.path), repr(one.value)) for one in value.varied)
+        if meant in seen:
+            raise ConfigError(f"{value.text} is there twice: name each value once", file=source)
+        seen.append(meant)
+    return Axis(key=key, values=values)
+
+
+def _value(key: str, word: str) -> Value:
+    if key in _SCHEDULE and not word.startswith("{"):
+        (entry,) = parse_entries([word], f"--over {key}")
+        return Value(text=entry.label, varied=entry.varied)
+    return Value(text=word, varied=(assignment(key, word, f"--over {key}={word}"),))
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas that stand outside brackets and quoted values."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        opens = character in "\"'" and not quote and (not parts[-1].strip() or depth > 0)
+        if opens or character == quote:
+            quote = character if opens else ""
+        elif not quote:
+            depth += (character in "[{") - (character in "]}")
+        if character == "," and depth <= 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _expanded(word: str, source: str) -> Iterator[str]:
+    """Yield the numbers of a range, each with the unit behind it; anything else as it is."""
+    match = _RANGE.fullmatch(word)
+    if match is None:
+        if _LOOKS_LIKE_RANGE.match(word):
+            raise ConfigError(f"{word} is no range: write 8..64*2 (doubling) or 8..64+8", file=source)
+        yield word
+        return
+    number, last, step = int(match[1]), int(match[2]), int(match[4])
+    grows = step > 1 and number > 0 if match[3] == "*" else step > 0
+    if not grows or number > last:
+        raise ConfigError(f"{word} is no range: it must grow from its first number to its last", file=source)
+    for _ in range(_MOST_VALUES):
+        yield f"{number}{match[5] or ''}"
+        number = number * step if match[3] == "*" else number + step
+        if number > last:
+            return
+    raise ConfigError(f"{word} has more than {_MOST_VALUES:,} values", file=source)
+
+
+def _listed(key: str, values: Any) -> list[Any]:
+    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
+        raise ConfigError(f"write a list of values, not {values!r:.60}", file=f"--over {key}")
+    return list(values)
+
+
+def _text(key: str, value: Any) -> str:
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    try:
+        return json.dumps(value.item() if hasattr(value, "item") else value, allow_nan=False)
+    except (TypeError, ValueError):
+        message = f"a {type(value).__name__} is no number, text, list or mapping"
+        raise ConfigError(message, file=f"--over {key}") from None

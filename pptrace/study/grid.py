@@ -1,0 +1,235 @@
+"""The grid of a sweep: every combination of its axes' values, checked and told apart before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.experiment import Experiment, ScheduleChoice
+from pptrace.config.options import validate_options
+from pptrace.config.overrides import assignment, assignments, overlaid
+from pptrace.config.places import key_text
+from pptrace.config.resolve import load
+from pptrace.config.yaml_file import Document, read_yaml
+from pptrace.errors import ConfigError
+from pptrace.study.entry import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pptrace.config.overrides import Assignment
+    from pptrace.config.places import KeyPath
+    from pptrace.study.axes import Axis, Value
+
+__all__ = ["Base", "Grid", "Point", "grid_of"]
+
+_MOST_POINTS = 1_000_000
+_SCHEDULE: KeyPath = ("schedule", "name")
+_GLOBAL: KeyPath = ("batch", "global")
+_UNITS: KeyPath = ("batch", "microbatches")
+_OF_TABLES: tuple[KeyPath, ...] = (("parallel", "pp"), ("parallel", "vp"), _UNITS, _GLOBAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What all points have in common; the file was read once, so that a change to it meanwhile changes nothing."""
+
+    document: Document
+    """The configuration file's content."""
+    sets: tuple[str, ...]
+    """``key.path=value`` texts."""
+    flags: Mapping[str, Any]
+    """Values by flag name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One combination of the axes' values."""
+
+    values: tuple[Value, ...]
+    """One of each axis."""
+    identity: str
+    """Tells it from all others, of other configurations too."""
+    actions: int
+    """About how many actions its table has; 0 where a table file knows."""
+
+    @property
+    def entry(self) -> Entry:
+        """Return what it lays over the base."""
+        varied = tuple(one for value in self.values for one in value.varied)
+        return Entry(label="--over", name="", settings=(), varied=varied)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """All points of a sweep."""
+
+    base: Base
+    """What they have in common."""
+    axes: tuple[Axis, ...]
+    """The outermost first: it changes most slowly from point to point."""
+    points: tuple[Point, ...]
+    """In grid order."""
+    configuration: str
+    """Tells the base and the swept keys from all others; values of axes leave it as it is."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the axes' keys."""
+        return tuple(axis.key for axis in self.axes)
+
+
+def grid_of(file: Path | None, sets: Sequence[str], flags: Mapping[str, Any], axes: Sequence[Axis]) -> Grid:
+    """Return the points of a sweep.
+
+    Raises:
+        ConfigError: no axis, axes that contradict each other or the command line, a value that its key cannot
+            have, or a configuration that no point makes usable.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    document = read_yaml(file) if file is not None else Document()
+    base = Base(document=document, sets=tuple(sets), flags=given)
+    own = assignments(base.sets, base.flags)
+    _check(axes, own)
+    digests: dict[str, str] = {}
+    points = tuple(_point(base, own, values, digests) for values in product(*(axis.values for axis in axes)))
+    tree, _ = overlaid(document.value, document.places, own)
+    _check_tables(tree, axes)
+    _check_values(base, own, axes)
+    _check_some_point(base, points)
+    return Grid(base=base, axes=tuple(axes), points=points, configuration=_digest(_without(tree, axes)))
+
+
+def _check(axes: Sequence[Axis], own: Sequence[Assignment]) -> None:
+    if not axes:
+        raise ConfigError("missing: say what to sweep, such as --over microbatches=8,16,32", file="--over")
+    count = prod(len(axis.values) for axis in axes)
+    if count > _MOST_POINTS:
+        raise ConfigError(f"{count:,} points; the most is {_MOST_POINTS:,}: name fewer values", file="--over")
+    for first, second in combinations(axes, 2):
+        _check_pair(first, second)
+    for axis in axes:
+        for one in own:
+            _check_against(axis, one)
+
+
+def _check_pair(first: Axis, second: Axis) -> None:
+    source = f"--over {second.key}"
+    both = sorted(map(key_text, first.paths & second.paths))
+    if both:
+        key = "" if both == [first.key] else f" ({both[0]})"
+        message = f"--over {first.key} sets it too{key}: write all values behind one --over"
+        raise ConfigError(message, file=source)
+    if {_GLOBAL, _UNITS} <= first.paths | second.paths:
+        message = f"it follows from {first.key}, which is swept too: leave one of them out"
+        raise ConfigError(message, file=source)
+    if any(_above(path, below) for path in second.paths for below in first.paths):
+        message = f"replaces all of it, {first.key} too: write --over {second.key} before --over {first.key}"
+        raise ConfigError(message, file=source)
+
+
+def _check_against(axis: Axis, one: Assignment) -> None:
+    """Refuse what the command line says of a key that is swept, or of one that a swept key replaces."""
+    follows = {one.path} | ({_GLOBAL, _UNITS} if one.path in {_GLOBAL, _UNITS} else set())
+    if axis.own_paths & follows or any(_above(path, one.path) for path in axis.own_paths):
+        raise ConfigError(f"it is swept by --over {axis.key}: leave one of them out", file=one.place.source)
+
+
+def _above(path: KeyPath, below: KeyPath) -> bool:
+    return len(path) < len(below) and below[: len(path)] == path
+
+
+def _check_tables(tree: Mapping[str, Any], axes: Sequence[Axis]) -> None:
+    names = [one.value for axis in axes for value in axis.values for one in value.varied if one.path == _SCHEDULE]
+    tables = [name for name in names or [_name(tree)] if name and _kind(name) == "table"]
+    for axis in axes if tables else ():
+        if axis.paths & set(_OF_TABLES):
+            message = f"{tables[0]} is a table, which has its own: sweep it by a schedule that makes its table"
+            raise ConfigError(message, file=f"--over {axis.key}")
+
+
+def _check_values(base: Base, own: Sequence[Assignment], axes: Sequence[Axis]) -> None:
+    """Refuse a value that its key cannot have, whatever the other axes say."""
+    usual = [axis.values[0] for axis in axes]
+    for index, axis in enumerate(axes):
+        for value in axis.values:
+            chosen = [*usual[:index], value, *usual[index + 1 :]]
+            tree, places = overlaid(base.document.value, base.document.places, [*own, *_varied(chosen)])
+            complete = tree if tree.get("schedule") else {**tree, "schedule": {"name": "none"}}
+            validate_options(Experiment, complete, "", places, file=base.document.source)
+
+
+def _check_some_point(base: Base, points: Sequence[Point]) -> None:
+    """Refuse a configuration that no point makes usable, with what is wrong with the first."""
+    first: ConfigError | None = None
+    for point in points:
+        try:
+            load(base.document, base.sets, base.flags, point.entry.varied)
+        except ConfigError as error:
+            first = first or error
+        else:
+            return
+    if first is not None:
+        raise first
+
+
+def _point(base: Base, own: Sequence[Assignment], values: tuple[Value, ...], digests: dict[str, str]) -> Point:
+    tree, _ = overlaid(base.document.value, base.document.places, [*own, *_varied(values)])
+    name = _name(tree)
+    if name not in digests:
+        digests[name] = _file_digest(name)
+    return Point(values=values, identity=_digest([tree, digests[name]]), actions=_actions(tree))
+
+
+def _varied(values: Sequence[Value]) -> list[Assignment]:
+    return [one for value in values for one in value.varied]
+
+
+def _without(tree: dict[str, Any], axes: Sequence[Axis]) -> list[Any]:
+    """Return a base with the keys that are swept taken out, and these keys."""
+    for axis in axes:
+        (*above, last) = assignment(axis.key, "name", "").path
+        below: Any = tree
+        for part in above:
+            below = below.get(part) if isinstance(below, dict) else None
+        if isinstance(below, dict):
+            below.pop(last, None)
+    kept = {section: said for section, said in tree.items() if said != {}}
+    return [kept, sorted(axis.key for axis in axes), _file_digest(_name(kept))]
+
+
+def _name(tree: Mapping[str, Any]) -> str:
+    schedule = tree.get("schedule")
+    return str(schedule.get("name") or "") if isinstance(schedule, dict) else ""
+
+
+def _kind(name: str) -> str:
+    return ScheduleChoice(name=name).kind
+
+
+def _file_digest(name: str) -> str:
+    """Return a digest of the file that a schedule comes from; nothing for a plugin's."""
+    kind = _kind(name) if name else "plugin"
+    file = Path(name.rpartition(":")[0] if kind == "python" else name)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if kind != "plugin" and file.is_file() else ""
+
+
+def _actions(tree: Mapping[str, Any]) -> int:
+    def of(section: str, key: str) -> int:
+        value = (tree.get(section) or {}).get(key)
+        return value if isinstance(value, int) and value > 0 else 1
+
+    units = of("batch", "microbatches")
+    if units == 1:
+        units = max(of("batch", "global") // (of("parallel", "dp") * of("batch", "micro")), 1)
+    return 2 * of("parallel", "pp") * of("parallel", "vp") * units
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

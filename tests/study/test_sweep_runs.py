@@ -1,0 +1,238 @@
+"""Points run on any executor with the same rows; one that fails, or takes its process along, costs no other."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pptrace
+from pptrace import kernel
+from pptrace.errors import ConfigError, PluginError
+from pptrace.hooks import ExecutorOffer, hookimpl
+from pptrace.hooks.registry import Registry
+from pptrace.study.pool import run_all
+
+MINE = '''
+import os, signal
+from pptrace.errors import ConstraintError
+
+
+def eager(ranks, units):
+    """Every forward, then every backward."""
+    return [[f"{r}F{u}" for u in range(units)] + [f"{r}B{u}" for u in range(units)] for r in range(ranks)]
+
+
+def picky(ranks, units):
+    if units == 6:
+        raise ConstraintError("6 are too many", nearest="5", key="batch.microbatches")
+    return eager(ranks, units)
+
+
+def broken(ranks, units):
+    return eager(ranks, units) if units != 6 else 1 / 0
+
+
+def deadly(ranks, units):
+    if units == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return eager(ranks, units)
+'''
+
+COSTS = {"name": "table", "forward": "10 ms", "backward": "20 ms", "boundary": "64 MiB"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "all")
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+    return tmp_path
+
+
+def sweep(schedules: str = "eager", **changed: Any) -> Any:
+    over = {"microbatches": [4, 6, 8], "schedule": [f"./mine.py:{name}" for name in schedules.split(",")]}
+    given = {"pp": 4, "network": "hockney", "sets": ["network.bandwidth=50 GB/s"], "costs": COSTS}
+    return pptrace.sweep(over=over, **{"executor": "serial", **given, **changed})
+
+
+def test_a_row_holds_axes_then_every_input_then_every_figure() -> None:
+    swept = sweep()
+
+    row = swept.rows[0]
+    run = pptrace.simulate(
+        schedule="./mine.py:eager", microbatches=4, pp=4, network="hockney", costs=COSTS,
+        sets=["network.bandwidth=50 GB/s"],
+    )  # fmt: skip
+    columns = list(row)
+    assert columns[:2] == ["microbatches", "schedule"]
+    assert columns[-6:] == ["error", "pptrace", "plugins", "over", "configuration", "point"]
+    explained = {key: value for key, value, _ in run.prepared.resolved.explain()}
+    assert {key: row[key] for key in explained} == explained
+    assert row["step_ns"] == run.metrics.step_ns
+    assert row["formula_bubble"] is None
+    assert (row["error"], row["over"]) == (None, "microbatches, schedule")
+    assert all(list(other) == columns for other in swept.rows)
+
+
+def test_one_worker_or_two_processes_or_none_give_the_same_bytes() -> None:
+    written = []
+    for executor, workers in (("serial", 1), ("processes", 1), ("processes", 2)):
+        sweep("eager,picky", executor=executor, workers=workers, outputs=["r.csv"], fresh=True)
+        written.append(Path("r.csv").read_bytes())
+
+    assert written[0] == written[1] == written[2]
+    rows = list(csv.DictReader(written[0].decode().splitlines()))
+    assert [(row["microbatches"], row["schedule"]) for row in rows] == [
+        (units, f"./mine.py:{name}") for units in "468" for name in ("eager", "picky")
+    ]
+
+
+def test_a_sweep_that_loads_compiled_code_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    sweep(outputs=["interpreted.csv"])
+    monkeypatch.delenv("NUMBA_DISABLE_JIT")
+    monkeypatch.setattr("pptrace.study.sweep.COMPILE_FROM", 0)
+    sweep(outputs=["compiled.csv"], executor="processes", workers=2)
+
+    assert Path("interpreted.csv").read_bytes() == Path("compiled.csv").read_bytes()
+    assert kernel.compiles(1, loaded=True)
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("picky", "6 are too many; nearest that work: 5"), ("broken", "ZeroDivisionError: division by zero")],
+)
+def test_a_point_that_fails_is_a_row_with_its_error_among_the_others(
+    executor: str, name: str, reason: str
+) -> None:
+    swept = sweep(f"{name},eager", executor=executor)
+
+    assert [row["microbatches"] for row in swept.failed] == [6]
+    assert reason in swept.failed[0]["error"]
+    assert "\n" not in swept.failed[0]["error"]
+    assert swept.failed[0]["step_ns"] is None
+    assert [row["step_ns"] for row in swept.rows[::2] if not row["error"]] == [
+        row["step_ns"] for row in swept.rows[1::2] if row["microbatches"] != 6
+    ]
+
+
+def test_a_worker_that_dies_costs_its_point_alone() -> None:
+    swept = sweep("deadly,eager", executor="processes", workers=2)
+
+    assert [(row["microbatches"], row["schedule"]) for row in swept.failed] == [(6, "./mine.py:deadly")]
+    assert swept.failed[0]["error"].startswith("the process that ran it died")
+    assert all(row["step_ns"] for row in swept.rows if not row["error"])
+
+
+def test_a_bug_of_ours_fails_its_point_and_says_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("what")
+
+    monkeypatch.setattr("pptrace.study.point.metrics_row", broken)
+
+    assert {row["error"] for row in sweep().rows} == {"KeyError: 'what' (a bug: pptrace simulate shows where)"}
+
+
+def test_out_of_memory_fails_its_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("pptrace.study.point.metrics_row", full)
+
+    assert {row["error"][:14] for row in sweep().rows} == {"out of memory:"}
+
+
+class Threads:
+    """A plugin whose executor is a thread pool."""
+
+    def __init__(self) -> None:
+        self.workers: list[int] = []
+        self.threads: set[str] = set()
+
+    @hookimpl
+    def pptrace_executors(self) -> Any:
+        yield ExecutorOffer(name="threads", summary="Threads here.", build=self.build, in_process=True)
+
+    def build(self, workers: int) -> ThreadPoolExecutor:
+        self.workers.append(workers)
+        return ThreadPoolExecutor(workers, initializer=lambda: self.threads.add(threading.current_thread().name))
+
+
+def test_a_plugin_s_executor_runs_the_points_through_the_hook() -> None:
+    plugin = Threads()
+    registry = Registry.load(entry_points=False, plugins={"threads": plugin})
+
+    swept = sweep("eager,picky", executor="threads", workers=3, registry=registry)
+
+    assert swept.rows == sweep("eager,picky").rows
+    assert plugin.workers == [3]
+    assert plugin.threads
+
+
+def test_an_executor_that_cannot_start_is_its_plugin_s_error() -> None:
+    class Broken:
+        @hookimpl
+        def pptrace_executors(self) -> Any:
+            yield ExecutorOffer(name="far", summary="Far away.", build=lambda _: 1 // 0, in_process=True)
+
+    registry = Registry.load(entry_points=False, plugins={"far": Broken()})
+
+    with pytest.raises(PluginError, match="plugin 'far': build of executor 'far' raised ZeroDivisionError"):
+        sweep(executor="far", registry=registry)
+
+
+def test_an_unknown_executor_is_named_with_those_there_are() -> None:
+    with pytest.raises(
+        PluginError, match=r"named 'proceses' \(did you mean 'processes'\? known: processes, serial\)"
+    ):
+        sweep(executor="proceses")
+
+
+def test_a_registry_of_one_s_own_does_not_reach_other_processes() -> None:
+    with pytest.raises(ConfigError, match="executor: processes runs in other processes"):
+        sweep(executor="processes", registry=Registry.load(entry_points=False))
+
+
+def test_progress_counts_every_point_once() -> None:
+    told: list[tuple[int, int]] = []
+
+    sweep(progress=lambda done, total: told.append((done, total)))
+
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_rows_come_when_they_are_finished_not_when_all_are() -> None:
+    begun: list[int] = []
+
+    def call(item: int) -> dict[str, Any]:
+        begun.append(item)
+        return {"item": item}
+
+    from pptrace.builtin.executors import Serial
+
+    for item, row in run_all([1, 2, 3], call, Serial, ahead=8):
+        assert row == {"item": item}
+        assert begun == list(range(1, item + 1))
+
+
+def test_an_executor_that_breaks_again_and_again_fails_what_breaks_it_and_nothing_else() -> None:
+    from pptrace.builtin.executors import Processes
+
+    rows = dict(run_all(range(12), _dies_at_odd, lambda: Processes(2), ahead=4))
+
+    assert sorted(rows) == list(range(12))
+    assert [item for item, row in sorted(rows.items()) if row.get("error")] == [1, 7]
+
+
+def _dies_at_odd(item: int) -> dict[str, Any]:
+    if item in {1, 7}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"item": item}
