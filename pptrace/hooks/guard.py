@@ -59,7 +59,7 @@ def _is_model(value: object) -> bool:
 
 
 def _is_fractions(value: object) -> bool:
-    return isinstance(value, Sequence) and all(isinstance(item, Rational) for item in value)
+    return value is None or (isinstance(value, Sequence) and all(isinstance(item, Rational) for item in value))
 
 
 def _is_timeline(value: object) -> bool:
@@ -73,7 +73,7 @@ _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "options": _MODEL,
     "model": _MODEL,
     "device": _MODEL,
-    "bubble": ("a Fraction", lambda value: isinstance(value, Rational)),
+    "bubble": ("a Fraction", lambda value: value is None or isinstance(value, Rational)),
     "peak_activations": ("one Fraction per rank", _is_fractions),
     "read": ("a Timeline", _is_timeline),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pptrace.config.quantity import DURATION, FLOPS, RATE, SIZE
 from pptrace.errors import ConfigError
@@ -19,37 +19,19 @@ _DIGITS = 6
 _NANO = 10**9
 
 
-class Scale(Protocol):
-    """How the values of one key are read and written."""
-
-    whole: bool
-    """Whether each integer is a value of its own, or stands for a point of a continuous axis."""
-
-    def parse(self, text: str) -> int:
-        """Return the value that a text says.
-
-        Raises:
-            ConfigError: it says none.
-        """
-        ...
-
-    def exact(self, value: int) -> str:
-        """Return the value as a configuration holds it."""
-        ...
-
-    def shown(self, value: int) -> str:
-        """Return the value for people."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Whole:
     """Counts, such as microbatches."""
 
     whole: bool = True
+    """Each integer counts."""
 
     def parse(self, text: str) -> int:
-        """Return a whole number."""
+        """Return a whole number.
+
+        Raises:
+            ConfigError: there is none.
+        """
         if not re.fullmatch(r"[0-9]{1,18}", text):
             raise ConfigError(f"{text!r} is no whole number")
         return int(text)
@@ -68,9 +50,14 @@ class Real:
     """Numbers with decimals, such as efficiencies, counted in billionths."""
 
     whole: bool = False
+    """Integers stand for points of a continuous axis."""
 
     def parse(self, text: str) -> int:
-        """Return the nearest number of billionths."""
+        """Return the nearest number of billionths.
+
+        Raises:
+            ConfigError: it is no number.
+        """
         if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?", text):
             raise ConfigError(f"{text!r} is no number")
         return round(Decimal(text) * _NANO)
@@ -92,9 +79,14 @@ class Quantity:
     dimension: Dimension
     """Which of them."""
     whole: bool = False
+    """As above."""
 
     def parse(self, text: str) -> int:
-        """Return base units."""
+        """Return base units.
+
+        Raises:
+            ConfigError: it is no quantity of this dimension.
+        """
         return self.dimension.parse(text)
 
     def exact(self, value: int) -> str:
@@ -110,12 +102,13 @@ class Quantity:
         return f"{float(Decimal(value) / units[unit]):.{_DIGITS}g} {unit}"
 
 
-AnyScale: TypeAlias = "Whole | Real | Quantity"
+Scale: TypeAlias = "Whole | Real | Quantity"
+"""``whole`` tells whether each integer is a value of its own, or stands for a point of a continuous axis."""
 
 _DIMENSIONS = (SIZE, RATE, DURATION, FLOPS)
 
 
-def scale_of(value: object) -> AnyScale | None:
+def scale_of(value: object) -> Scale | None:
     """Return the scale of a value as a configuration holds it; None where it is no number.
 
     >>> scale_of("50 GB/s").shown(2_500_000_000), scale_of(3), scale_of(True)
@@ -129,7 +122,7 @@ def scale_of(value: object) -> AnyScale | None:
         return Real()
     if not isinstance(value, str):
         return None
-    scales: list[AnyScale] = [Whole(), Real(), *map(Quantity, _DIMENSIONS)]
+    scales: list[Scale] = [Whole(), Real(), *map(Quantity, _DIMENSIONS)]
     for scale in scales:
         try:
             scale.parse(value)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pptrace.config.resolve import Resolved
     from pptrace.study.basis import Basis
     from pptrace.study.entry import Entry
-    from pptrace.study.scale import AnyScale
+    from pptrace.study.scale import Scale
 
 __all__ = ["Span", "parse_span"]
 
@@ -45,7 +45,7 @@ class Span:
     """Its path, such as ``network.bandwidth``."""
     word: str
     """As the user wrote it."""
-    scale: AnyScale
+    scale: Scale
     """How its values are read and written."""
     low: int
     """The first value."""
@@ -130,7 +130,7 @@ def _values(
     return {name: value for name, value, _ in known}
 
 
-def _scale(value: object, key: str, ends: tuple[str, str] | None) -> AnyScale | None:
+def _scale(value: object, key: str, ends: tuple[str, str] | None) -> Scale | None:
     """Return the scale of a key's value, or of its range where that says more: no value, or decimals."""
     own, written = scale_of(value), [scale_of(end) for end in ends or ()]
     if value is None:
@@ -147,7 +147,7 @@ def _no_number(key: str, known: Mapping[str, object], source: str) -> ConfigErro
     return ConfigError(f"no number here has this key{nearest(key, section or numbers)}{advice}", file=source)
 
 
-def _read(scale: AnyScale, ends: tuple[str, str], key: str, source: str) -> tuple[int, int]:
+def _read(scale: Scale, ends: tuple[str, str], key: str, source: str) -> tuple[int, int]:
     try:
         low, high = (scale.parse(end) for end in ends)
     except ConfigError as error:
@@ -159,7 +159,7 @@ def _read(scale: AnyScale, ends: tuple[str, str], key: str, source: str) -> tupl
     return low, high
 
 
-def _default(scale: AnyScale, key: str, known: Mapping[str, object], source: str) -> tuple[int, int]:
+def _default(scale: Scale, key: str, known: Mapping[str, object], source: str) -> tuple[int, int]:
     """Return 1 to 1024 for microbatches, else three decades around the configured value."""
     if key == _MICROBATCHES:
         return 1, _MOST_MICROBATCHES

@@ -127,3 +127,19 @@ def test_a_picture_that_cannot_be_written_says_why(pptrace: Pptrace) -> None:
     assert pptrace("compare", "step.yaml", *BOTH, "-o", "none/compare.svg").complaint.startswith(
         "none/compare.svg: cannot be written: the folder does not exist"
     )
+
+
+def test_every_schedule_of_a_list_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.shell_completion import BashComplete
+
+    from pptrace.cli import complete
+    from pptrace.cli.main import cli
+
+    monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "all")
+    listed = complete.listed_offers("networks")
+    (option,) = (one for one in cli.get_command(None, "compare").params if one.name == "schedules")
+    monkeypatch.setattr(option, "_custom_shell_complete", listed)
+
+    items = BashComplete(cli, {}, "pptrace", "_").get_completions(["compare", "--schedules"], "ideal,ho")
+
+    assert [item.value for item in items] == ["ideal,hockney"]

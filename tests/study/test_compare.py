@@ -44,6 +44,15 @@ def test_the_levels_are_those_of_the_closed_forms(ranks: int, units: int) -> Non
     assert (eager.formula_rank, lumped.formula_rank) == (1, None)
 
 
+def test_a_formula_for_other_sizes_is_none() -> None:
+    rows = compared("quiet,eager").rows
+
+    assert [row.formula_rank for row in rows] == [None, 1]
+    assert [row.table_move for row in rows] == [0, 0]
+    assert rows[0].levels
+    assert rows[0].levels.run.to_dict()["formula"] is None
+
+
 def test_rank_changes_are_told_from_level_to_level() -> None:
     """Where a message costs more to launch than it is work, one large message beats many small ones."""
     rows = compared("eager,lumped,even", network=OVERHEAD, costs=COSTS, p2p="sender-blocking").rows
