@@ -131,6 +131,7 @@ def simulate(resolved: Resolved, registry: Registry) -> Run:
             step = simulate_traffic(
                 prepared.schedule, prepared.workload, prepared.network, prepared.policy,
                 contention=prepared.contention, overlap_reduction=overlap,
+                stage_replicas=resolved.experiment.data_parallel.stage_replicas,
             )  # fmt: skip
     except ScheduleError as error:
         raise located(error, prepared, registry) from error

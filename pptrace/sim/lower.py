@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network, Paths
     from pptrace.schedule.table import Schedule
+    from pptrace.sim.action_times import ActionTimes
 
 __all__ = ["lower"]
 
@@ -57,12 +58,19 @@ class _Rows:
 
 
 def lower(
-    schedule: Schedule, workload: Workload, network: Network, policy: Policy, *, barrier: bool = False
+    schedule: Schedule,
+    workload: Workload,
+    network: Network,
+    policy: Policy,
+    *,
+    barrier: bool = False,
+    stage_replicas: bool = False,
+    times: ActionTimes | None = None,
 ) -> TaskGraph:
     """Return the task graph of a schedule that has been validated, as have its costs.
 
-    With ``barrier``, no gradient is reduced before every rank has computed its last one; else none before all
-    ranks that hold its stage have. Ranks meet when all have computed.
+    With ``barrier``, no gradient is reduced before every rank has computed its last one; with ``stage_replicas``,
+    none before all ranks that hold its stage have. Ranks meet when all have computed.
 
     Raises:
         DeadlockError: a rank needs what it computes later itself, or no order of messages exists.
@@ -73,10 +81,12 @@ def lower(
     lanes = assign_lanes(issued, policy)
     pairs = _pairs(issued, lanes, network)
     placed = _place(issued, lanes, workload, policy, pairs)
+    if times is not None:
+        times.laid_over(placed.columns, issued.placement)
     meetings = _meetings(lanes, placed.columns["kind"]) if workload.sync_ns else _NONE
     placed.columns["duration_ns"][meetings] = workload.sync_ns
     check_total(schedule.ranks, placed.columns["duration_ns"], placed.columns["lag_ns"])
-    return _link(schedule, issued, lanes, placed, policy, pairs, meetings, barrier=barrier)
+    return _link(schedule, issued, lanes, placed, policy, pairs, meetings, barrier=barrier, holders=stage_replicas)
 
 
 def _pairs(issued: IssueOrder, lanes: Lanes, network: Network) -> _Pairs:
@@ -163,6 +173,7 @@ def _link(
     meetings: Int32s,
     *,
     barrier: bool,
+    holders: bool,
 ) -> TaskGraph:
     rows, batched = len(issued), policy.name is PolicyName.BATCHED
     twin, launch_next, source, target = _edges(schedule, issued, lanes, placed, policy)
@@ -174,7 +185,7 @@ def _link(
         source = np.concatenate([source, before, np.full(behind.size, tasks, dtype=np.int32)])
         target = np.concatenate([target, np.full(before.size, tasks, dtype=np.int32), behind])
         tasks += 1
-    if not barrier:
+    if holders and not barrier:
         before, behind = _between_holders(issued, lanes, placed.columns)
         source, target = np.concatenate([source, before]), np.concatenate([target, behind])
     following = np.full(tasks, -1, dtype=np.int32)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Links, Network
     from pptrace.schedule.table import Schedule
+    from pptrace.sim.action_times import ActionTimes
     from pptrace.sim.events import Rates
     from pptrace.sim.graph import TaskGraph
     from pptrace.sim.sweep import Ran
@@ -55,6 +56,8 @@ def simulate(
     *,
     contention: Contention | None = None,
     overlap_reduction: bool = True,
+    stage_replicas: bool = False,
+    times: ActionTimes | None = None,
 ) -> Timeline:
     """Simulate ``schedule`` and return its timeline.
 
@@ -67,6 +70,8 @@ def simulate(
             by default messages share links max-min fairly, and nothing slows computation.
         overlap_reduction: whether a stage's gradients are reduced over its replicas as soon as they
             are whole, or only when every rank has finished.
+        stage_replicas: whether ranks that hold the same stage reduce its gradients between them.
+        times: of single actions, in place of the workload's and the network's.
 
     Raises:
         ScheduleError: the schedule breaks a law of tables, or the costs are not for it.
@@ -74,8 +79,9 @@ def simulate(
         PluginError: the network's answer cannot be used.
     """
     return simulate_traffic(
-        schedule, workload, network, policy, contention=contention, overlap_reduction=overlap_reduction
-    ).timeline
+        schedule, workload, network, policy,
+        contention=contention, overlap_reduction=overlap_reduction, stage_replicas=stage_replicas, times=times,
+    ).timeline  # fmt: skip
 
 
 def simulate_traffic(
@@ -86,6 +92,8 @@ def simulate_traffic(
     *,
     contention: Contention | None = None,
     overlap_reduction: bool = True,
+    stage_replicas: bool = False,
+    times: ActionTimes | None = None,
 ) -> Simulated:
     """Simulate as :func:`simulate` does, and keep what the messages did on the links."""
     policy, network = policy or Policy(), network or ideal()
@@ -95,7 +103,9 @@ def simulate_traffic(
     check(schedule)
     check_costs(schedule, workload)
     whole = with_epilogue(schedule, workload, overlap=overlap_reduction)
-    graph = lower(whole, workload, network, policy, barrier=not overlap_reduction)
+    graph = lower(
+        whole, workload, network, policy, barrier=not overlap_reduction, stage_replicas=stage_replicas, times=times
+    )
     links = network.links
     ran, rates = _run(graph, links, contention)
     if ran.done < graph.tasks - int((graph.twin >= 0).sum()):

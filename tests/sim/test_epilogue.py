@@ -140,7 +140,7 @@ def test_a_stage_on_two_ranks_is_reduced_when_both_have_its_gradients() -> None:
     rows = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
     workload = Workload.uniform(2, f_ns=[10, 10], b_ns=[20, 50], reduce_ns=[7, 9])
 
-    timeline = simulate(Schedule.from_rows(rows, placement=both_ways), workload, overlap_reduction=True)
+    timeline = simulate(Schedule.from_rows(rows, placement=both_ways), workload, stage_replicas=True)
 
     ends = {(one.action.stage, one.rank): one.end_ns for one in slices(timeline) if str(one.action)[1] == "B"}
     starts = {
