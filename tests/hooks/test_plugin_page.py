@@ -16,13 +16,14 @@ from pptrace.model.request import ScheduleRequest
 from pptrace.testing import assert_valid_network, assert_valid_schedule, grid
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
-ONE_FILE, PLUGIN, CHECKS, NETWORK, NETWORK_CHECKS = re.findall(
+ONE_FILE, RULE, PLUGIN, CHECKS, NETWORK, NETWORK_CHECKS = re.findall(
     r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE
 )
 
 
-def test_the_file_of_the_page_makes_a_valid_schedule(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(ONE_FILE)
+@pytest.mark.parametrize("code", [ONE_FILE, RULE])
+def test_the_files_of_the_page_make_valid_schedules(code: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(code)
 
     provided = Registry.load(entry_points=False).schedule(f"{tmp_path}/mine.py:make")
 
