@@ -79,8 +79,9 @@ def command(
     from pptrace.study.axes import parse_axes
     from pptrace.study.grid import grid_of
     from pptrace.study.journal import journal_path
+    from pptrace.study.results import TABLES
     from pptrace.study.sweep import check_outputs, end_journals, sweep
-    from pptrace.study.sweep_plots import Picture, check_choice
+    from pptrace.study.sweep_plots import Picture, check_axes, check_choice
     from pptrace.study.sweep_text import failures_text, rows_text
 
     paths = [Path(output) for output in outputs]
@@ -88,6 +89,8 @@ def command(
     check_choice(picture)
     check_outputs(paths)
     grid = grid_of(file, sets, given_flags(flags), parse_axes(over))
+    if any(path.suffix.lower() not in TABLES for path in paths):
+        check_axes(picture, grid.keys, grid.cells())
     try:
         with _progress() as progress:
             swept = sweep(

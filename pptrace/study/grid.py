@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pptrace.config.overrides import Assignment
     from pptrace.config.places import KeyPath
     from pptrace.study.axes import Axis, Value
+    from pptrace.study.row import Row
 
 __all__ = ["Base", "Grid", "Point", "grid_of"]
 
@@ -82,6 +83,12 @@ class Grid:
     def keys(self) -> tuple[str, ...]:
         """Return the axes' keys."""
         return tuple(axis.key for axis in self.axes)
+
+    def cells(self) -> list[Row]:
+        """Return the points' values by key."""
+        return [
+            {key: value.cell for key, value in zip(self.keys, point.values, strict=True)} for point in self.points
+        ]
 
 
 def grid_of(file: Path | None, sets: Sequence[str], flags: Mapping[str, Any], axes: Sequence[Axis]) -> Grid:
@@ -192,8 +199,8 @@ def _varied(values: Sequence[Value]) -> list[Assignment]:
 
 def _without(tree: dict[str, Any], axes: Sequence[Axis]) -> list[Any]:
     """Return a base with the keys that are swept taken out, and these keys."""
-    for axis in axes:
-        (*above, last) = assignment(axis.key, "name", "").path
+    swept = [path for axis in axes for path in (axis.paths if axis.from_files else [_path(axis.key)])]
+    for *above, last in sorted(swept, key=str):
         below: Any = tree
         for part in above:
             below = below.get(part) if isinstance(below, dict) else None
@@ -201,6 +208,10 @@ def _without(tree: dict[str, Any], axes: Sequence[Axis]) -> list[Any]:
             below.pop(last, None)
     kept = {section: said for section, said in tree.items() if said != {}}
     return [kept, sorted(axis.key for axis in axes), _file_digest(_name(kept))]
+
+
+def _path(key: str) -> KeyPath:
+    return assignment(key, "name", "").path
 
 
 def _name(tree: Mapping[str, Any]) -> str:

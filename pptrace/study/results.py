@@ -70,7 +70,7 @@ def write_table(path: Path, temporary: Path, columns: Sequence[str], rows: Seque
 
 
 def read_table(path: Path) -> list[Row]:
-    """Return the rows of a table that :func:`write_table` wrote, without the cells that hold nothing.
+    """Return the rows of a table that :func:`write_table` wrote, each with every column.
 
     Raises:
         OutputError: it is no such table.
@@ -78,7 +78,7 @@ def read_table(path: Path) -> list[Row]:
     rows = list(_csv_rows(path) if path.suffix.lower() == ".csv" else _parquet_rows(path))
     if not all(row.get("point") and row.get("configuration") for row in rows):
         raise _no_table(path)
-    return [{key: cell for key, cell in row.items() if cell is not None} for row in rows]
+    return rows
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:

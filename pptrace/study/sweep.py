@@ -57,7 +57,7 @@ class Sweep:
     def save(
         self, *targets: str | Path, plot: str = "lines", x: str | None = None, y: str | Sequence[str] = "step_ns"
     ) -> list[Path]:
-        """Write tables (.csv, .parquet) and pictures (.png, .svg, .pdf).
+        """Write tables (.csv, .parquet), then pictures (.png, .svg, .pdf).
 
         Args:
             targets: files; the suffix says what.
@@ -78,9 +78,9 @@ class Sweep:
                     temporary = pending.enter_context(replace_file(path))
                     rows = [*self.rows, *self.others]
                     write_table(path, temporary, list(rows[0]), rows)
-            for path in paths:
-                if path.suffix.lower() not in TABLES:
-                    save_picture(self.over, self.rows, picture, path)
+        for path in paths:
+            if path.suffix.lower() not in TABLES:
+                save_picture(self.over, self.rows, picture, path)
         return paths
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pptrace.study.plot_data import Figure, Panel, Roles
     from pptrace.study.row import Row
 
-__all__ = ["PLOTS", "Picture", "check_choice", "save_picture"]
+__all__ = ["PLOTS", "Picture", "check_axes", "check_choice", "save_picture"]
 
 PLOTS = ("lines", "winners", "difference")
 """Sorts of pictures."""
@@ -60,6 +60,19 @@ def check_choice(picture: Picture) -> None:
         raise ConfigError(f"{len(picture.y)} figures; {picture.plot} show {most} at most", file="--y")
 
 
+def check_axes(picture: Picture, over: Sequence[str], rows: Sequence[Row]) -> Roles:
+    """Refuse axes that give no such picture; ``rows`` may have cells of axes alone.
+
+    Raises:
+        ConfigError: nothing to lie along x, nothing to compare, or more panels than a page holds.
+    """
+    roles = roles_of(over, rows, picture.x, numbers=picture.plot != "winners")
+    if picture.plot != "lines" and len(_values(rows, roles.lines)) <= 1:
+        raise ConfigError("there is nothing to compare: sweep two schedules or more", file="--plot")
+    panels_of(roles.panels[1:] if picture.plot == "winners" else roles.panels, rows)
+    return roles
+
+
 def save_picture(over: Sequence[str], rows: Sequence[Row], picture: Picture, path: Path) -> None:
     """Draw a sweep's rows into a .png, .svg or .pdf file; equal rows give equal bytes.
 
@@ -74,9 +87,7 @@ def save_picture(over: Sequence[str], rows: Sequence[Row], picture: Picture, pat
     if len({figure.unit for figure in figures}) > 1:
         units = ", ".join(f"{figure.column} in {figure.unit or 'no unit'}" for figure in figures)
         raise ConfigError(f"figures of one picture have one unit, not {units}", file="--y")
-    roles = roles_of(over, rows, picture.x, numbers=picture.plot != "winners")
-    if picture.plot != "lines" and len(_values(rows, roles.lines)) <= 1:
-        raise ConfigError(f"{picture.plot} need two schedules or more: sweep them", file="--plot")
+    roles = check_axes(picture, over, rows)
     if picture.plot == "winners":
         beside, *further = roles.panels or (None,)
         panels = panels_of(further, rows)

@@ -94,6 +94,12 @@ def test_one_worker_or_two_processes_or_none_give_the_same_bytes() -> None:
     ]
 
 
+def test_workers_that_start_anew_give_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pptrace.builtin.executors._may_fork", lambda: False)
+
+    assert sweep(executor="processes", workers=1).rows == sweep().rows
+
+
 def test_a_sweep_that_loads_compiled_code_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     sweep(outputs=["interpreted.csv"])
