@@ -72,5 +72,11 @@ def _placement(ranks: int, pipelines: int, units: int, span: int) -> Placement:
 
 
 def _times(request: ScheduleRequest) -> tuple[Int64s, Int64s]:
-    """Return the times of a forward and a backward per stage, 1 and 2 where none are known."""
-    return np.array(request.f_ns or [1], dtype=np.int64), np.array(request.b_ns or [2], dtype=np.int64)
+    """Return the times of a forward and a backward per stage, 1 and 2 where none are known.
+
+    They count in thousandths of the shortest, for an order must not hang on a nanosecond of rounding: what is to
+    take twice as long does so here to the digit.
+    """
+    forward, backward = (np.array(times, dtype=np.int64) for times in (request.f_ns or [1], request.b_ns or [2]))
+    tick = max(int(min(forward.min(), backward.min())) // 1000, 1)
+    return (forward + tick // 2) // tick, (backward + tick // 2) // tick
