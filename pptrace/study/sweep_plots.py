@@ -113,7 +113,7 @@ def _draw_lines(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Seq
     _label(drawn, roles, f"{' and '.join(figure.title for figure in figures)}{unit}")
     values = [value for panel in panels for row in panel.rows for f in figures if (value := f.of(row))]
     if values and min(values) > 0 and max(values) / min(values) >= _DECADES:
-        drawn.axes[0].set_yscale("log")
+        _decades(drawn.axes[0])
     else:
         drawn.axes[0].set_ylim(bottom=0)
     _legend(drawn, names, figures)
@@ -177,6 +177,15 @@ def _finish(axes: Any, panel: Panel, roles: Roles) -> None:
     every = -(-len(at) // _MOST_TICKS)
     shown = at[::-every][::-1]
     axes.set_xticks(shown, [ticks[x] for x in shown])
+
+
+def _decades(axes: Any) -> None:
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.minorticks_off()
 
 
 def _label(drawn: Any, roles: Roles, y: str) -> None:
