@@ -6,10 +6,13 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.experiment import Experiment
 from pptrace.config.overrides import FLAGS, Assignment, assignment
+from pptrace.config.places import key_text
+from pptrace.config.yaml_file import read_yaml
 from pptrace.errors import ConfigError, nearest
 from pptrace.study.entry import parse_entries
 
@@ -24,6 +27,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)([*+])(\d+)(\s*[A-Za-z][\w/]*)?")
 _LOOKS_LIKE_RANGE = re.compile(r"\d+\.\.\d*")
 _MOST_VALUES = 10_000
 _SCHEDULE = ("schedule", "schedule.name")
+_FILES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +35,16 @@ class Value:
     """One value of an axis."""
 
     text: str
-    """As the user wrote it."""
+    """As the user wrote it; of a file, its name without folder and suffix."""
     varied: tuple[Assignment, ...]
-    """What it sets: the axis's key, and with a schedule the settings behind its name."""
+    """What it sets: the axis's key, and with a schedule the settings behind its name; of a file, all its keys."""
+    from_file: bool = False
+    """Whether it is a file of settings."""
 
     @property
     def cell(self) -> int | float | str | None:
         """What stands for it in a table: a number or a name as it is, all else as it was written."""
-        value = self.varied[0].value if len(self.varied) == 1 else self.text
+        value = self.varied[0].value if len(self.varied) == 1 and not self.from_file else self.text
         return value if isinstance(value, int | float | str) else self.text
 
 
@@ -47,14 +53,19 @@ class Axis:
     """A key and its values."""
 
     key: str
-    """A flag's name or a key path, as the user wrote it; the name of its column."""
+    """A flag's name or a key path, as the user wrote it, or any name before files; the name of its column."""
     values: tuple[Value, ...]
     """In the order in which they were written."""
 
     @property
     def own_paths(self) -> frozenset[KeyPath]:
-        """The key, as its values set it: as a name, or as a whole section."""
-        return frozenset(value.varied[0].path for value in self.values)
+        """The key, as its values set it: as a name, or as a whole section; of files, all their keys."""
+        return self.paths if self.from_files else frozenset(value.varied[0].path for value in self.values)
+
+    @property
+    def from_files(self) -> bool:
+        """Whether its values are files of settings."""
+        return self.values[0].from_file
 
     @property
     def paths(self) -> frozenset[KeyPath]:
@@ -65,8 +76,12 @@ class Axis:
 def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
     """Read axes as behind ``--over``: ``microbatches=8,16``, ``pp=4..64*2``, ``schedule=gpipe,hanayo:waves=2``.
 
+    Values that are YAML files (``machine=slow.yaml,fast.yaml``) each set all that stands in them; any name may
+    stand before them.
+
     Raises:
-        ConfigError: no key or no such key, no value, a value twice, or a range that cannot be.
+        ConfigError: no key or no such key, no value, a value twice, a range that cannot be, or a file that cannot
+            be read.
 
     >>> [[value.text for value in axis.values] for axis in parse_axes(["pp=4..32*2", "network.latency=1..3+2 us"])]
     [['4', '8', '16', '32'], ['1 us', '3 us']]
@@ -94,6 +109,9 @@ def _parsed(text: str) -> Axis:
 
 def _axis(key: str, words: Sequence[str]) -> Axis:
     source = f"--over {key}"
+    files = [word for word in words if word.lower().endswith(_FILES)]
+    if files:
+        return Axis(key=key, values=_overlays(files, words, source))
     section = re.split(r"[.\[]", FLAGS.get(key, key))[0]
     if section not in Experiment.model_fields:
         raise ConfigError(f"no such key{nearest(key, FLAGS)}", file=source)
@@ -108,6 +126,37 @@ def _axis(key: str, words: Sequence[str]) -> Axis:
             raise ConfigError(f"{value.text} is there twice: name each value once", file=source)
         seen.append(meant)
     return Axis(key=key, values=values)
+
+
+def _overlays(files: Sequence[str], words: Sequence[str], source: str) -> tuple[Value, ...]:
+    """Return files of settings, each with all that it sets."""
+    other = next((word for word in words if word not in files), None)
+    if other is not None:
+        raise ConfigError(
+            f"{other or 'an empty value'} stands among files of settings: write files alone", file=source
+        )
+    twice = next((file for file in files if files.count(file) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{twice} is there twice: name each value once", file=source)
+    stems = [Path(file).stem for file in files]
+    names = stems if len(set(stems)) == len(stems) else files
+    return tuple(
+        Value(text=name, varied=_settings(Path(file)), from_file=True)
+        for name, file in zip(names, files, strict=True)
+    )
+
+
+def _settings(file: Path) -> tuple[Assignment, ...]:
+    """Return what a file of settings sets, key by key."""
+    found: list[Assignment] = []
+    pending: list[tuple[KeyPath, Any]] = [((), read_yaml(file).value)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, dict) and value:
+            pending += [((*path, key), below) for key, below in reversed(value.items())]
+        else:
+            found.append(assignment(key_text(path), json.dumps(value), str(file)))
+    return tuple(found)
 
 
 def _value(key: str, word: str) -> Value:
