@@ -55,7 +55,7 @@ class Point:
     values: tuple[Value, ...]
     """One of each axis."""
     identity: str
-    """Tells it from all others, of other configurations too."""
+    """Tells it from all others, of other configurations too; behind a hyphen what tells its schedule's file."""
     actions: int
     """About how many actions its table has; 0 where a table file knows."""
 
@@ -190,7 +190,8 @@ def _point(base: Base, own: Sequence[Assignment], values: tuple[Value, ...], dig
     name = _name(tree)
     if name not in digests:
         digests[name] = _file_digest(name)
-    return Point(values=values, identity=_digest([tree, digests[name]]), actions=_actions(tree))
+    identity = "-".join(filter(None, [_digest(tree), digests[name]]))
+    return Point(values=values, identity=identity, actions=_actions(tree))
 
 
 def _varied(values: Sequence[Value]) -> list[Assignment]:
@@ -227,7 +228,7 @@ def _file_digest(name: str) -> str:
     """Return a digest of the file that a schedule comes from; nothing for a plugin's."""
     kind = _kind(name) if name else "plugin"
     file = Path(name.rpartition(":")[0] if kind == "python" else name)
-    return hashlib.sha256(file.read_bytes()).hexdigest() if kind != "plugin" and file.is_file() else ""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:8] if kind != "plugin" and file.is_file() else ""
 
 
 def _actions(tree: Mapping[str, Any]) -> int:

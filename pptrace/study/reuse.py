@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.config.experiment import ScheduleChoice
 from pptrace.config.places import key_text
 from pptrace.errors import OutputError, PptraceError
 from pptrace.experiment.prepare import prepare
 from pptrace.study.basis import Basis
 from pptrace.study.journal import journal_path, read_journal
 from pptrace.study.point import inputs_of
-from pptrace.study.results import TABLES, is_input, read_table
+from pptrace.study.results import TABLES, read_table
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from pptrace.config.resolve import Resolved
     from pptrace.hooks.registry import Registry
     from pptrace.study.grid import Grid, Point
     from pptrace.study.row import Row
@@ -27,6 +27,7 @@ __all__ = ["earlier_rows"]
 _ADVICE = "name another file with -o, or replace it with --fresh"
 _DERIVED = ("derived", "table ", "schedule ", "cluster")
 """How origins of values begin that follow from other keys, swept ones among them."""
+_WORDS = "its keys are written in other words"
 
 
 def earlier_rows(grid: Grid, registry: Registry, outputs: Sequence[Path]) -> dict[str, Row]:
@@ -50,61 +51,78 @@ def earlier_rows(grid: Grid, registry: Registry, outputs: Sequence[Path]) -> dic
 
 def _checked(grid: Grid, registry: Registry, path: Path, rows: Sequence[Row]) -> dict[str, Row]:
     versions = {provider.distribution: provider.version for provider in registry.providers}
-    by_place = {_cells(point): point for point in grid.points}
+    by_cells = {_cells(point): point for point in grid.points}
+    found: dict[str, Row] = {}
     for row in rows:
+        point = by_cells.get(tuple(str(row.get(key)) for key in grid.keys))
         if row["configuration"] != grid.configuration:
-            raise _foreign(path, _difference(grid, registry, row))
-        if row.get("pptrace") != __version__:
-            raise _foreign(path, f"it is from pptrace {row.get('pptrace')}, and this is {__version__}")
-        for plugin in filter(None, str(row.get("plugins") or "").split(", ")):
-            name, _, version = plugin.partition(" ")
-            if versions.get(name) != version:
-                raise _foreign(path, f"it is from {plugin}, and {_now(name, versions.get(name))}")
-        point = by_place.get(tuple(str(row.get(key)) for key in grid.keys))
-        if point is not None and point.identity != row["point"] and _is_file(row.get("schedule.name")):
-            raise _foreign(path, f"{row['schedule.name']} was another file then")
-    return {str(row["point"]): row for row in rows if not row.get("error")}
+            raise _foreign(path, _difference(grid, registry, row, point))
+        _check_versions(path, row, versions)
+        if row.get("error"):
+            continue
+        if point is not None and point.identity != row["point"]:
+            reason = _changed(grid, registry, row, point)
+            if reason:
+                raise _foreign(path, reason)
+            row = row | {"point": point.identity}  # noqa: PLW2901 - the same point in other words
+        found[str(row["point"])] = row
+    return found
 
 
-def _is_file(schedule: object) -> bool:
-    return bool(schedule) and ScheduleChoice(name=str(schedule)).kind != "plugin"
+def _check_versions(path: Path, row: Row, versions: Mapping[str, str]) -> None:
+    if row.get("pptrace") != __version__:
+        raise _foreign(path, f"it is from pptrace {row.get('pptrace')}, and this is {__version__}")
+    for plugin in filter(None, str(row.get("plugins") or "").split(", ")):
+        name, _, version = plugin.partition(" ")
+        if versions.get(name) != version:
+            now = f"this is {versions[name]}" if name in versions else f"{name} takes no part now"
+            raise _foreign(path, f"it is from {plugin}, and {now}")
 
 
-def _now(name: str, version: str | None) -> str:
-    return f"this is {version}" if version else f"{name} takes no part now"
+def _file_of(identity: object) -> str:
+    return str(identity).partition("-")[2]
 
 
 def _foreign(path: Path, reason: str) -> OutputError:
     return OutputError(f"is from another configuration: {reason}; {_ADVICE}", file=path)
 
 
-def _difference(grid: Grid, registry: Registry, row: Row) -> str:
-    """Say in which key a row's configuration differs from this one's."""
+def _difference(grid: Grid, registry: Registry, row: Row, point: Point | None) -> str:
+    """Say in what a row's configuration differs from this one's; ``point`` has the same values, if any has."""
     then, now = sorted(str(row.get("over") or "").split(", ")), sorted(grid.keys)
     if then != now:
         return f"it was swept over {', '.join(then)}, and this is over {', '.join(now)}"
-    cells = tuple(str(row.get(key)) for key in grid.keys)
-    same = [point for point in grid.points if _cells(point) == cells]
-    for key, value, derived in _inputs(grid, registry, (same or grid.points)[0]):
-        if (same or not derived) and str(row.get(key)) != str(value):
-            return f"{key} was {_shown(row.get(key))} and is {_shown(value)}"
-    return "its keys are written in other words"
+    if point is not None:
+        return _changed(grid, registry, row, point) or _WORDS
+    swept = {key_text(path) for axis in grid.axes for path in axis.paths}
+    resolved = _resolved(grid, registry, grid.points[0])
+    constant = [key for key in inputs_of(resolved) if not resolved.origin(key).startswith(_DERIVED)]
+    return _first(row, resolved, [key for key in constant if key not in swept]) or _WORDS
 
 
-def _inputs(grid: Grid, registry: Registry, point: Point) -> list[tuple[str, object, bool]]:
-    """Return a point's keys that are not swept, with their values and whether they follow from others."""
+def _changed(grid: Grid, registry: Registry, row: Row, point: Point) -> str:
+    """Say in what a row differs from a point with the same values; nothing where it does not."""
+    resolved = _resolved(grid, registry, point)
+    changed = _first(row, resolved, list(inputs_of(resolved)))
+    if not changed and _file_of(row["point"]) != _file_of(point.identity):
+        return f"{row.get('schedule.name')} was another file then"
+    return changed
+
+
+def _first(row: Row, resolved: Resolved, keys: Sequence[str]) -> str:
+    values = inputs_of(resolved)
+    differing = next((key for key in keys if str(row.get(key)) != str(values[key])), None)
+    return f"{differing} was {_shown(row.get(differing))} and is {_shown(values[differing])}" if differing else ""
+
+
+def _resolved(grid: Grid, registry: Registry, point: Point) -> Resolved:
     base = grid.base
     basis = Basis(file=base.document, sets=base.sets, flags=base.flags, registry=registry)
+    resolved = basis.resolve(point.entry)
     try:
-        resolved = prepare(basis.resolve(point.entry), registry).resolved
+        return prepare(resolved, registry).resolved
     except PptraceError:
-        resolved = basis.resolve(point.entry)
-    swept = {key_text(path) for axis in grid.axes for path in axis.paths}
-    return [
-        (key, value, resolved.origin(key).startswith(_DERIVED))
-        for key, value in inputs_of(resolved).items()
-        if is_input(key) and key not in swept
-    ]
+        return resolved
 
 
 def _cells(point: Point) -> tuple[str, ...]:

@@ -241,6 +241,29 @@ def test_a_schedule_s_file_that_changed_is_another_configuration(sweep: Pptrace)
     assert "./mine.py:eager was another file then" in sweep(*over).complaint
 
 
+def test_the_same_value_in_other_words_is_taken_over(sweep: Pptrace) -> None:
+    fixed = ["--microbatches", "4", "-o", "r.csv", "--over"]
+    sweep(*fixed, "network.bandwidth=400 Gb/s,1 GB/s")
+    before = Path("r.csv").read_text()
+    calls()
+
+    answer = sweep(*fixed, "network.bandwidth=50 GB/s,1 GB/s")
+
+    assert (answer.code, calls()) == (0, 1)  # it is looked at, and not simulated
+    assert Path("r.csv").read_text().splitlines()[1].split(",")[:-1] == before.splitlines()[1].split(",")[:-1]
+    assert len(Path("r.csv").read_text().splitlines()) == 3
+
+
+def test_a_file_of_settings_that_changed_is_another_configuration(sweep: Pptrace) -> None:
+    over = ["--over", "machine=fast.yaml,slow.yaml", "--microbatches", "2", "-o", "r.csv"]
+    Path("fast.yaml").write_text("network: {latency: 1 us}\n")
+    Path("slow.yaml").write_text("network: {latency: 9 us}\n")
+    sweep(*over)
+    Path("slow.yaml").write_text("network: {latency: 8 us}\n")
+
+    assert "network.latency was 9 us and is 8 us" in sweep(*over).complaint
+
+
 def test_fresh_replaces_what_was_there(sweep: Pptrace) -> None:
     sweep("--over", UNITS, "-o", "r.csv")
     calls()
