@@ -115,7 +115,7 @@ def _draw_lines(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Seq
     if values and min(values) > 0 and max(values) / min(values) >= _DECADES:
         _decades(drawn.axes[0])
     else:
-        drawn.axes[0].set_ylim(bottom=0)
+        drawn.axes[0].set_ylim(0, 1.06 * max(values, default=1))
     _legend(drawn, names, figures)
 
 
