@@ -1,0 +1,252 @@
+"""A sweep that is started again: after an interruption, with more values, with another configuration."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from swept_folder import MINE, UNITS, calls, fill, names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Answer
+
+    Pptrace = Callable[..., Answer]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    fill(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def sweep(pptrace: Pptrace) -> Pptrace:
+    return lambda *arguments: pptrace("sweep", "step.yaml", *arguments, "--executor", "serial")
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    code = "import sys; from pptrace.cli.main import main; main()"
+    environment = {**os.environ, "PPTRACE_DISABLE_PLUGINS": "all"}
+    command = [sys.executable, "-c", code, "sweep", "step.yaml", *arguments]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def rows_in(journal: str) -> int:
+    path = Path(journal)
+    return max(path.read_bytes().count(b"\n") - 1, 0) if path.exists() else 0
+
+
+def test_more_values_run_the_new_points_alone(sweep: Pptrace) -> None:
+    sweep("--over", UNITS, "--over", "pp=2,4", "-o", "all.csv")
+    sweep("--over", "microbatches=6,2", "--over", "pp=4,2", "-o", "r.csv")
+    calls()
+
+    answer = sweep("--over", UNITS, "--over", "pp=2,4", "-o", "r.csv")
+
+    assert answer.code == 0
+    assert calls() == (16 - 4) * 2  # the table that the step has, and the one at unit costs
+    assert Path("r.csv").read_bytes() == Path("all.csv").read_bytes()
+
+
+def test_another_output_of_the_same_sweep_runs_nothing(sweep: Pptrace) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("matplotlib")
+    sweep("--over", UNITS, "-o", "r.parquet")
+    calls()
+
+    answer = sweep("--over", UNITS, "-o", "r.csv", "-o", "r.parquet", "-o", "f.svg", "--y", "idle")
+
+    assert (answer.code, calls()) == (0, 0)
+    sweep("--over", UNITS, "-o", "again.csv")
+    assert Path("r.csv").read_bytes() == Path("again.csv").read_bytes()
+    assert names() == {"r.csv", "r.parquet", "f.svg", "again.csv"}
+
+
+def test_rows_of_values_that_are_not_named_again_stay(sweep: Pptrace) -> None:
+    sweep("--over", "microbatches=2,4", "-o", "r.csv")
+    two, four = Path("r.csv").read_text().splitlines()[1:]
+    sweep("--over", "microbatches=4,6", "-o", "r.csv")
+
+    rows = Path("r.csv").read_text().splitlines()[1:]
+
+    assert rows[0] == four
+    assert rows[1].startswith("6,")
+    assert rows[2] == two
+
+
+def test_failed_points_are_tried_again(sweep: Pptrace) -> None:
+    over = ["--over", "microbatches=2,3", "--over", "schedule=./gone.py:make,./mine.py:eager", "-o", "r.csv"]
+    assert sweep(*over).code == 1
+    calls()
+    Path("gone.py").write_text(MINE.replace("def eager", "def make"))
+
+    answer = sweep(*over)
+
+    assert (answer.code, calls()) == (0, 4)
+
+
+FOREIGN = [
+    (["--pp", "8"], "parallel.pp was 4 and is 8"),
+    (["--set", "network.latency=6 us"], "network.latency was 5 us and is 6 us"),
+    (["--network", "ideal"], "network.name was hockney and is ideal"),
+    (["--set", "costs.activation=1 GiB"], "costs.activation was 0 B and is 1 GiB"),
+    (["--over", "pp=2,4"], "it was swept over microbatches, and this is over microbatches, pp"),
+]
+
+
+@pytest.mark.parametrize("journal", [False, True], ids=["table", "journal"])
+@pytest.mark.parametrize(("arguments", "reason"), FOREIGN, ids=lambda value: " ".join(value)[:40])
+def test_results_of_another_configuration_are_refused_with_the_first_key(
+    sweep: Pptrace, arguments: list[str], reason: str, *, journal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        if journal:
+            stop_after(patch, 2)
+        sweep("--over", UNITS, "-o", "r.csv")
+    name = "r.csv.journal" if journal else "r.csv"
+    before = Path(name).read_bytes()
+
+    complaint = sweep("--over", UNITS, *arguments, "-o", "r.csv").complaint
+
+    assert complaint.startswith(f"{name}: is from another configuration: {reason}; name another file")
+    assert Path(name).read_bytes() == before
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Press Ctrl-C once so many points are finished."""
+    from pptrace.study import sweep as study
+
+    whole = study.run_point
+    left = iter(range(rows))
+
+    def run_point(*arguments: Any, **named: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return whole(*arguments, **named)
+
+    monkeypatch.setattr(study, "run_point", run_point)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [("pptrace", "0.0.1", "it is from pptrace 0.0.1"), ("plugins", "pptrace-x 9", "it is from pptrace-x 9, and")],
+)
+def test_results_of_other_versions_are_refused(sweep: Pptrace, column: str, value: str, reason: str) -> None:
+    sweep("--over", "microbatches=2", "-o", "r.csv")
+    header, row = Path("r.csv").read_text().splitlines()
+    cells = row.split(",")
+    cells[header.split(",").index(column)] = value
+    Path("r.csv").write_text(f"{header}\n{','.join(cells)}\n")
+
+    assert reason in sweep("--over", UNITS, "-o", "r.csv").complaint
+
+
+def test_a_schedule_s_file_that_changed_is_another_configuration(sweep: Pptrace) -> None:
+    over = ["--over", UNITS, "--over", "schedule=./mine.py:eager", "-o", "r.csv"]
+    sweep(*over)
+    Path("mine.py").write_text(MINE + "\n\ndef more(): ...\n")
+
+    assert "./mine.py:eager was another file then" in sweep(*over).complaint
+
+
+def test_the_same_value_in_other_words_is_taken_over(sweep: Pptrace) -> None:
+    fixed = ["--microbatches", "4", "-o", "r.csv", "--over"]
+    sweep(*fixed, "network.bandwidth=400 Gb/s,1 GB/s")
+    before = Path("r.csv").read_text()
+    calls()
+
+    answer = sweep(*fixed, "network.bandwidth=50 GB/s,1 GB/s")
+
+    assert (answer.code, calls()) == (0, 1)  # it is looked at, and not simulated
+    assert Path("r.csv").read_text().splitlines()[1].split(",")[:-1] == before.splitlines()[1].split(",")[:-1]
+    assert len(Path("r.csv").read_text().splitlines()) == 3
+
+
+def test_a_file_of_settings_that_changed_is_another_configuration(sweep: Pptrace) -> None:
+    over = ["--over", "machine=fast.yaml,slow.yaml", "--microbatches", "2", "-o", "r.csv"]
+    Path("fast.yaml").write_text("network: {latency: 1 us}\n")
+    Path("slow.yaml").write_text("network: {latency: 9 us}\n")
+    sweep(*over)
+    Path("slow.yaml").write_text("network: {latency: 8 us}\n")
+
+    assert "network.latency was 9 us and is 8 us" in sweep(*over).complaint
+
+
+def test_fresh_replaces_what_was_there(sweep: Pptrace) -> None:
+    sweep("--over", UNITS, "-o", "r.csv")
+    calls()
+
+    answer = sweep("--over", UNITS, "--pp", "2", "-o", "r.csv", "--fresh")
+
+    assert (answer.code, calls()) == (0, 16)
+    assert ",2," in Path("r.csv").read_text().splitlines()[1]
+
+
+def test_a_fresh_sweep_that_is_interrupted_goes_on_without_the_word(
+    sweep: Pptrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep("--over", UNITS, "-o", "r.csv")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        sweep("--over", UNITS, "--pp", "2", "-o", "r.csv", "--fresh")
+    old = Path("r.csv").read_bytes()
+    calls()
+
+    answer = sweep("--over", UNITS, "--pp", "2", "-o", "r.csv")
+
+    assert (answer.code, calls()) == (0, 10)
+    assert Path("r.csv").read_bytes() != old
+
+
+def test_ctrl_c_keeps_finished_rows_and_says_how_to_go_on(sweep: Pptrace, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_after(monkeypatch, 3)
+
+    answer = sweep("--over", UNITS, "-o", "r.csv")
+
+    assert answer.code == 130
+    assert answer.err.strip().splitlines() == [
+        "3 finished rows are kept in r.csv.journal: the same command goes on from there",
+        "pptrace: interrupted",
+    ]
+    assert names() == {"r.csv.journal"}
+
+
+def test_ctrl_c_without_an_output_says_that_nothing_is_kept(
+    sweep: Pptrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_after(monkeypatch, 3)
+
+    assert "nothing is kept without a table: name one with -o" in sweep("--over", UNITS).err
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_ended_goes_on_and_gives_the_bytes_of_an_undisturbed_one(end: signal.Signals) -> None:
+    over = ["--schedule", "./mine.py:slow", "--over", "microbatches=2..24+2", "--workers", "2"]
+    with started(*over, "-o", "whole.csv") as whole:
+        assert whole.wait() == 0
+    calls()
+    with started(*over, "-o", "r.csv") as sweep:
+        while rows_in("r.csv.journal") < 3 and sweep.poll() is None:
+            time.sleep(0.01)
+        sweep.send_signal(end)
+        sweep.wait()
+    done = rows_in("r.csv.journal")
+    time.sleep(0.5)  # a worker that outlived the sweep would still count
+    calls()
+
+    with started(*over, "-o", "r.csv") as again:
+        assert again.wait() == 0
+
+    assert 3 <= done < 12
+    assert calls() == (12 - done) * 2
+    assert Path("r.csv").read_bytes() == Path("whole.csv").read_bytes()
+    assert names() == {"r.csv", "whole.csv"}
