@@ -2,8 +2,9 @@
 
 Many schedules are best said as a rule and not as an order: "a backward if there is one, else the forward of the
 deepest stage". :func:`list_schedule` plays such a rule, in slots or in real durations, and returns the table. No
-rank waits while one of its actions may run. At one instant, ends come before starts; what is still equal goes by
-kind, stage and unit, so that the same input gives the same table.
+rank waits while one of its actions may run. At one instant, ends come before starts; an action that takes no time
+ends after the starts that it is among. What is still equal goes by kind, stage and unit, so that the same input
+gives the same table.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = ["Actions", "InFlight", "Priority", "backward_first", "list_schedule"]
 
 _WHOLE = (Kind.F, Kind.B)
 _SPLIT = (Kind.F, Kind.I, Kind.W)
+_LONGEST = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +62,9 @@ class InFlight:
     """The most units between their forward's start and their backward's end (of ``W``, where it is split)."""
 
     stage: object = None
-    """Shape (routes, stages): on each stage of each route; None for no bound."""
+    """Shape (routes, stages): on each stage of each route; None for no bound, -1 for none there."""
     rank: object = None
-    """Shape (ranks,): over all stages that a rank holds; None for no bound."""
+    """Shape (ranks,): over all stages that a rank holds; None and -1 likewise."""
 
 
 def backward_first(actions: Actions) -> Sequence[Int64s | Int32s]:
@@ -91,8 +93,9 @@ def list_schedule(
         transfer: time from one rank to another.
 
     Raises:
-        ScheduleError: the bounds in flight leave an action waiting for ever.
-        ValueError: kinds other than those, or units that do not fill the spans.
+        ScheduleError: the bounds in flight leave an action waiting for ever, or times add up to 2**62 and more.
+        ValueError: kinds other than those, times that are no integers from 0, units that do not fill the spans, or
+            a route that skips a stage.
 
     >>> from pptrace.model.placement import Placement
     >>> list_schedule(Placement.looped(ranks=2, units=2), {Kind.F: 1, Kind.B: 2}).rows()
@@ -102,18 +105,13 @@ def list_schedule(
     if set(durations) != set(kinds):
         msg = "durations are of F and B, or of F, I and W"
         raise ValueError(msg)
-    spans = {kind: (spans or {}).get(kind, 1) for kind in kinds}
+    spans = _spans(kinds, spans or {})
     actions = _actions(placement, spans)
-    duration = np.empty(len(actions), dtype=np.int64)
-    for kind in kinds:
-        own = actions.kind == kind
-        duration[own] = np.broadcast_to(np.asarray(durations[kind], dtype=np.int64), (placement.stages,))[
-            actions.stage[own]
-        ]
+    duration = _times(placement, actions, durations, transfer)
     source, target = _edges(placement, spans)
     lag = np.where(actions.rank[source] == actions.rank[target], 0, transfer)
-    start = _played(placement, actions, duration, (source, target, lag), priority, in_flight or InFlight())
-    order = np.lexsort((actions.unit, actions.stage, actions.kind, start, actions.rank))
+    turn = _played(placement, actions, duration, (source, target, lag), priority, in_flight or InFlight())
+    order = np.lexsort((turn, actions.rank))
     return Schedule.from_columns(
         placement,
         np.searchsorted(actions.rank[order], np.arange(placement.ranks + 1)),
@@ -121,9 +119,35 @@ def list_schedule(
     )  # fmt: skip
 
 
+def _spans(kinds: Sequence[Kind], spans: Mapping[Kind, int]) -> dict[Kind, int]:
+    """Return the units of one action of each kind."""
+    if set(spans) - set(kinds) or any(span < 1 for span in spans.values()):
+        msg = f"spans are from 1, of {', '.join(kind.name for kind in kinds)}"
+        raise ValueError(msg)
+    return {kind: spans.get(kind, 1) for kind in kinds}
+
+
+def _times(placement: Placement, actions: Actions, durations: Mapping[Kind, object], transfer: int) -> Int64s:
+    """Return every action's time."""
+    duration = np.empty(len(actions), dtype=np.int64)
+    for kind, given in durations.items():
+        times = np.asarray(given)
+        if not np.issubdtype(times.dtype, np.integer) or (times < 0).any() or transfer < 0:
+            msg = f"times of {kind.name} and of transfers are integers from 0"
+            raise ValueError(msg)
+        own = actions.kind == kind
+        duration[own] = np.broadcast_to(times, (placement.stages,))[actions.stage[own]]
+    if len(actions) * (int(duration.max(initial=0)) + transfer) >= _LONGEST:
+        raise ScheduleError("times add up to 2**62 or more: give them in a larger unit")
+    return duration
+
+
 def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
     """Return every action: kind by kind, stage by stage, in the order of units."""
     stages, units = placement.stages, placement.units
+    if (placement.stage_rank < 0).any():
+        msg = "every route visits every stage"
+        raise ValueError(msg)
     columns: list[list[Int32s]] = [[], [], [], []]
     for kind, span in spans.items():
         first = np.arange(0, units, span, dtype=np.int32)
@@ -172,7 +196,7 @@ def _edges(placement: Placement, spans: Mapping[Kind, int]) -> tuple[Int64s, Int
         every = np.arange(stages, dtype=np.int32)
         pairs.append((at(Kind.I, every), at(Kind.W, every)))
     source, target = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    actions = int(sum(stages * n for n in blocks.values()))
+    actions = max(int(sum(stages * n for n in blocks.values())), 1)
     both = np.unique(source * actions + target)
     return both // actions, both % actions
 
@@ -185,7 +209,7 @@ def _played(
     priority: Priority,
     in_flight: InFlight,
 ) -> Int64s:
-    """Return every action's start."""
+    """Return every action's place among all starts."""
     count, (source, target, lag) = len(actions), edges
     routes, stages, ranks = placement.routes, placement.stages, placement.ranks
     keys = (actions.unit, actions.stage, actions.kind, *reversed(priority(actions)))
@@ -195,16 +219,17 @@ def _played(
     left = np.concatenate([_room(in_flight.stage, (routes, stages)), _room(in_flight.rank, (ranks,))])
     forward = actions.kind == Kind.F
     last = actions.kind == (Kind.W if (actions.kind == Kind.W).any() else Kind.B)
-    own = actions.route * stages + actions.stage
+    own = actions.route.astype(np.int64) * stages + actions.stage
     rooms = np.stack([own, routes * stages + actions.rank], axis=1)
     rooms[left[rooms] < 0] = -1
     # A queue for each stage of each route that a rank holds, for what takes room there, and one for all else.
-    label = actions.rank * (routes * stages + 1) + np.where(forward & (rooms >= 0).any(axis=1), own + 1, 0)
+    waits_for_room = forward & (rooms >= 0).any(axis=1)
+    label = actions.rank.astype(np.int64) * (routes * stages + 1) + np.where(waits_for_room, own + 1, 0)
     labels, sample, queue = np.unique(label, return_index=True, return_inverse=True)
     queue_rank = labels // (routes * stages + 1)
     taking = np.where((labels % (routes * stages + 1) > 0)[:, None], rooms[sample], -1)
-    start = np.full(count, -1, dtype=np.int64)
-    done = run(
+    turn, needs = np.full(count, -1, dtype=np.int64), np.bincount(target, minlength=count)
+    begun = run(
         list_actions,
         (
             duration, ptr, target, lag, queue, key, np.where(last[:, None], rooms, -1).ravel(),
@@ -212,15 +237,15 @@ def _played(
             np.searchsorted(queue_rank, np.arange(ranks + 1)),
         ),
         (
-            np.bincount(target, minlength=count), left, np.ones(ranks, dtype=np.int64),
+            needs, left, np.ones(ranks, dtype=np.int64),
             *(np.zeros(n, dtype=np.int64) for n in (labels.size, count, count, ranks, ranks, 2 * count)),
-            np.full(2 * count, -1), np.zeros(2 * count, dtype=np.int64), start,
+            np.full(2 * count, -1), np.zeros(2 * count, dtype=np.int64), turn,
         ),
         work=count,
     )  # fmt: skip
-    if done < count:
-        raise _stuck(actions, int(np.flatnonzero(start < 0)[0]))
-    return start
+    if begun < count:
+        raise _stuck(actions, np.flatnonzero((turn < 0) & (needs == 0)))
+    return turn
 
 
 def _room(bound: object, shape: tuple[int, ...]) -> Int64s:
@@ -231,13 +256,15 @@ def _room(bound: object, shape: tuple[int, ...]) -> Int64s:
     return room
 
 
-def _stuck(actions: Actions, at: int) -> ScheduleError:
+def _stuck(actions: Actions, enabled: Int64s) -> ScheduleError:
+    """Return the error of actions that nothing but room is missing for, naming the deepest stage's first."""
+    if enabled.size == 0:
+        return ScheduleError("the stages' graph has a cycle: no action on it can ever start")
+    at = int(enabled[np.lexsort((actions.unit[enabled], -actions.stage[enabled]))[0]])
+    rank = int(actions.rank[at])
     action = Action(
         kind=Kind(int(actions.kind[at])), stage=int(actions.stage[at]), unit=int(actions.unit[at]),
         span=int(actions.span[at]),
     )  # fmt: skip
-    return ScheduleError(
-        "can never start: too few units may be in flight; allow more",
-        rank=int(actions.rank[at]),
-        action=str(action),
-    )
+    message = f"rank {rank}: {action} can never start: too few units may be in flight; allow more"
+    return ScheduleError(message, rank=rank, action=str(action))

@@ -39,8 +39,8 @@ def test_a_table_equals_pytorchs(path: Path) -> None:
     assert rows[: ranks - wrong_in_torch] == expected[: ranks - wrong_in_torch]
 
 
-def test_every_schedule_has_tables_to_compare_with() -> None:
-    assert {path.stem.rsplit("-", 3)[0] for path in TABLES} == set(OFFERS)
+def test_every_schedule_that_pytorch_has_too_has_tables_to_compare_with() -> None:
+    assert {path.stem.rsplit("-", 3)[0] for path in TABLES} == set(OFFERS) - {"chimera", "hanayo"}
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ __all__ = ["list_actions", "put", "take"]
 
 def list_actions(
     duration, after_ptr, after, lag, queue, key, returns, room, queue_rank, queue_ptr, queue_room, rank_queues,
-    needs, left, free, fill, ready, shelf, dirty, stack, heap, place, when, start,
+    needs, left, free, fill, ready, shelf, dirty, stack, heap, place, when, turn,
 ):  # fmt: skip
-    """Run all actions and fill ``start``; return how many could run.
+    """Run all actions and fill ``turn``; return how many could run.
 
     Args:
         duration: per action, its time.
@@ -38,10 +38,10 @@ def list_actions(
         heap: shape (actions x 2,), scratch.
         place: likewise, -1.
         when: likewise, scratch.
-        start: per action, -1.
+        turn: per action, -1: its place among all starts.
     """
     actions = len(duration)
-    size, done, now, touched = 0, 0, 0, 0
+    size, begun, now, touched = 0, 0, 0, 0
     for action in range(actions):
         if needs[action] == 0:
             when[actions + action] = 0
@@ -58,7 +58,6 @@ def list_actions(
                 fill[own] += 1
                 rank = queue_rank[own]
             else:
-                done += 1
                 rank = queue_rank[queue[event]]
                 free[rank] = 1
                 for side in range(2):
@@ -103,10 +102,11 @@ def list_actions(
             fill[chosen] -= 1
             take(shelf, key, queue_ptr[chosen], fill[chosen])
             free[rank] = 0
-            start[best] = now
+            turn[best] = begun
+            begun += 1
             when[best] = now + duration[best]
             size = push(heap, place, when, size, best)
-    return done
+    return begun
 
 
 def put(shelf, key, first, count, action):

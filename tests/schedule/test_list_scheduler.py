@@ -1,0 +1,402 @@
+"""The list scheduler plays a rule as a slow second one does, and what it plays keeps the laws of tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as trying
+from hypothesis import strategies as st
+from interpreted import interpreted_kernels
+from oracle_list_scheduler import Cell, Stuck, World, play, replay
+from strategies import placements
+
+from pptrace import kernel
+from pptrace.errors import ScheduleError
+from pptrace.model.action import Kind
+from pptrace.model.placement import Placement, chain
+from pptrace.model.workload import Workload
+from pptrace.schedule.list_scheduler import Actions, InFlight, list_schedule
+from pptrace.schedule.validate import validate
+from pptrace.sim.simulate import simulate
+from pptrace.timeline.metrics import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hypothesis.strategies import DrawFn
+
+    from pptrace.schedule.table import Schedule
+
+SLOTS = {Kind.F: 1, Kind.B: 2}
+
+
+@dataclass
+class Case:
+    """A world and a rule, as both schedulers take them."""
+
+    world: World
+    weights: dict[Cell, tuple[int, int]]
+
+    def priority(self, actions: Actions) -> Sequence[np.ndarray]:
+        columns = actions.kind, actions.stage, actions.unit, actions.span
+        cells = zip(*(column.tolist() for column in columns), strict=True)
+        keys = np.array([self.weights[Cell(Kind(kind), *rest)] for kind, *rest in cells], dtype=np.int64)
+        return [keys[:, 0], keys[:, 1]]
+
+    def table(self) -> Schedule:
+        world, placement = self.world, self.world.placement
+        stage = np.full((placement.routes, placement.stages), -1)
+        for where, most in world.stage_bound.items():
+            stage[where] = most
+        rank = [world.rank_bound.get(rank, -1) for rank in range(placement.ranks)]
+        return list_schedule(
+            placement, {kind: list(times) for kind, times in world.times.items()}, priority=self.priority,
+            in_flight=InFlight(stage=stage, rank=rank), spans=world.spans, transfer=world.transfer,
+        )  # fmt: skip
+
+
+def played(case: Case) -> list[list[Cell]] | Stuck:
+    try:
+        return play(case.world, lambda cell: case.weights[cell])
+    except Stuck as stuck:
+        return stuck
+
+
+@st.composite
+def graphs(draw: DrawFn) -> Placement:
+    """Draw a placement, and now and then branches between its stages."""
+    placement = draw(placements(max_ranks=3, max_units=4, max_chunks=2))
+    if draw(st.booleans()):
+        return placement
+    pairs = [(low, high) for high in range(placement.stages) for low in range(high)]
+    kept = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    return replace(placement, edges=np.array(sorted(kept), dtype=np.int32).reshape(-1, 2))
+
+
+@st.composite
+def cases(draw: DrawFn, *, least: int = 0, bounds: bool = True) -> Case:
+    placement = draw(graphs())
+    kinds = draw(st.sampled_from([(Kind.F, Kind.B), (Kind.F, Kind.I, Kind.W)]))
+    times = {
+        kind: draw(st.lists(st.integers(least, 4), min_size=placement.stages, max_size=placement.stages))
+        for kind in kinds
+    }
+    widths = [span for span in range(1, placement.units + 1) if fills(placement, span)]
+    spans = {kind: draw(st.sampled_from(widths)) for kind in kinds}
+    world = World(placement, times, spans, transfer=draw(st.sampled_from([0, 0, 1, 5])))
+    if bounds:
+        some = st.integers(spans[Kind.F], placement.units + 1)
+        held = [(route, stage) for route in range(placement.routes) for stage in range(placement.stages)]
+        world.stage_bound = draw(st.dictionaries(st.sampled_from(held), some))
+        world.rank_bound = draw(st.dictionaries(st.integers(0, placement.ranks - 1), some))
+    random = Random(draw(st.integers(0, 2**32 - 1), label="seed"))  # noqa: S311 - tests, not secrets
+    cells = sorted(world.cells())
+    return Case(world, {cell: (random.randrange(3), random.randrange(3)) for cell in cells})
+
+
+def fills(placement: Placement, span: int) -> bool:
+    route = placement.unit_route.tolist()
+    blocks = [set(route[first : first + span]) for first in range(0, len(route), span)]
+    return len(route) % span == 0 and all(len(block) == 1 for block in blocks)
+
+
+def cells_of(schedule: Schedule) -> list[list[Cell]]:
+    return [
+        [Cell(action.kind, action.stage, action.unit, action.span) for action in schedule[rank]]
+        for rank in range(schedule.ranks)
+    ]
+
+
+@given(cases())
+@trying(max_examples=300)
+def test_a_second_implementation_plays_the_same_table(case: Case) -> None:
+    expected = played(case)
+
+    if isinstance(expected, Stuck):
+        with pytest.raises(ScheduleError, match="can never start") as refused:
+            case.table()
+        assert refused.value.action in map(str, expected.cells)
+    else:
+        schedule = case.table()
+        assert cells_of(schedule) == expected
+        assert schedule == case.table()
+
+
+@given(cases())
+def test_what_is_played_is_a_valid_table(case: Case) -> None:
+    try:
+        schedule = case.table()
+    except ScheduleError:
+        return
+
+    validate(schedule)
+    assert sorted(cell for row in cells_of(schedule) for cell in row) == sorted(case.world.cells())
+    assert schedule.placement == case.world.placement
+
+
+@given(cases(least=1))
+def test_nobody_waits_while_one_of_its_actions_may_run(case: Case) -> None:
+    try:
+        rows = cells_of(case.table())
+    except ScheduleError:
+        return
+    world, starts = case.world, replay(case.world, rows)
+    ends = {cell: start + world.time(cell) for cell, start in starts.items()}
+
+    for now in sorted({*starts.values(), *ends.values(), *(end + world.transfer for end in ends.values())}):
+        ended = {cell: end for cell, end in ends.items() if end <= now}
+        begun = {cell for cell, start in starts.items() if start <= now}
+        busy = {world.rank(cell) for cell in begun - ended.keys()}
+        for cell in starts.keys() - begun:
+            ready = world.ready(cell, ended)
+            if world.rank(cell) not in busy and ready is not None and ready <= now:
+                assert not world.has_room(cell, begun, set(ended)), f"{cell} could run at {now}"
+
+
+@given(cases())
+def test_no_stage_and_no_rank_ever_holds_more_than_its_bound(case: Case) -> None:
+    try:
+        rows = cells_of(case.table())
+    except ScheduleError:
+        return
+    world = case.world
+
+    for rank, row in enumerate(rows):
+        on_stage = defaultdict[tuple[int, int], int](int)
+        for cell in row:
+            change = {Kind.F: cell.span, world.last: -cell.span}.get(cell.kind, 0)
+            where = int(world.placement.unit_route[cell.unit]), cell.stage
+            on_stage[where] += change
+            assert on_stage[where] <= world.stage_bound.get(where, 10**9)
+            assert sum(on_stage.values()) <= world.rank_bound.get(rank, 10**9)
+
+
+@given(cases(least=1, bounds=False))
+def test_a_rank_alone_with_a_choice_takes_the_first_by_priority(case: Case) -> None:
+    rows = cells_of(case.table())
+    world, starts = case.world, replay(case.world, rows)
+    ends = {cell: start + world.time(cell) for cell, start in starts.items()}
+
+    for row in rows:
+        for at, cell in enumerate(row):
+            ended = {one: end for one, end in ends.items() if end <= starts[cell]}
+            for later in row[at + 1 :]:
+                ready = world.ready(later, ended)
+                if ready is not None and ready <= starts[cell]:
+                    assert (*case.weights[cell], cell) < (*case.weights[later], later)
+
+
+@given(cases())
+def test_interpreted_and_compiled_agree(case: Case) -> None:
+    def outcome() -> object:
+        try:
+            return case.table()
+        except ScheduleError as error:
+            return str(error)
+
+    with interpreted_kernels():
+        interpreted = outcome()
+    with kernel.always_compiled():
+        compiled = outcome()
+
+    assert interpreted == compiled
+
+
+@given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 3), st.integers(1, 4), st.integers(1, 4))
+def test_a_simulation_of_the_table_takes_as_long(ranks: int, units: int, v: int, f_ns: int, b_ns: int) -> None:
+    placement = Placement.v_shaped(ranks, units, v) if v else Placement.looped(ranks, units)
+    world = World(placement, {Kind.F: [f_ns] * placement.stages, Kind.B: [b_ns] * placement.stages})
+
+    schedule = list_schedule(placement, {Kind.F: f_ns, Kind.B: b_ns})
+
+    costs = Workload.uniform(placement.stages, f_ns=f_ns, b_ns=b_ns)
+    starts = replay(world, cells_of(schedule))
+    assert measure(simulate(schedule, costs), costs).step_ns == max(
+        start + world.time(cell) for cell, start in starts.items()
+    )
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("units", [1, 2, 3, 7, 8, 9, 24])
+@pytest.mark.parametrize("per_rank", [False, True])
+def test_few_in_flight_give_1f1b(ranks: int, units: int, per_rank: bool) -> None:  # noqa: FBT001 - a parameter
+    bound = ranks - np.arange(ranks)
+    in_flight = InFlight(rank=bound) if per_rank else InFlight(stage=bound)
+
+    schedule = list_schedule(Placement.looped(ranks, units), SLOTS, in_flight=in_flight)
+
+    for rank, row in enumerate(schedule.rows()):
+        ahead = min(ranks - 1 - rank, units)
+        expected = [f"{rank}F{unit}" for unit in range(ahead)]
+        for unit in range(units - ahead):
+            expected += [f"{rank}F{unit + ahead}", f"{rank}B{unit}"]
+        expected += [f"{rank}B{unit}" for unit in range(units - ahead, units)]
+        assert row == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("units", [1, 3, 8, 24])
+def test_without_a_bound_it_is_as_long_as_1f1b_and_holds_more(ranks: int, units: int) -> None:
+    schedule = list_schedule(Placement.looped(ranks, units), SLOTS)
+
+    costs = Workload.uniform(ranks, f_ns=1, b_ns=2, activation_bytes=1)
+    measured = measure(simulate(schedule, costs), costs)
+    below = range(2 * (ranks - 1), -1, -2)
+    assert measured.step_ns == 3 * (units + ranks - 1)
+    # Until the first backward is back, a rank runs a forward in each of the slots of its round trip.
+    assert measured.memory.peak_activations.tolist() == [min(units, 1 + 3 * hops // 2) for hops in below]
+
+
+def forwards_first(actions: Actions) -> Sequence[np.ndarray]:
+    return [actions.kind != Kind.F, actions.unit]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("units", [1, 4, 7])
+def test_forwards_first_is_gpipe(ranks: int, units: int) -> None:
+    schedule = list_schedule(Placement.looped(ranks, units), SLOTS, priority=forwards_first)
+
+    assert schedule.rows() == [
+        [f"{rank}F{unit}" for unit in range(units)] + [f"{rank}B{unit}" for unit in range(units)]
+        for rank in range(ranks)
+    ]
+
+
+def deepest_backward_then_earliest_forward(actions: Actions) -> Sequence[np.ndarray]:
+    forward = actions.kind == Kind.F
+    return [~forward, np.where(forward, actions.stage, -actions.stage), actions.unit]
+
+
+@pytest.mark.parametrize(("ranks", "units", "chunks"), [(2, 4, 2), (4, 4, 3), (3, 7, 2), (1, 5, 4)])
+def test_forwards_first_stage_by_stage_is_breadth_first(ranks: int, units: int, chunks: int) -> None:
+    placement = Placement.looped(ranks, units, chunks)
+
+    schedule = list_schedule(placement, SLOTS, priority=deepest_backward_then_earliest_forward)
+
+    for rank, row in enumerate(schedule.rows()):
+        stages = range(rank, ranks * chunks, ranks)
+        forwards = [f"{stage}F{unit}" for stage in stages for unit in range(units)]
+        assert row == forwards + [f"{stage}B{unit}" for stage in reversed(stages) for unit in range(units)]
+
+
+def test_one_unit_in_flight_everywhere_runs_unit_after_unit() -> None:
+    placement = Placement.looped(3, 4)
+
+    schedule = list_schedule(placement, SLOTS, in_flight=InFlight(stage=1))
+
+    costs = Workload.uniform(3, f_ns=1, b_ns=2)
+    assert schedule.rows()[0] == ["0F0", "0B0", "0F1", "0B1", "0F2", "0B2", "0F3", "0B3"]
+    assert measure(simulate(schedule, costs), costs).step_ns == 4 * 3 * 3
+
+
+def test_a_transfer_is_waited_for_between_ranks_and_not_within_one() -> None:
+    placement = Placement.of_stages([0, 1, 1, 0], units=1)
+    starts = {}
+
+    for transfer in (0, 10):
+        world = World(placement, {Kind.F: [1] * 4, Kind.B: [2] * 4}, transfer=transfer)
+        rows = cells_of(list_schedule(placement, SLOTS, transfer=transfer))
+        starts[transfer] = max(replay(world, rows).values())
+
+    assert starts[10] - starts[0] == 4 * 10
+
+
+def test_actions_that_take_no_time_stand_in_the_order_of_their_starts() -> None:
+    schedule = list_schedule(Placement.v_shaped(2, 1), {Kind.F: 0, Kind.B: 0})
+
+    validate(schedule)
+    assert schedule.rows() == [["0F0", "3F0", "3B0", "0B0"], ["1F0", "2F0", "2B0", "1B0"]]
+
+
+def test_no_units_make_an_empty_table() -> None:
+    assert list_schedule(Placement.looped(2, 0), SLOTS).rows() == [[], []]
+
+
+def test_stages_and_ranks_beyond_32_bits_together_are_told_apart() -> None:
+    ranks = 50_000
+    schedule = list_schedule(Placement.looped(ranks, 1), SLOTS, in_flight=InFlight(stage=1))
+
+    assert schedule.stage.tolist() == np.repeat(np.arange(ranks), 2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "spans", "stuck"),
+    [
+        (InFlight(rank=[2, 0]), {}, "rank 1: 1F0"),
+        (InFlight(stage=[1, 2]), {Kind.F: 2}, "rank 0: 0F0+2"),
+        (InFlight(stage=0), {}, "rank 0: 0F0"),
+    ],
+)
+def test_a_bound_that_leaves_an_action_waiting_is_refused_with_rank_and_action(
+    in_flight: InFlight, spans: dict[Kind, int], stuck: str
+) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        list_schedule(Placement.looped(2, 4), SLOTS, in_flight=in_flight, spans=spans)
+
+    assert str(refused.value) == f"{stuck} can never start: too few units may be in flight; allow more"
+    assert f"rank {refused.value.rank}: {refused.value.action}" == stuck
+
+
+def test_a_rank_that_its_own_earlier_stages_fill_up_is_refused() -> None:
+    with pytest.raises(ScheduleError, match=r"^rank 0: 3F0 can never start: .* allow more$"):
+        list_schedule(Placement.v_shaped(2, 2), SLOTS, in_flight=InFlight(rank=[2, -1]))
+
+
+@pytest.mark.parametrize(
+    ("durations", "settings", "match"),
+    [
+        ({Kind.F: 1}, {}, "of F and B, or of F, I and W"),
+        ({Kind.F: 1, Kind.I: 1}, {}, "of F and B, or of F, I and W"),
+        ({Kind.F: 1, Kind.B: 1, Kind.W: 1}, {}, "of F and B, or of F, I and W"),
+        ({Kind.F: 1, Kind.B: -1}, {}, "times of B and of transfers are integers from 0"),
+        ({Kind.F: 1.5, Kind.B: 2}, {}, "times of F and of transfers are integers from 0"),
+        ({Kind.F: [1, 2, 3], Kind.B: 2}, {}, "broadcast"),
+        (SLOTS, {"transfer": -1}, "transfers are integers from 0"),
+        (SLOTS, {"spans": {Kind.F: 3}}, "4 units do not fill blocks of 3 F"),
+        (SLOTS, {"spans": {Kind.F: 0}}, "spans are from 1, of F, B"),
+        (SLOTS, {"spans": {Kind.B: -2}}, "spans are from 1, of F, B"),
+        (SLOTS, {"spans": {Kind.W: 2}}, "spans are from 1, of F, B"),
+        (SLOTS, {"in_flight": InFlight(rank=[1, 2, 3])}, "broadcast"),
+    ],
+)
+def test_wrong_durations_spans_and_bounds_are_refused(
+    durations: dict[Kind, Any], settings: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        list_schedule(Placement.looped(2, 4), durations, **settings)
+
+
+def test_a_block_of_units_on_two_routes_is_refused() -> None:
+    placement = Placement.of_stages([[0, 1], [1, 0]], units=4)
+
+    with pytest.raises(ValueError, match="each take one route"):
+        list_schedule(placement, SLOTS, spans={Kind.F: 2})
+
+
+def test_a_route_that_skips_a_stage_is_refused() -> None:
+    skipping = Placement(
+        ranks=2, stage_rank=np.array([[0, 1], [1, -1]]), unit_route=np.array([0, 1]), edges=chain(2)
+    )
+
+    with pytest.raises(ValueError, match="every route visits every stage"):
+        list_schedule(skipping, SLOTS)
+
+
+def test_a_cycle_of_stages_is_refused() -> None:
+    cycle = Placement(
+        ranks=2, stage_rank=np.array([[0, 1]]), unit_route=np.array([0]), edges=np.array([[0, 1], [1, 0]])
+    )
+
+    with pytest.raises(ScheduleError, match=r"^the stages' graph has a cycle: no action on it can ever start$"):
+        list_schedule(cycle, SLOTS)
+
+
+def test_times_too_long_to_add_up_are_refused_in_one_line() -> None:
+    with pytest.raises(ScheduleError, match=r"^times add up to 2\*\*62 or more: give them in a larger unit$"):
+        list_schedule(Placement.looped(2, 2), {Kind.F: 2**61, Kind.B: 1})
