@@ -100,14 +100,17 @@ def command(
     except KeyboardInterrupt:
         sys.stderr.write(_kept_text(journal_path(paths[0]) if paths else None))
         raise
-    written = swept.save(*paths, plot=plot, x=x, y=picture.y)
+    sys.stderr.write(failures_text(swept))
+    nothing = len(swept.failed) == len(swept.rows)
+    kept = [path for path in paths if path.suffix.lower() in TABLES or not nothing]
+    written = swept.save(*kept, plot=plot, x=x, y=picture.y)
     end_journals(paths)
     if as_json:
         click.echo(json.dumps([*swept.rows], indent=2, ensure_ascii=False))
     elif not paths:
         click.echo(rows_text(swept))
     sys.stderr.write("".join(f"wrote {path}\n" for path in written))
-    sys.stderr.write(failures_text(swept))
+    sys.stderr.write("".join(f"nothing to draw in {path}\n" for path in paths if path not in kept))
     return 1 if swept.failed else 0
 
 

@@ -65,10 +65,21 @@ def test_failed_points_are_listed_by_what_went_wrong_and_the_exit_code_says_so(s
     answer = sweep(*over, "schedule=./mine.py:even,./mine.py:eager", "-o", "r.csv")
 
     assert answer.code == 1
-    heading, line = answer.err.splitlines()[1:]
+    heading, line, _ = answer.err.splitlines()
     assert heading == "2 of 8 points failed:"
     assert line.startswith("  network.latency=1 us microbatches=3 schedule=./mine.py:even and 1 more: ")
     assert line.endswith("--over microbatches=3: batch.microbatches: 3 is odd; nearest that work: 4")
+
+
+def test_where_every_point_fails_the_table_says_why_and_nothing_is_drawn(sweep: Pptrace) -> None:
+    pytest.importorskip("matplotlib")
+
+    answer = sweep("--over", "microbatches=3,5", "--schedule", "./mine.py:even", "-o", "r.csv", "-o", "f.svg")
+
+    assert answer.code == 1
+    assert answer.err.splitlines()[0] == "2 of 2 points failed:"
+    assert answer.err.splitlines()[-2:] == ["wrote r.csv", "nothing to draw in f.svg"]
+    assert names() == {"r.csv"}
 
 
 def test_two_runs_are_byte_equal_whatever_the_hash_seed() -> None:
