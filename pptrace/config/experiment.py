@@ -198,7 +198,7 @@ class DataParallel(_Section):
     latency: Duration = Field(default=0, description="Latency of one message between replicas; likewise.")
     stage_replicas: bool = Field(
         default=False,
-        description="Reduce gradients between ranks of one pipeline that hold the same stage, too, as Chimera's do.",
+        description="Reduce gradients also between ranks of a pipeline that hold the same stage, as Chimera's do.",
     )
 
 

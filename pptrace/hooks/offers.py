@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
     from pptrace.schedule.table import Schedule
+    from pptrace.timeline.measurement import ImportRequest, Measurement
     from pptrace.timeline.timeline import Timeline
 
 __all__ = [
@@ -168,4 +169,6 @@ class ImporterOffer:
     """Whether a file is of this format, from its path and first 4096 (decompressed) bytes."""
     read: Callable[[Sequence[Path]], Timeline]
     """Reads files that belong together into one timeline."""
+    measure: Callable[[Sequence[Path], ImportRequest], Measurement] | None = None
+    """Reads a run's files into all its steps, with what is not known of them; None for our own traces."""
     api: int = API

@@ -1,0 +1,1 @@
+"""Measured traces for pptrace: what profilers write, read into timelines."""

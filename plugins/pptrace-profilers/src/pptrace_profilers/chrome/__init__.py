@@ -1,0 +1,1 @@
+"""Chrome JSON, in whatever dialect: events in columns."""

@@ -1,0 +1,97 @@
+"""What one process recorded: actions, ends of messages, GPU operations and steps, in no profiler's own terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy as np
+
+    from pptrace.model.action import Action
+    from pptrace.model.columns import Int32s, Int64s
+
+__all__ = ["End", "Operations", "Ran", "Recording"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One action, as an annotation names it."""
+
+    action: Action
+    """What it says."""
+    start_ns: int
+    """Where the annotation starts, on the host."""
+    end_ns: int
+    """Where it ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """One end of a message."""
+
+    sends: bool
+    """Whether it leaves here."""
+    peer: int
+    """Global rank at the other end; -1 where the trace does not say."""
+    start_ns: int
+    """When it was posted (on a GPU: when its kernel started)."""
+    end_ns: int
+    """When it was known to be done."""
+    size_bytes: int
+    """Its size; 0 where the trace does not say."""
+    action: Action | None = None
+    """``SEND_F`` and so on, where an annotation around it says so."""
+    tag: int = 0
+    """What tells it from others between the same two ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """GPU operations, in columns of one value per operation, by time."""
+
+    name: Int32s
+    """Number among ``names``."""
+    names: tuple[str, ...]
+    """Names, each once."""
+    stream: Int64s
+    """The GPU's stream."""
+    start_ns: Int64s
+    """When it starts."""
+    end_ns: Int64s
+    """When it ends."""
+    launch_ns: Int64s
+    """When the host launched it; -1 where that is not recorded."""
+    communicates: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    """Whether it is communication."""
+    action: Int32s
+    """Position in ``Recording.ran`` of the action that launched it; -1 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """One process's file, or files."""
+
+    path: Path
+    """The (first) file."""
+    rank: int
+    """Global rank; -1 where neither the file nor its name says."""
+    world: int
+    """Processes of the job; 0 where the file does not say."""
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Global ranks of each process group that has a description."""
+    windows: tuple[tuple[str, int, int], ...] = ()
+    """Label, start and end of each step that the profiler marked."""
+    ran: tuple[Ran, ...] = ()
+    """Actions by time."""
+    ends: tuple[End, ...] = ()
+    """Ends of messages by time."""
+    operations: Operations | None = None
+    """GPU operations; None where the host's own work was recorded."""
+    epoch: bool = True
+    """Whether times count from the Unix epoch; else from some start of this process's own."""
+    notes: tuple[str, ...] = ()
+    """What was not read; one sentence each."""

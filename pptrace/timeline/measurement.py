@@ -1,0 +1,88 @@
+"""A measurement is what a profiler recorded of one or more steps, as timelines, and what is not known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.model.columns import Int64s, column
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Clock", "ImportRequest", "Measurement", "Step", "Unattributed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRequest:
+    """How an importer is asked to read a run's traces."""
+
+    layout: str = ""
+    """Sizes such as ``pp=4,tp=2,dp=8`` where the trace does not describe its groups."""
+    replica: str = ""
+    """Which of several pipelines: ``dp=0,tp=0``, ``slowest`` or ``median``; the first unless given."""
+    rules: Path | None = None
+    """A YAML file of rules by which names are actions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """How one rank's clock was brought in line with rank 0's."""
+
+    rank: int
+    """The rank."""
+    offset_ns: int
+    """What was added to its times."""
+    bound_ns: int
+    """How far that may be off; 0 where ranks share a clock."""
+    pairs: int = 0
+    """Messages that it was found from; 0 where ranks share a clock, or nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unattributed:
+    """Work of a rank that belongs to no action."""
+
+    rank: int
+    """The rank."""
+    what: str
+    """Name of the operations, or what is wrong with them."""
+    count: int
+    """How many."""
+    total_ns: int
+    """Their time in sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One recorded step."""
+
+    label: str
+    """As the profiler numbers it."""
+    timeline: Timeline
+    """Every action that was found."""
+    gap_ns: Int64s
+    """Shape (slices,): time inside an action in which its rank's device did nothing, waiting for launches."""
+    covered_ns: int = 0
+    """Length of the profiler's own range around the step; 0 where it wrote none."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gap_ns", column(self.gap_ns, np.int64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Everything that was read from one run's traces."""
+
+    steps: tuple[Step, ...]
+    """The steps, first to last."""
+    clocks: tuple[Clock, ...] = ()
+    """One per rank."""
+    unattributed: tuple[Unattributed, ...] = ()
+    """What belongs to no action, the longest first."""
+    notes: tuple[str, ...] = field(default=())
+    """What was inferred, folded, or could not be read; one sentence each."""
