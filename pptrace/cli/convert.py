@@ -14,7 +14,6 @@ from pptrace.cli import complete
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.schedule.table import Schedule
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["command"]
@@ -72,6 +71,7 @@ def _convert_table(sources: Sequence[Path], target: str, messages: str | None, *
     from pptrace.schedule.text import load_table
     from pptrace.schedule.validate import validate
     from pptrace.schedule.write import Dialect, in_dialect
+    from pptrace.timeline.order import computed_order
 
     if from_table:
         table = load_table(sources[0])
@@ -81,7 +81,7 @@ def _convert_table(sources: Sequence[Path], target: str, messages: str | None, *
         except ScheduleError as error:
             raise table.locate(error) from error
     else:
-        schedule = _order(_read(sources))
+        schedule = computed_order(_read(sources))
     if messages is not None:
         dialect = Dialect.COMPUTE if messages == "none" else Dialect.COMMS
         schedule = in_dialect(schedule, dialect, Receive.ASAP if messages == "none" else Receive(messages))
@@ -131,24 +131,3 @@ def _head(path: Path) -> bytes:
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or "is no whole gzip file"
         raise TraceError(str(reason), file=path) from error
-
-
-def _order(timeline: Timeline) -> Schedule:
-    """Return the order in which each rank computed."""
-    import numpy as np
-
-    from pptrace.model.action import Kind
-    from pptrace.schedule.table import Schedule
-    from pptrace.timeline.row_index import lanes_of
-    from pptrace.timeline.timeline import Stream
-
-    rows, ptr = [], [0]
-    for lane in lanes_of(timeline, Stream.COMPUTE):
-        span = np.arange(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1]) if lane >= 0 else np.arange(0)
-        rows.append(span[np.isin(timeline.kind[span], (Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE))])
-        ptr.append(ptr[-1] + rows[-1].size)
-    found = np.concatenate(rows)
-    return Schedule.from_columns(
-        timeline.placement, ptr, timeline.kind[found], timeline.stage[found], timeline.unit[found],
-        span=timeline.span[found], braid=timeline.braid[found],
-    )  # fmt: skip
