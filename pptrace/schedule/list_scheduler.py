@@ -137,7 +137,7 @@ def _times(placement: Placement, actions: Actions, durations: Mapping[Kind, obje
             raise ValueError(msg)
         own = actions.kind == kind
         duration[own] = np.broadcast_to(times, (placement.stages,))[actions.stage[own]]
-    if len(actions) * (int(duration.max(initial=0)) + transfer) >= _LONGEST:
+    if float(duration.sum(dtype=np.float64)) + len(actions) * transfer >= _LONGEST:
         raise ScheduleError("times add up to 2**62 or more: give them in a larger unit")
     return duration
 

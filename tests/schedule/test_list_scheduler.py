@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from strategies import placements
 from pptrace import kernel
 from pptrace.errors import ScheduleError
 from pptrace.model.action import Kind
-from pptrace.model.placement import Placement, chain
+from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
 from pptrace.schedule.list_scheduler import Actions, InFlight, list_schedule
 from pptrace.schedule.validate import validate
@@ -222,69 +222,6 @@ def test_a_simulation_of_the_table_takes_as_long(ranks: int, units: int, v: int,
     )
 
 
-@pytest.mark.parametrize("ranks", range(1, 9))
-@pytest.mark.parametrize("units", [1, 2, 3, 7, 8, 9, 24])
-@pytest.mark.parametrize("per_rank", [False, True])
-def test_few_in_flight_give_1f1b(ranks: int, units: int, per_rank: bool) -> None:  # noqa: FBT001 - a parameter
-    bound = ranks - np.arange(ranks)
-    in_flight = InFlight(rank=bound) if per_rank else InFlight(stage=bound)
-
-    schedule = list_schedule(Placement.looped(ranks, units), SLOTS, in_flight=in_flight)
-
-    for rank, row in enumerate(schedule.rows()):
-        ahead = min(ranks - 1 - rank, units)
-        expected = [f"{rank}F{unit}" for unit in range(ahead)]
-        for unit in range(units - ahead):
-            expected += [f"{rank}F{unit + ahead}", f"{rank}B{unit}"]
-        expected += [f"{rank}B{unit}" for unit in range(units - ahead, units)]
-        assert row == expected
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("units", [1, 3, 8, 24])
-def test_without_a_bound_it_is_as_long_as_1f1b_and_holds_more(ranks: int, units: int) -> None:
-    schedule = list_schedule(Placement.looped(ranks, units), SLOTS)
-
-    costs = Workload.uniform(ranks, f_ns=1, b_ns=2, activation_bytes=1)
-    measured = measure(simulate(schedule, costs), costs)
-    below = range(2 * (ranks - 1), -1, -2)
-    assert measured.step_ns == 3 * (units + ranks - 1)
-    # Until the first backward is back, a rank runs a forward in each of the slots of its round trip.
-    assert measured.memory.peak_activations.tolist() == [min(units, 1 + 3 * hops // 2) for hops in below]
-
-
-def forwards_first(actions: Actions) -> Sequence[np.ndarray]:
-    return [actions.kind != Kind.F, actions.unit]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-@pytest.mark.parametrize("units", [1, 4, 7])
-def test_forwards_first_is_gpipe(ranks: int, units: int) -> None:
-    schedule = list_schedule(Placement.looped(ranks, units), SLOTS, priority=forwards_first)
-
-    assert schedule.rows() == [
-        [f"{rank}F{unit}" for unit in range(units)] + [f"{rank}B{unit}" for unit in range(units)]
-        for rank in range(ranks)
-    ]
-
-
-def deepest_backward_then_earliest_forward(actions: Actions) -> Sequence[np.ndarray]:
-    forward = actions.kind == Kind.F
-    return [~forward, np.where(forward, actions.stage, -actions.stage), actions.unit]
-
-
-@pytest.mark.parametrize(("ranks", "units", "chunks"), [(2, 4, 2), (4, 4, 3), (3, 7, 2), (1, 5, 4)])
-def test_forwards_first_stage_by_stage_is_breadth_first(ranks: int, units: int, chunks: int) -> None:
-    placement = Placement.looped(ranks, units, chunks)
-
-    schedule = list_schedule(placement, SLOTS, priority=deepest_backward_then_earliest_forward)
-
-    for rank, row in enumerate(schedule.rows()):
-        stages = range(rank, ranks * chunks, ranks)
-        forwards = [f"{stage}F{unit}" for stage in stages for unit in range(units)]
-        assert row == forwards + [f"{stage}B{unit}" for stage in reversed(stages) for unit in range(units)]
-
-
 def test_one_unit_in_flight_everywhere_runs_unit_after_unit() -> None:
     placement = Placement.looped(3, 4)
 
@@ -323,80 +260,3 @@ def test_stages_and_ranks_beyond_32_bits_together_are_told_apart() -> None:
     schedule = list_schedule(Placement.looped(ranks, 1), SLOTS, in_flight=InFlight(stage=1))
 
     assert schedule.stage.tolist() == np.repeat(np.arange(ranks), 2).tolist()
-
-
-@pytest.mark.parametrize(
-    ("in_flight", "spans", "stuck"),
-    [
-        (InFlight(rank=[2, 0]), {}, "rank 1: 1F0"),
-        (InFlight(stage=[1, 2]), {Kind.F: 2}, "rank 0: 0F0+2"),
-        (InFlight(stage=0), {}, "rank 0: 0F0"),
-    ],
-)
-def test_a_bound_that_leaves_an_action_waiting_is_refused_with_rank_and_action(
-    in_flight: InFlight, spans: dict[Kind, int], stuck: str
-) -> None:
-    with pytest.raises(ScheduleError) as refused:
-        list_schedule(Placement.looped(2, 4), SLOTS, in_flight=in_flight, spans=spans)
-
-    assert str(refused.value) == f"{stuck} can never start: too few units may be in flight; allow more"
-    assert f"rank {refused.value.rank}: {refused.value.action}" == stuck
-
-
-def test_a_rank_that_its_own_earlier_stages_fill_up_is_refused() -> None:
-    with pytest.raises(ScheduleError, match=r"^rank 0: 3F0 can never start: .* allow more$"):
-        list_schedule(Placement.v_shaped(2, 2), SLOTS, in_flight=InFlight(rank=[2, -1]))
-
-
-@pytest.mark.parametrize(
-    ("durations", "settings", "match"),
-    [
-        ({Kind.F: 1}, {}, "of F and B, or of F, I and W"),
-        ({Kind.F: 1, Kind.I: 1}, {}, "of F and B, or of F, I and W"),
-        ({Kind.F: 1, Kind.B: 1, Kind.W: 1}, {}, "of F and B, or of F, I and W"),
-        ({Kind.F: 1, Kind.B: -1}, {}, "times of B and of transfers are integers from 0"),
-        ({Kind.F: 1.5, Kind.B: 2}, {}, "times of F and of transfers are integers from 0"),
-        ({Kind.F: [1, 2, 3], Kind.B: 2}, {}, "broadcast"),
-        (SLOTS, {"transfer": -1}, "transfers are integers from 0"),
-        (SLOTS, {"spans": {Kind.F: 3}}, "4 units do not fill blocks of 3 F"),
-        (SLOTS, {"spans": {Kind.F: 0}}, "spans are from 1, of F, B"),
-        (SLOTS, {"spans": {Kind.B: -2}}, "spans are from 1, of F, B"),
-        (SLOTS, {"spans": {Kind.W: 2}}, "spans are from 1, of F, B"),
-        (SLOTS, {"in_flight": InFlight(rank=[1, 2, 3])}, "broadcast"),
-    ],
-)
-def test_wrong_durations_spans_and_bounds_are_refused(
-    durations: dict[Kind, Any], settings: dict[str, Any], match: str
-) -> None:
-    with pytest.raises(ValueError, match=match):
-        list_schedule(Placement.looped(2, 4), durations, **settings)
-
-
-def test_a_block_of_units_on_two_routes_is_refused() -> None:
-    placement = Placement.of_stages([[0, 1], [1, 0]], units=4)
-
-    with pytest.raises(ValueError, match="each take one route"):
-        list_schedule(placement, SLOTS, spans={Kind.F: 2})
-
-
-def test_a_route_that_skips_a_stage_is_refused() -> None:
-    skipping = Placement(
-        ranks=2, stage_rank=np.array([[0, 1], [1, -1]]), unit_route=np.array([0, 1]), edges=chain(2)
-    )
-
-    with pytest.raises(ValueError, match="every route visits every stage"):
-        list_schedule(skipping, SLOTS)
-
-
-def test_a_cycle_of_stages_is_refused() -> None:
-    cycle = Placement(
-        ranks=2, stage_rank=np.array([[0, 1]]), unit_route=np.array([0]), edges=np.array([[0, 1], [1, 0]])
-    )
-
-    with pytest.raises(ScheduleError, match=r"^the stages' graph has a cycle: no action on it can ever start$"):
-        list_schedule(cycle, SLOTS)
-
-
-def test_times_too_long_to_add_up_are_refused_in_one_line() -> None:
-    with pytest.raises(ScheduleError, match=r"^times add up to 2\*\*62 or more: give them in a larger unit$"):
-        list_schedule(Placement.looped(2, 2), {Kind.F: 2**61, Kind.B: 1})

@@ -105,3 +105,16 @@ def test_interleaving_halves_the_bubble_against_the_ideal_time() -> None:
 
     assert plain / (1 - plain) == Fraction(7, 64)
     assert halved / (1 - halved) == Fraction(7, 128)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("units", MICROBATCHES)
+def test_of_a_fixed_batch_gpipe_holds_all_and_1f1b_the_less_the_more_it_is_cut(ranks: int, units: int) -> None:
+    eager, alternating = (count(table(name, ranks, units)).peak_activations for name in ("gpipe", "1f1b"))
+    microbatch = Fraction(1, units)
+
+    assert set(eager) == {units}
+    assert alternating == tuple(min(ranks - stage, units) for stage in range(ranks))
+    assert max(eager) * microbatch == 1
+    assert max(alternating) * microbatch == min(1, ranks * microbatch)
+    assert (max(alternating) < max(eager)) == (units > ranks)

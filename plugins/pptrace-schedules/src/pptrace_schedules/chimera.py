@@ -30,7 +30,8 @@ More microbatches than ranks:
 
 Where stages differ in time (an uneven partition), units are played in real durations as well: the order follows
 the costs. A partition belongs to the stages, so it is mirrored between the directions, and a rank holds a stage
-and its mirror image.
+and its mirror image. Units then overlap further: where even concatenation never holds more than D microbatches,
+uneven stages may hold about as many as merged ones do.
 
 Bubble, forward and backward alike: (D - 2f) / (2f N + D - 2f), as the papers state it. Where a backward takes two
 forwards, tables are longer: (2D - 4) / (5D - 4) for the basic unit of N = D, f = 1. Forward doubling and backward
@@ -74,11 +75,14 @@ def check(request: ScheduleRequest) -> None:
     ranks, pipelines, scale = request.ranks, _pipelines(request), _scale(request)
     if ranks % 2:
         message = f"chimera pairs a rank with its mirror image, and {ranks} ranks are odd"
-        raise ConstraintError(message, nearest=_around(ranks, 2, "ranks"), key="parallel.pp")
+        step = 2 if pipelines % 2 else pipelines
+        raise ConstraintError(message, nearest=_around(ranks, step, "ranks"), key="parallel.pp")
     if pipelines % 2 or ranks % pipelines:
-        fit = [str(n) for n in range(2, ranks + 1, 2) if ranks % n == 0]
+        fit = [n for n in range(2, ranks + 1, 2) if ranks % n == 0]
+        around = [*[n for n in fit if n < pipelines][-1:], *[n for n in fit if n > pipelines][:1]]
         message = f"{pipelines} pipelines do not spread evenly over {ranks} ranks in both directions"
-        raise ConstraintError(message, nearest=", ".join(fit), key="schedule.options.pipelines")
+        nearest = f"{' or '.join(map(str, around))} pipelines"
+        raise ConstraintError(message, nearest=nearest, key="schedule.options.pipelines")
     whole = ranks * (2 if scale == "forward-doubling" else 1)
     step = pipelines * (2 if scale == "forward-doubling" else 1)
     if scale != "merged" and request.units > whole:
