@@ -20,6 +20,7 @@ COMMANDS = {
     "simulate": "Simulate one training step: a summary, and traces with -o.",
     "compare": "Compare schedules as formula, as table and simulated.",
     "crossover": "Find where another of two schedules becomes the faster one.",
+    "diff": "Compare two steps, simulated or measured, action by action.",
     "sweep": "Simulate a grid of steps in parallel: a tidy table, and pictures.",
     "show": "Draw a schedule's idealised table.",
     "validate": "Check a schedule table in a file.",

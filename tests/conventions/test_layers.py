@@ -21,7 +21,7 @@ LAYERS = (
     {"export", "builtin", "show"},
     {"hooks"},
     {"experiment"},
-    {"study"},
+    {"study", "diff"},
     {"api", "testing"},
     {"cli"},
 )

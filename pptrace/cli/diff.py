@@ -1,0 +1,158 @@
+"""``pptrace diff``: two steps side by side, action by action."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pptrace.cli import complete
+
+if TYPE_CHECKING:
+    from pptrace.diff.diff import StepDiff
+    from pptrace.diff.sides import Side
+    from pptrace.hooks.registry import Registry
+    from pptrace.timeline.measurement import ImportRequest
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace diff step.yaml run/                     a simulation against a folder of measured traces
+pptrace diff yesterday/ today/ --fail-over 3%   two measurements, as a gate
+pptrace diff step.yaml run/ -o report.html -o both.pftrace
+
+Exit code: 0 where the steps are the same, 1 where they differ, 2 for trouble."""
+
+_SAME, _DIFFERENT = 0, 1
+
+
+class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, not in older clicks
+    """A share such as ``2%`` or ``0.02``."""
+
+    name = "share"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the share of 1."""
+        text = str(value).strip()
+        try:
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share < float("inf"):
+            self.fail(f"{text!r} is no share: write such as 2% or 0.02", param, ctx)
+        return share
+
+
+@click.command("diff", epilog=_EXAMPLES)
+@click.argument("first", shell_complete=complete.files())
+@click.argument("second", shell_complete=complete.files())
+@click.option("--tolerance", type=_Share(), default="2%", show_default=True, help="Which share counts as equal.")
+@click.option(
+    "--fail-over", type=_Share(), help="Gate: fail only where the second step is longer by more than this."
+)
+@click.option("--step", default="median", show_default=True, help="Which recorded step: a number or median.")
+@click.option(
+    "--layout", default="", help="Sizes of a measured job, such as pp=4,tp=2, where its traces do not say."
+)
+@click.option("--replica", default="", help="Which pipeline of a measured job: dp=0,tp=0, slowest or median.")
+@click.option("--rules", type=click.Path(path_type=Path), help="A YAML file of rules by which names are actions.")
+@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Actions that are listed.")
+@click.option(
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files(),
+    help="Write a report (.html), both steps as one trace (.pftrace), or all files for the viewer (.tar).",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    first: str,
+    second: str,
+    tolerance: float,
+    fail_over: float | None,
+    step: str,
+    layout: str,
+    replica: str,
+    rules: Path | None,
+    top: int,
+    outputs: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> None:
+    """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces."""
+    from pptrace.diff.diff import diff
+    from pptrace.diff.document import diff_document
+    from pptrace.diff.text import diff_lines
+    from pptrace.hooks.registry import Registry
+    from pptrace.timeline.measurement import ImportRequest
+
+    for target in outputs:
+        if not target.lower().endswith((".html", ".pftrace", ".pftrace.gz", ".tar")):
+            raise click.UsageError(f"{target}: a diff is written as .html, .pftrace or .tar")
+    registry = Registry.load()
+    request = ImportRequest(layout=layout, replica=replica, rules=rules)
+    sides = [_side(text, step, registry, request) for text in (first, second)]
+    found = diff(sides[0], sides[1], tolerance)
+    notes = [note for side in sides for note in _notes(side)]
+    click.echo(
+        json.dumps(diff_document(found, top, notes), indent=2)
+        if as_json
+        else "\n".join(diff_lines(found, top, notes))
+    )
+    for target in outputs:
+        _write(target, found, sides, notes)
+    sys.exit(_code(found, fail_over))
+
+
+def _code(found: StepDiff, fail_over: float | None) -> int:
+    if fail_over is not None:
+        return _DIFFERENT if found.change > fail_over else _SAME
+    return _SAME if found.same else _DIFFERENT
+
+
+def _side(text: str, step: str, registry: Registry, request: ImportRequest) -> Side:
+    from pptrace.config.resolve import load
+    from pptrace.diff.sides import measured_side, simulated_side
+    from pptrace.errors import TraceError
+    from pptrace.experiment.measured import read_measurement
+    from pptrace.experiment.run import simulate
+
+    path = Path(text)
+    if path.suffix.lower() in {".yaml", ".yml"}:
+        return simulated_side(simulate(load(path), registry), text)
+    if path.suffix.lower() in {".csv", ".txt"}:
+        return simulated_side(simulate(load(None, (), {"schedule": text}), registry), text)
+    if not path.exists():
+        raise TraceError("there is no such file or folder", file=path)
+    measurement, measured = read_measurement([path], registry, request)
+    return measured_side(measurement, text, step, measured=measured)
+
+
+def _notes(side: Side) -> list[str]:
+    """Return what is not known of a side: its notes, clocks, and what belongs to no action."""
+    measurement = side.measurement
+    if measurement is None:
+        return []
+    lines = list(measurement.notes)
+    moved = [clock for clock in measurement.clocks if clock.pairs]
+    if moved:
+        told = ", ".join(f"{clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f})" for clock in moved)
+        ranks = ", ".join(str(clock.rank) for clock in moved)
+        lines.append(f"{side.name}: clocks of ranks {ranks} set by {told} ms")
+    lines += [
+        f"{side.name}: rank {one.rank}: {one.count} {one.what} belong to no action ({one.total_ns / 1e6:.3f} ms)"
+        for one in measurement.unattributed[:_TOLD]
+    ]
+    more = len(measurement.unattributed) - _TOLD
+    return [*lines, f"{side.name}: {more} further sorts belong to no action"] if more > 0 else lines
+
+
+_TOLD = 5
+"""Sorts of unattributed work that are named one by one."""
+
+
+def _write(target: str, found: StepDiff, sides: list[Side], notes: list[str]) -> None:
+    from pptrace.diff.outputs import write_diff
+
+    write_diff(Path(target), found, sides, notes)
+    sys.stderr.write(f"wrote {target}\n")

@@ -1,0 +1,230 @@
+"""A step's computations and messages, each with its own time: what a replay needs, and what a diff compares.
+
+The times of a timeline are taken apart so that a replay of the same order gives the step again, and a replay with
+another's times says what those change: a computation's duration, the gap that the host left before it, the way of
+a message from when both ends were ready until it was there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from pptrace.model.action import Kind
+from pptrace.schedule.table import Schedule
+from pptrace.sim.action_times import ActionTimes
+from pptrace.timeline.messages import messages
+from pptrace.timeline.order import compute_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from numpy.typing import NDArray
+
+    from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.model.placement import Placement
+    from pptrace.timeline.messages import Messages
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Performed", "Transfers", "performed"]
+
+_WAITED_NS, _WAITED_UNSEEN_NS = 50_000, 200_000
+"""From how long a wait on a message shows when that was there; longer where the wait itself is not recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """One value per message, by action of the sending stage."""
+
+    source: Int32s
+    """The sending rank."""
+    target: Int32s
+    """The receiving rank."""
+    kind: Int8s
+    """``SEND_F`` or ``SEND_B``."""
+    stage: Int32s
+    """The sending stage."""
+    unit: Int32s
+    """The microbatch."""
+    size_bytes: Int64s
+    """Its size; 0 where unknown."""
+    took_ns: Int64s
+    """From when both ends were ready until it was there; -1 where unknown."""
+    observed: NDArray[np.bool_]
+    """Whether its arrival was seen: its consumer waited for it, or a simulation knows."""
+
+    def __len__(self) -> int:
+        return int(self.stage.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Performed:
+    """One value per computation, rank by rank, in the order in which they ran."""
+
+    placement: Placement
+    """Where each stage is."""
+    rank: Int32s
+    """The rank."""
+    kind: Int8s
+    """The kind."""
+    stage: Int32s
+    """The stage."""
+    unit: Int32s
+    """The first microbatch."""
+    span: Int32s
+    """How many."""
+    braid: Int32s
+    """The braid; -1 for none."""
+    row: Int64s
+    """Its row in the timeline; of two that are folded, the second's."""
+    start_ns: Int64s
+    """When it started."""
+    end_ns: Int64s
+    """When it ended."""
+    duration_ns: Int64s
+    """What it took; of two that are folded, both in sum."""
+    gap_ns: Int64s
+    """From when it could start, its rank free and its inputs there, to its start."""
+    transfers: Transfers
+    """The messages between ranks."""
+
+    def __len__(self) -> int:
+        return int(self.rank.size)
+
+    @property
+    def order(self) -> Schedule:
+        """The table of what was computed."""
+        ptr = np.searchsorted(self.rank, np.arange(self.placement.ranks + 1))
+        return Schedule.from_columns(
+            self.placement, ptr, self.kind, self.stage, self.unit, span=self.span, braid=self.braid
+        )
+
+    @property
+    def cells(self) -> Int64s:
+        """The place of each among all kinds, stages and microbatches."""
+        stages, units = self.placement.stages, self.placement.units
+        found: Int64s = (self.kind.astype(np.int64) * stages + self.stage) * units + self.unit
+        return found
+
+    @property
+    def span_ns(self) -> int:
+        """From the first one's start to the last one's end."""
+        return int(self.end_ns.max() - self.start_ns.min()) if len(self) else 0
+
+    def folded(self, stages: Collection[int]) -> Self:
+        """Return this with each input gradient of some stages made one backward with its weight gradient.
+
+        Only stages whose gradient goes nowhere can be folded: nothing then waits for the first of the two.
+        """
+        chosen = np.isin(self.stage, list(stages))
+        first, second = chosen & (self.kind == Kind.I), chosen & (self.kind == Kind.W)
+        earlier = dict(
+            zip(zip(self.stage[first], self.unit[first], strict=True), self.duration_ns[first], strict=True)
+        )
+        duration = self.duration_ns.copy()
+        for index in np.flatnonzero(second).tolist():
+            duration[index] += earlier.get((self.stage[index], self.unit[index]), 0)
+        kind = np.where(second, np.int8(Kind.B), self.kind)
+        columns = {name.name: getattr(self, name.name) for name in fields(self)}
+        columns |= {"kind": kind, "duration_ns": duration}
+        kept = {
+            name: values[~first] if isinstance(values, np.ndarray) else values for name, values in columns.items()
+        }
+        return type(self)(**kept)
+
+    def times(
+        self, *, durations: Self | None = None, transfers: Self | None = None, gaps: Self | None = None
+    ) -> ActionTimes:
+        """Return times by action, each sort from another step where one is given; what it lacks stays ours."""
+        cells = len(Kind) * self.placement.stages * self.placement.units
+        duration, transfer = (np.full(cells, -1, dtype=np.int64) for _ in range(2))
+        gap = np.zeros(cells, dtype=np.int64)
+        for own, other in ((duration, durations), (gap, gaps)):
+            values = "duration_ns" if own is duration else "gap_ns"
+            own[self.cells] = getattr(self, values)
+            if other is not None:
+                there = np.isin(other.cells, self.cells)
+                own[other.cells[there]] = getattr(other, values)[there]
+        for step in (self, transfers):
+            if step is not None:
+                at = _sends(step.transfers, self.placement)
+                transfer[at] = np.where(step.transfers.took_ns >= 0, step.transfers.took_ns, transfer[at])
+        return ActionTimes(duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
+
+
+def performed(timeline: Timeline) -> Performed:
+    """Take a step's times apart.
+
+    Where a consumer did not wait, its message may have been there long before it was looked for: then the median
+    of the same way's messages stands for it, if that is less.
+    """
+    by_rank = compute_rows(timeline)
+    rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
+    carried = messages(timeline)
+    before = np.zeros(len(timeline), dtype=np.int64)
+    for own in by_rank:
+        before[own[1:]] = timeline.end_ns[own[:-1]]
+    ready = np.maximum(before, _arrivals(timeline, carried))[rows]
+    first = np.concatenate([[0], np.cumsum([own.size for own in by_rank])[:-1]]).astype(np.int64)
+    gap = np.maximum(timeline.start_ns[rows] - ready, 0)
+    gap[first[first < rows.size]] = 0  # what comes before a rank's first action is no gap between two
+    return Performed(
+        placement=timeline.placement, rank=timeline.rank_of_row()[rows], kind=timeline.kind[rows],
+        stage=timeline.stage[rows], unit=timeline.unit[rows], span=timeline.span[rows], braid=timeline.braid[rows],
+        row=rows.astype(np.int64), start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
+        duration_ns=(timeline.end_ns - timeline.start_ns)[rows], gap_ns=gap,
+        transfers=_transfers(timeline, carried, before),
+    )  # fmt: skip
+
+
+def _sends(transfers: Transfers, placement: Placement) -> Int64s:
+    """Return the cell of each message's send; those of stages and microbatches that are not here, none."""
+    here = (transfers.stage < placement.stages) & (transfers.unit < placement.units)
+    cells: Int64s = (
+        transfers.kind.astype(np.int64) * placement.stages + transfers.stage
+    ) * placement.units + transfers.unit
+    return np.where(here, cells, 0)
+
+
+def _arrivals(timeline: Timeline, carried: Messages) -> Int64s:
+    """Return, per row, when the last of its inputs from other ranks was there; 0 where there is none."""
+    there = np.zeros(len(timeline), dtype=np.int64)
+    rows = np.where(carried.recv >= 0, carried.recv, carried.send)
+    consumed = carried.consumer >= 0
+    np.maximum.at(there, carried.consumer[consumed], (timeline.end_ns[rows] + timeline.lag_ns[rows])[consumed])
+    return there
+
+
+def _transfers(timeline: Timeline, carried: Messages, before: Int64s) -> Transfers:
+    known = (carried.producer >= 0) & (carried.consumer >= 0)
+    producer, consumer = carried.producer[known], carried.consumer[known]
+    send, recv = carried.send[known], carried.recv[known]
+    rows = np.where(recv >= 0, recv, send)
+    arrived = timeline.end_ns[rows] + timeline.lag_ns[rows]
+    # A simulation knows what released each slice; whatever held a message up there is part of its way.
+    simulated = timeline.cause[consumer] >= 0
+    posted = np.where((recv >= 0) & ~simulated, timeline.enter_ns[rows], 0)
+    took = np.maximum(arrived - np.maximum(timeline.end_ns[producer], posted), 0)
+    enter, start = timeline.enter_ns[consumer], timeline.start_ns[consumer]
+    waited = np.where(enter < start, start - np.maximum(before[consumer], enter) > _WAITED_NS,
+                      arrived - before[consumer] > _WAITED_UNSEEN_NS)  # fmt: skip
+    observed = simulated | waited
+    rank = timeline.rank_of_row()
+    way = rank[producer].astype(np.int64) * timeline.ranks + rank[consumer]
+    for one in np.unique(way):
+        own = way == one
+        seen = took[own & observed] if (own & observed).any() else took[observed]
+        if seen.size:
+            unseen = own & ~observed
+            took[unseen] = np.minimum(took[unseen], int(np.median(seen)))
+    kind, stage = timeline.kind[rows], timeline.stage[rows]
+    received_f, received_b = kind == Kind.RECV_F, kind == Kind.RECV_B
+    return Transfers(
+        source=rank[producer], target=rank[consumer],
+        kind=np.where(received_f, Kind.SEND_F, np.where(received_b, Kind.SEND_B, kind)).astype(np.int8),
+        stage=(stage - received_f + received_b).astype(np.int32), unit=timeline.unit[rows],
+        size_bytes=np.maximum(timeline.size_bytes[rows], np.where(send >= 0, timeline.size_bytes[send], 0)),
+        took_ns=took, observed=observed,
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""Find the traces of a run, in files and folders, and read them by the importer that knows them."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.errors import TraceError
+from pptrace.timeline.measurement import ImportRequest, Measurement, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pptrace.hooks.offers import ImporterOffer
+    from pptrace.hooks.registry import Registry
+
+__all__ = ["head_of", "importer_of", "read_measurement"]
+
+_HEAD = 4096
+_GZIP = b"\x1f\x8b"
+
+
+def read_measurement(
+    sources: Sequence[Path], registry: Registry, request: ImportRequest | None = None
+) -> tuple[Measurement, bool]:
+    """Read traces that belong together; a folder stands for what is in it, and what no importer knows is noted.
+
+    Returns:
+        The measurement, and whether it was recorded (a trace that pptrace wrote of a simulation was not).
+
+    Raises:
+        TraceError: nothing there, nothing that an importer knows, or files of several sorts.
+    """
+    files = [file for source in sources for file in _files(source)]
+    known: dict[str, tuple[ImporterOffer, list[Path]]] = {}
+    strangers = []
+    for file in files:
+        offer = importer_of(file, registry)
+        if offer is None:
+            strangers.append(file)
+        else:
+            known.setdefault(offer.name, (offer, []))[1].append(file)
+    if not known:
+        raise _unknown(sources[0], strangers, registry)
+    if len(known) > 1:
+        told = ", ".join(f"{len(own)} of {name}" for name, (_, own) in known.items())
+        raise TraceError(f"holds traces of several sorts ({told}): name one sort", file=sources[0])
+    ((offer, own),) = known.values()
+    notes = tuple(f"{file.name} is no trace that an importer knows: left out" for file in strangers[:_TOLD])
+    if len(strangers) > _TOLD:
+        notes += (f"{len(strangers) - _TOLD} further files are none either",)
+    if offer.measure is None:
+        timeline = offer.read(own)
+        step = Step(label="simulated", timeline=timeline, gap_ns=np.zeros(len(timeline), dtype=np.int64))
+        return Measurement(steps=(step,), notes=notes), False
+    measured = offer.measure(own, request or ImportRequest())
+    return _with_notes(measured, notes), True
+
+
+_TOLD = 5
+"""Files that are named one by one."""
+
+
+def importer_of(file: Path, registry: Registry) -> ImporterOffer | None:
+    """Return the importer that recognises a file.
+
+    Raises:
+        TraceError: the file cannot be read.
+    """
+    head = head_of(file)
+    for provided in registry.importers.values():
+        if provided.offer.recognises(file, head):
+            return provided.offer
+    return None
+
+
+def head_of(path: Path) -> bytes:
+    """Return the first bytes of a file, unpacked.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(_HEAD)
+        if start[:2] != _GZIP:
+            return start
+        with gzip.open(path) as packed:
+            return packed.read(_HEAD)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or "is no whole gzip file"
+        raise TraceError(str(reason), file=path) from error
+
+
+def _files(source: Path) -> list[Path]:
+    if not source.is_dir():
+        return [source]
+    found = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
+    if not found:
+        raise TraceError("is an empty folder", file=source)
+    return found
+
+
+def _unknown(source: Path, strangers: Sequence[Path], registry: Registry) -> TraceError:
+    offers = registry.importers.values()
+    known = ", ".join(f"{provided.offer.name} ({provided.offer.summary})" for provided in offers)
+    hint = "" if any(p.offer.measure for p in offers) else "; for measured traces pip install pptrace-profilers"
+    file = strangers[0] if strangers else source
+    return TraceError(f"no importer recognises it; there are {known}{hint}", file=file)
+
+
+def _with_notes(measured: Measurement, notes: tuple[str, ...]) -> Measurement:
+    return replace(measured, notes=(*notes, *measured.notes))
