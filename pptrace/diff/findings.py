@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from pptrace.diff.times import Performed
     from pptrace.model.columns import Int64s
 
-__all__ = ["Change", "KindRow", "OrderChange", "Way", "changes", "kinds", "orders", "spread_of", "ways"]
+__all__ = [
+    "Change",
+    "KindRow",
+    "OrderChange",
+    "Way",
+    "action_at",
+    "changes",
+    "kinds",
+    "orders",
+    "spread_of",
+    "ways",
+]
 
 _SIGMAS = 3
 """Within how many standard deviations of the steps' own spread a change is noise."""

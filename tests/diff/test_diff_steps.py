@@ -107,7 +107,7 @@ def test_three_milliseconds_on_one_action_are_ranked_first_and_where_it_parts() 
     [
         ({"slow": {1: 1.5}}, "durations"),
         ({"rate": 20_000}, "transfers"),
-        ({"policy": "sender-blocking"}, "transfers"),
+        ({"policy": "sender-blocking"}, "gaps of the host"),
     ],
 )
 def test_rungs_and_parts_sum_to_the_difference(changed: dict[str, Any], rung: str) -> None:
