@@ -2,7 +2,7 @@
 set -eu
 
 echo "== five schedules, 16 microbatches"
-pptrace compare llama3-70b.yaml --microbatches 16 --schedules gpipe,1f1b,looped-bfs,chimera,hanayo -o compare.svg
+pptrace compare llama3-70b.yaml --microbatches 16 --schedules gpipe,1f1b,looped-bfs,chimera,hanayo
 echo
 echo "== settings of their own, a schedule of one's own, and one that cannot run"
 pptrace compare llama3-70b.yaml --microbatches 16 \
