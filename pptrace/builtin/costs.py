@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,6 +65,9 @@ class TableOptions(BaseModel):
     )
     weight_gradient: _Time | list[_Time] | None = Field(
         default=None, description="Backward for the weight gradient alone; what is left of the backward."
+    )
+    overhead: _Time = Field(
+        default=0, description="What every computation takes besides, however many slices it has."
     )
     boundary: _Bytes | list[_Bytes] = Field(
         default=0, description="Bytes of a message from each stage to the next."
@@ -162,7 +166,12 @@ def table(request: CostRequest) -> Workload:
         sync_ns=options["sync"], reserved_bytes=options["reserved"], capacity_bytes=options["capacity"],
         tokens=request.global_batch * request.sequence,
     )  # fmt: skip
-    return workload.scaled(Fraction(options["microbatches"] or request.units, request.units))
+    workload = workload.scaled(Fraction(options["microbatches"] or request.units, request.units))
+    more = options["overhead"]
+    return replace(
+        workload, f_ns=workload.f_ns + more, b_ns=workload.b_ns + more, i_ns=workload.i_ns + more,
+        w_ns=workload.w_ns + more, recompute_ns=workload.recompute_ns + more,
+    )  # fmt: skip
 
 
 def _backward(options: Any, spread: Any) -> dict[str, Any]:

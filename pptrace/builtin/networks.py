@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,7 +21,9 @@ class HockneyOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    bandwidth: Rate = Field(description="Rate of one message per direction, such as 400 Gb/s or 50 GB/s.")
+    bandwidth: Rate | Literal["unlimited"] = Field(
+        description="Rate of one message per direction, such as 400 Gb/s or 50 GB/s; or unlimited."
+    )
     latency: Annotated[Duration, Field(ge=0)] = Field(
         default=0, description="Wire latency; back-to-back messages pay it once."
     )
@@ -37,7 +39,8 @@ def hockney(request: NetworkRequest) -> Flat:
         ConfigError: the bandwidth is below 1 kB/s.
     """
     options = request.options
-    rate = int(options["bandwidth"]) // 1000
-    if rate < 1:
+    unlimited = options["bandwidth"] == "unlimited"
+    rate = 0 if unlimited else int(options["bandwidth"]) // 1000
+    if rate < 1 and not unlimited:
         raise ConfigError("the smallest bandwidth is 1 kB/s", key="bandwidth")
     return Flat(rate_kbps=rate, latency_ns=int(options["latency"]), overhead_ns=int(options["overhead"]))

@@ -38,6 +38,13 @@ def test_without_slices_figures_are_each_stages_own() -> None:
     assert costs(4).f_ns.tolist() == [8, 8, 8, 8]
 
 
+def test_an_overhead_is_each_computations_whatever_its_share_of_the_model() -> None:
+    workload = costs(8, slices=4, overhead="3 ns")
+
+    assert (set(workload.f_ns.tolist()), set(workload.b_ns.tolist())) == ({4 + 3}, {8 + 3})
+    assert (set(workload.i_ns.tolist()), set(workload.w_ns.tolist())) == ({4 + 3}, {4 + 3})
+
+
 def test_a_batch_cut_into_more_microbatches_costs_the_same_in_all() -> None:
     workload = costs(2, microbatches=1, activation="32 B", boundary="8 B", gradients="64 B", update="5 ns")
 

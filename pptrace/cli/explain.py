@@ -1,0 +1,106 @@
+"""``pptrace explain``: where the time of a measured step went, and what would shorten it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pptrace.cli import complete
+from pptrace.cli.measured_options import measured_options, read
+
+if TYPE_CHECKING:
+    from pptrace.diff.sides import Side
+    from pptrace.diff.what_if import RankBusy, WhatIf
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace explain run/
+pptrace explain run/ --step 2 --json"""
+
+
+@click.command("explain", epilog=_EXAMPLES)
+@click.argument(
+    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete.files()
+)
+@measured_options
+@click.option("--step", default="median", show_default=True, help="Which step: a number or median.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    traces: tuple[Path, ...], layout: str, replica: str, rules: Path | None, step: str, *, as_json: bool
+) -> None:
+    """Say where the time of a step in TRACES went: parts, causes, ranks, and what would shorten it."""
+    from pptrace.diff.parts import parts_of
+    from pptrace.diff.sides import measured_side
+    from pptrace.diff.times import performed
+    from pptrace.diff.what_if import busy_by_rank, what_if
+
+    measurement = read(traces, layout, replica, rules)
+    side = measured_side(measurement, str(traces[0]), step)
+    spans = [performed(one.timeline).span_ns for one in measurement.steps]
+    parts, ranks, without = parts_of(side), busy_by_rank(side.performed), what_if(side.performed)
+    if as_json:
+        click.echo(json.dumps(_document(side, spans, parts, ranks, without), indent=2))
+    else:
+        click.echo("\n".join(_lines(side, spans, parts, ranks, without)))
+
+
+def _lines(
+    side: Side, spans: list[int], parts: dict[str, int], ranks: tuple[RankBusy, ...], without: WhatIf
+) -> list[str]:
+    from pptrace.diff.text import ms
+
+    metrics, label = side.metrics, side.steps[side.chosen].label
+    lines = [f"{side.name}, {label}: step {ms(metrics.step_ns)}, bubble {float(metrics.bubble):.2%}"]
+    if len(spans) > 1:
+        middle = sorted(spans)[(len(spans) - 1) // 2]
+        lines.append(f"{len(spans)} steps: {ms(min(spans))} to {ms(max(spans))}, median {ms(middle)}")
+    whole = max(sum(parts.values()), 1)
+    lines += ["", "parts of the step, mean over ranks"]
+    lines += [f"  {name:<16}  {ms(time):>14}  {time / whole:6.1%}" for name, time in parts.items() if time]
+    lines += ["", "ranks: computing, idle"]
+    for one in ranks:
+        idle = int(metrics.idle_ns[one.rank].sum())
+        lines.append(
+            f"  rank {one.rank:<3}  {ms(one.busy_ns):>14}  {ms(idle):>14}  {one.share:+.1%} of the median's work"
+        )
+    lines += ["", "the pipeline would take", f"  {ms(without.replayed_ns):>14}  as it was, replayed"]
+    for text, length in (
+        ("with free communication", without.free_communication_ns),
+        ("without gaps of the host", without.no_gaps_ns),
+        (f"with rank {without.slowest.rank} repaired, the slowest", without.repaired_ns),
+        ("without any bubble", without.no_bubble_ns),
+    ):
+        lines.append(f"  {ms(length):>14}  {text} ({length / max(without.replayed_ns, 1) - 1:+.1%})")
+    measurement = side.measurement
+    return [
+        *lines,
+        *(
+            f"rank {work.rank}: {work.count} {work.what} belong to no action, {ms(work.total_ns)}"
+            for work in (measurement.unattributed if measurement else ())
+        ),
+    ]
+
+
+def _document(
+    side: Side, spans: list[int], parts: dict[str, int], ranks: tuple[RankBusy, ...], without: WhatIf
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    metrics, measurement = side.metrics, side.measurement
+    return {
+        "step": side.steps[side.chosen].label,
+        "step_ns": metrics.step_ns,
+        "bubble": float(metrics.bubble),
+        "spans_ns": spans,
+        "parts_ns": parts,
+        "idle_by_cause_ns": metrics.idle_by_cause_ns,
+        "exposed_communication_ns": int(metrics.exposed_ns.sum()),
+        "ranks": [asdict(one) for one in ranks],
+        "what_if": asdict(without),
+        "unattributed": [asdict(one) for one in measurement.unattributed] if measurement else [],
+        "notes": list(measurement.notes) if measurement else [],
+    }

@@ -1,0 +1,50 @@
+"""The options of commands that read measured traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pptrace.timeline.measurement import Measurement
+
+__all__ = ["measured_options", "read"]
+
+_OPTIONS = (
+    click.option("--layout", default="", help="Sizes of the job, such as pp=4,tp=2, where its traces do not say."),
+    click.option("--replica", default="", help="Which pipeline of the job: dp=0,tp=0, slowest or median."),
+    click.option(
+        "--rules", type=click.Path(path_type=Path), help="A YAML file of rules by which names are actions."
+    ),
+)
+
+
+def measured_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--layout``, ``--replica`` and ``--rules`` to a command."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def read(traces: Sequence[Path], layout: str, replica: str, rules: Path | None) -> Measurement:
+    """Read measured traces, or ours; what is noted goes to standard error.
+
+    Raises:
+        TraceError: they cannot be read, or hold no action of a pipeline.
+    """
+    from pptrace.errors import TraceError
+    from pptrace.experiment.measured import read_measurement
+    from pptrace.hooks.registry import Registry
+    from pptrace.timeline.measurement import ImportRequest
+
+    request = ImportRequest(layout=layout, replica=replica, rules=rules)
+    measurement, _ = read_measurement(traces, Registry.load(), request)
+    for note in measurement.notes:
+        click.echo(f"note: {note}", err=True)
+    if not measurement.steps:
+        raise TraceError("holds no action of a pipeline", file=traces[0])
+    return measurement
