@@ -10,15 +10,21 @@ from pptrace.errors import ConfigError, TraceError
 from pptrace.model.layout import AXES, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pptrace_profilers.recording import Recording
 
-__all__ = ["one_pipeline"]
+__all__ = ["one_pipeline", "pipeline_group"]
 
 _PIPELINE = re.compile(r"(?:^|[_\W])pp(?:$|[_\W])|pipeline", re.IGNORECASE)
 _SIZE = re.compile(r"([a-z]+)=(\d+)")
 _SORTS = ("slowest", "median")
+
+
+def pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int) -> tuple[int, ...]:
+    """Return the global ranks of a rank's pipeline, where a group's description says so; else none."""
+    fitting = [ranks for name, ranks in groups.items() if _PIPELINE.search(name) and rank in ranks]
+    return fitting[0] if fitting else ()
 
 
 def one_pipeline(
@@ -67,12 +73,7 @@ def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
 
 
 def _of_groups(known: dict[int, Recording]) -> tuple[dict[str, tuple[int, ...]], str]:
-    groups = {
-        ranks
-        for rank, one in known.items()
-        for name, ranks in one.groups.items()
-        if _PIPELINE.search(name) and rank in ranks
-    }
+    groups = {pipeline_group(one.groups, rank) for rank, one in known.items()} - {()}
     if groups:
         return {f"of rank {min(ranks)}": ranks for ranks in sorted(groups)}, ""
     world = max((one.world for one in known.values()), default=0) or len(known)

@@ -13,8 +13,27 @@ if TYPE_CHECKING:
 
     from pptrace.model.action import Action
     from pptrace.model.columns import Int32s, Int64s
+    from pptrace.timeline.measurement import Unattributed
 
-__all__ = ["End", "Operations", "Ran", "Recording"]
+__all__ = ["End", "OnDevice", "Operations", "Ran", "Recording", "Said"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDevice:
+    """What an action's kernels did on a GPU."""
+
+    start_ns: int
+    """When the first one started."""
+    end_ns: int
+    """When the last one ended."""
+    launch_ns: int = -1
+    """When the host launched the first one; -1 where that is not recorded."""
+    gap_ns: int = 0
+    """Time between, in which none of them ran."""
+    collective_ns: int = 0
+    """Time between, in which only collectives of the rank's own group ran."""
+    computes: bool = True
+    """Whether they ran on the compute stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +46,8 @@ class Ran:
     """Where the annotation starts, on the host."""
     end_ns: int
     """Where it ends."""
+    device: OnDevice | None = None
+    """What its kernels did, where a GPU's work was recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +68,24 @@ class End:
     """``SEND_F`` and so on, where an annotation around it says so."""
     tag: int = 0
     """What tells it from others between the same two ranks."""
+    posted_ns: int = -1
+    """When the host launched its kernel; -1 where the host's own post is ``start_ns``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What is known of one message or collective that a kernel carries."""
+
+    what: str
+    """``send``, ``recv``, or the collective's name as PyTorch writes it."""
+    peer: int = -1
+    """Global rank at the other end of a message; -1 where the trace does not say."""
+    size_bytes: int = 0
+    """Its size; 0 where the trace does not say."""
+    group: str = ""
+    """Description of its process group."""
+    action: Action | None = None
+    """``SEND_F`` and so on, where an annotation says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +108,8 @@ class Operations:
     """Whether it is communication."""
     action: Int32s
     """Position in ``Recording.ran`` of the action that launched it; -1 for none."""
+    said: Mapping[int, tuple[Said, ...]] = field(default_factory=dict)
+    """By position, what a kernel that communicates carries, where the trace says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,3 +136,5 @@ class Recording:
     """Whether times count from the Unix epoch; else from some start of this process's own."""
     notes: tuple[str, ...] = ()
     """What was not read; one sentence each."""
+    unattributed: tuple[Unattributed, ...] = ()
+    """Operations that belong to no action; their rank is whatever."""

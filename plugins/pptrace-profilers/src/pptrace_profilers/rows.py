@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.errors import ScheduleError, TraceError
-from pptrace.model.action import COMMUNICATION, Action, Kind
+from pptrace.model.action import COMMUNICATION, COMPUTE, Action, Kind
 from pptrace.schedule.infer import infer_placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.timeline import Slice, Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pptrace.model.columns import Int64s
     from pptrace.model.placement import Placement
     from pptrace.timeline.timeline import Timeline
-    from pptrace_profilers.assemble import Message, RankStep
+    from pptrace_profilers.messages import Message, RankStep
+    from pptrace_profilers.recording import Ran
 
 __all__ = ["timeline_of"]
 
-_COMPUTES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.OPTIMIZER})
+_STREAMS = {Kind.OFFLOAD: Stream.COPY_OUT, Kind.RELOAD: Stream.COPY_IN}
+_Lane = tuple[int, Stream, int]
 
 
 def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple[Timeline, Int64s]:
@@ -33,67 +35,127 @@ def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple
         TraceError: the actions are no pipeline's.
     """
     arrived = {
-        (message.forward, message.stage + (1 if message.forward else -1), message.unit): message
+        (message.forward, message.to_stage, message.unit): message.received.end_ns
         for message in messages
-        if message.stage >= 0
+        if message.stage >= 0 and message.received is not None
     }
-    slices = [one for number, rank in enumerate(ranks) for one in _computes(number, rank, arrived)]
-    placement = _placement(slices, len(ranks))
-    slices += _carried(messages)
-    zero = min(one.start_ns for one in slices)
-    timeline = from_slices([_since(one, zero) for one in slices], placement)
-    return timeline, np.zeros(len(timeline), dtype=np.int64)
+    ran = [one for number, rank in enumerate(ranks) for one in _ran(number, rank, arrived)]
+    placement = _placement([one for one, _ in ran], len(ranks))
+    slices = [*ran, *((one, 0) for one in _carried(messages))]
+    slices.sort(key=lambda each: _place(each[0]))
+    zero = min(one.start_ns for one, _ in slices)
+    timeline = from_slices([_since(one, zero) for one, _ in slices], placement)
+    return timeline, np.array([gap for _, gap in slices], dtype=np.int64)
 
 
-def _computes(rank: int, step: RankStep, arrived: Mapping[tuple[bool, int, int], Message]) -> list[Slice]:
-    """Return a rank's computations without the waits for their inputs, and its own collectives."""
-    found = []
-    free: dict[Stream, int] = defaultdict(int)
+def _place(one: Slice) -> tuple[int, int, int, int, int]:
+    """Return what a timeline's rows are sorted by, so that they stay as they are here."""
+    return one.rank, int(one.stream), one.peer, one.start_ns, one.end_ns
+
+
+def _ran(rank: int, step: RankStep, arrived: Mapping[tuple[bool, int, int], int]) -> Iterator[tuple[Slice, int]]:
+    """Yield a rank's computations without the waits for their inputs, and its own collectives, with their gaps."""
+    free: dict[Stream, int] = {}
     braids = 0
-    for one in step.ran:
+    on_gpu = any(one.device is not None for one in step.ran)
+    for one in sorted(step.ran, key=_begin):
         if one.action.kind in COMMUNICATION:
             continue
         members = one.action.sub_actions or (one.action,)
-        stream = Stream.COMPUTE if one.action.kind in _COMPUTES else Stream.DATA_PARALLEL
-        # A braid's members run one after another, so only the first one's input holds up its start.
-        first_in = arrived.get((members[0].kind is Kind.F, members[0].stage, members[0].unit))
-        there = first_in.received.end_ns if first_in is not None else 0
-        begin = max(one.start_ns, free[stream], min(there, one.end_ns))
-        end = max(one.end_ns, begin)
+        stream = _stream(one)
+        if on_gpu:
+            enter, begin, end = _on_gpu(one, free.get(stream))
+        else:
+            # A braid's members run one after another, so only the first one's input holds up its start.
+            there = arrived.get((members[0].kind is Kind.F, members[0].stage, members[0].unit), one.start_ns)
+            begin = max(one.start_ns, free.get(stream, one.start_ns), min(there, one.end_ns))
+            enter, end = min(one.start_ns, begin), max(one.end_ns, begin)
         free[stream] = end
         length = end - begin
         for number, member in enumerate(members):
             first, last = begin + length * number // len(members), begin + length * (number + 1) // len(members)
-            found.append(Slice(
-                rank=rank, stream=stream, action=member, start_ns=first, end_ns=last,
-                enter_ns=min(one.start_ns, first), braid=braids if len(members) > 1 else -1,
-            ))  # fmt: skip
+            lost, collective = _inside(one, number, len(members), last - first)
+            yield Slice(
+                rank=rank, stream=stream, action=member, start_ns=first, end_ns=last, enter_ns=min(enter, first),
+                braid=braids if len(members) > 1 else -1, collective_ns=collective,
+            ), lost  # fmt: skip
         braids += len(members) > 1
-    return found
+
+
+def _begin(one: Ran) -> int:
+    return one.device.start_ns if one.device is not None else one.start_ns
+
+
+def _stream(one: Ran) -> Stream:
+    """Return the stream of an action: the one that its kernels ran on, else the one that its kind stands for."""
+    kind = one.action.kind
+    if kind in COMPUTE or (one.device is not None and one.device.computes and kind not in _STREAMS):
+        return Stream.COMPUTE
+    return _STREAMS.get(kind, Stream.DATA_PARALLEL)
+
+
+def _on_gpu(one: Ran, free: int | None) -> tuple[int, int, int]:
+    """Return when an action was at the head of its stream, when it started and when it ended.
+
+    One without a kernel takes no time, where the host was or the stream is.
+    """
+    if one.device is None:
+        at = one.start_ns if free is None else max(free, one.start_ns)
+        return at, at, at
+    begin = one.device.start_ns if free is None else max(free, one.device.start_ns)
+    launch = one.device.launch_ns if one.device.launch_ns >= 0 else begin
+    return min(max(launch, free or launch), begin), begin, max(one.device.end_ns, begin)
+
+
+def _inside(one: Ran, number: int, members: int, length: int) -> tuple[int, int]:
+    """Return a member's share of an action's gaps and collectives, no more than fits into it."""
+    if one.device is None:
+        return 0, 0
+    gap, collective = (
+        whole * (number + 1) // members - whole * number // members
+        for whole in (one.device.gap_ns, one.device.collective_ns)
+    )
+    return min(gap, length), min(collective, length - min(gap, length))
 
 
 def _carried(messages: Sequence[Message]) -> list[Slice]:
-    """Return both slices of each message: from when both ends were posted until it was there."""
-    found = []
-    free: dict[tuple[int, Stream, int], int] = defaultdict(int)
-    for message in sorted(messages, key=lambda one: one.received.end_ns):
-        if message.stage < 0:
-            continue
+    """Return the slices of each message on both ranks: from when both ends were there until it was.
+
+    A message whose sender was done before the receiver began, or of which one end is known, moves at each end by
+    that end's own time.
+    """
+    found: list[Slice] = []
+    free: dict[_Lane, int] = {}
+    for message in sorted((one for one in messages if one.stage >= 0), key=_last):
+        sent, received = message.sent, message.received
         kinds = (Kind.SEND_F, Kind.RECV_F) if message.forward else (Kind.SEND_B, Kind.RECV_B)
-        stages = (message.stage, message.stage + (1 if message.forward else -1))
-        both = max(message.sent.start_ns, message.received.start_ns)
-        ends = ((message.source, Stream.SEND, message.target), (message.target, Stream.RECV, message.source))
-        for lane, kind, stage, post in zip(ends, kinds, stages, (message.sent, message.received), strict=True):
-            end = max(message.received.end_ns, free[lane])
-            begin = min(max(both, free[lane]), end)
+        size = max(end.size_bytes for end in (sent, received) if end is not None)
+        apart = sent is None or received is None or (sent.posted_ns >= 0 and sent.end_ns < received.start_ns)
+        lanes = (
+            (message.source, Stream.SEND, message.target, message.stage, sent),
+            (message.target, Stream.RECV, message.source, message.to_stage, received),
+        )
+        for (rank, stream, peer, stage, own), kind in zip(lanes, kinds, strict=True):
+            if own is None or rank < 0:
+                continue
+            lane = (rank, stream, peer)
+            begin, end = own.start_ns, own.end_ns
+            if not apart and sent is not None and received is not None:
+                begin, end = max(sent.start_ns, received.start_ns), received.end_ns
+            end = max(end, free.get(lane, end))
+            begin = min(max(begin, free.get(lane, begin)), end)
             free[lane] = end
             found.append(Slice(
-                rank=lane[0], stream=lane[1], peer=lane[2],
-                action=Action(kind=kind, stage=stage, unit=message.unit),
-                start_ns=begin, end_ns=end, enter_ns=min(post.start_ns, begin),
-                size_bytes=message.sent.size_bytes or message.received.size_bytes,
+                rank=rank, stream=stream, peer=peer, start_ns=begin, end_ns=end, size_bytes=size,
+                action=Action(kind=kind, stage=stage, unit=message.unit, span=message.span),
+                enter_ns=min(own.start_ns, begin),
             ))  # fmt: skip
     return found
+
+
+def _last(message: Message) -> int:
+    end = message.received or message.sent
+    return end.end_ns if end is not None else 0
 
 
 def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
@@ -112,8 +174,4 @@ def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
 
 
 def _since(one: Slice, zero: int) -> Slice:
-    return Slice(
-        rank=one.rank, stream=one.stream, action=one.action, peer=one.peer,
-        start_ns=one.start_ns - zero, end_ns=one.end_ns - zero, enter_ns=one.enter_ns - zero,
-        size_bytes=one.size_bytes, braid=one.braid,
-    )  # fmt: skip
+    return replace(one, start_ns=one.start_ns - zero, end_ns=one.end_ns - zero, enter_ns=one.enter_ns - zero)

@@ -18,7 +18,7 @@ import numpy as np
 from pptrace_profilers.chrome.blocks import Blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -130,6 +130,12 @@ class Events:
 
     def __len__(self) -> int:
         return int(self.name.size)
+
+    def of(self, categories: Collection[str]) -> NDArray[np.bool_]:
+        """Return which events are of some categories, shape (events,)."""
+        wanted = np.array([name in categories for name in self.categories], dtype=bool)
+        found: NDArray[np.bool_] = wanted[self.category] if wanted.size else np.zeros(len(self), dtype=bool)
+        return found
 
     def named(self, event: int) -> str:
         """Return an event's name."""

@@ -1,0 +1,74 @@
+"""Which step each action and message belongs to: as the profiler marks them, else by how often an action comes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace_profilers.messages import RankStep
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace_profilers.recording import Recording
+
+__all__ = ["split_steps"]
+
+
+def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[list[RankStep]]]:
+    """Return the steps' labels, and per step what each rank did, by when its host began it.
+
+    Steps are those that the profiler marked on every rank; else an action's k-th time belongs to the k-th step,
+    and what has no microbatch to the step that runs at its time.
+    """
+    marked = [dict.fromkeys(label for label, _, _ in one.windows) for one in recordings]
+    labels = [label for label in marked[0] if all(label in other for other in marked)]
+    if labels:
+        numbers = [_as_marked(one, labels) for one in recordings]
+    else:
+        numbers = [_as_repeated(one) for one in recordings]
+        labels = [f"step {number}" for number in range(1 + max(max(one, default=-1) for one in numbers))]
+    steps = [[RankStep() for _ in recordings] for _ in labels]
+    for rank, (one, number) in enumerate(zip(recordings, numbers, strict=True)):
+        for ran, step in zip(one.ran, number, strict=False):
+            if step >= 0:
+                steps[step][rank].ran.append(ran)
+        for end, step in zip(one.ends, number[len(one.ran) :], strict=True):
+            if step >= 0:
+                (steps[step][rank].sends if end.sends else steps[step][rank].receives).append(end)
+    return labels, steps
+
+
+def _as_marked(one: Recording, labels: Sequence[str]) -> list[int]:
+    """Return the step of each action, then of each message, -1 for what is outside of all."""
+    windows = sorted((start, end, labels.index(label)) for label, start, end in one.windows if label in labels)
+    starts, ends, numbers = (np.array(column, dtype=np.int64) for column in zip(*windows, strict=True))
+    times = np.array([*(ran.start_ns for ran in one.ran), *_posts(one)], dtype=np.int64)
+    at = np.searchsorted(starts, times, side="right") - 1
+    inside = (at >= 0) & (times <= ends[at])
+    found: list[int] = np.where(inside, numbers[at], -1).tolist()
+    return found
+
+
+def _as_repeated(one: Recording) -> list[int]:
+    """Return the same by counting."""
+    seen: dict[str, int] = defaultdict(int)
+    starts: list[int] = []
+    found: list[int] = []
+    for ran in one.ran:
+        if ran.action.unit < 0:
+            found.append(max(len(starts) - 1, 0))
+            continue
+        name = str(ran.action)
+        found.append(seen[name])
+        seen[name] += 1
+        if len(starts) < seen[name]:
+            starts.append(ran.start_ns)
+    at = np.searchsorted(starts, list(_posts(one)), side="right") - 1
+    return [*found, *(np.maximum(at, 0).tolist() if starts else [-1] * len(one.ends))]
+
+
+def _posts(one: Recording) -> list[int]:
+    return [end.posted_ns if end.posted_ns >= 0 else end.start_ns for end in one.ends]
