@@ -36,6 +36,7 @@ def read(traces: Sequence[Path], layout: str, replica: str, rules: Path | None) 
     Raises:
         TraceError: they cannot be read, or hold no action of a pipeline.
     """
+    from pptrace.diff.sides import NO_ACTIONS
     from pptrace.errors import TraceError
     from pptrace.experiment.measured import read_measurement
     from pptrace.hooks.registry import Registry
@@ -46,5 +47,5 @@ def read(traces: Sequence[Path], layout: str, replica: str, rules: Path | None) 
     for note in measurement.notes:
         click.echo(f"note: {note}", err=True)
     if not measurement.steps:
-        raise TraceError("holds no action of a pipeline", file=traces[0])
+        raise TraceError(NO_ACTIONS, file=traces[0])
     return measurement

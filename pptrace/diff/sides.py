@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from pptrace.timeline.metrics import Metrics
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Side", "measured_side", "simulated_side"]
+__all__ = ["NO_ACTIONS", "Side", "measured_side", "simulated_side"]
+
+NO_ACTIONS = (
+    "holds no action of a pipeline that is recognised; if its annotations have names of their own, say which in a "
+    "file: --rules FILE; pptrace annotate prints what makes them"
+)
+"""What a trace without actions is refused with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +84,7 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
         ConfigError: no such step, or no step at all.
     """
     if not measurement.steps:
-        raise ConfigError("holds no action of a pipeline: see pptrace explain", file=name)
+        raise ConfigError(NO_ACTIONS, file=name)
     lengths = [performed(one.timeline).span_ns for one in measurement.steps]
     if step == "median":
         chosen = int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])

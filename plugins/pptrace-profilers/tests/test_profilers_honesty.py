@@ -1,0 +1,125 @@
+"""What is done to a recorded run is what a diff against the run itself says, and nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from pptrace.cli.main import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RUN = Path(__file__).parent / "fixtures" / "sleep-1f1b_csv"
+
+
+def changed(folder: Path, change: Callable[[int, dict[str, Any]], None], run: Path = RUN) -> Path:
+    """Return a copy of a run in which every rank's file was changed."""
+    folder.mkdir()
+    for path in sorted(run.glob("rank*.json.gz")):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        change(int(path.name[4]), trace)
+        (folder / path.name).write_bytes(gzip.compress(json.dumps(trace).encode(), mtime=0))
+    return folder
+
+
+def untouched(rank: int, trace: dict[str, Any]) -> None:
+    del rank, trace
+
+
+def diffed(first: Path, second: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(cli, ["diff", str(first), str(second), "--json", *options], catch_exceptions=False)
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_a_run_does_not_differ_from_itself() -> None:
+    code, found = diffed(RUN, RUN)
+
+    assert code == 0
+    assert found["actions"] == found["orders"] == found["culprits"] == []
+    assert found["divergence"] is None
+    assert found["step_ns"][0] == found["step_ns"][1]
+    assert {rung["change_ns"] for rung in found["ladder"]} == {0}
+
+
+@pytest.mark.parametrize("name", ["2F4", "1B2", "0B7"])
+def test_three_milliseconds_on_one_action_are_ranked_first_as_three(name: str, tmp_path: Path) -> None:
+    def stretch(rank: int, trace: dict[str, Any]) -> None:
+        del rank
+        for event in trace["traceEvents"]:
+            if event.get("name") == f"PP:{name}":
+                event["dur"] += 3000
+
+    code, found = diffed(RUN, changed(tmp_path / "longer", stretch))
+
+    first = found["actions"][0]
+    assert code in {0, 1}
+    assert (first["action"], first["change_ns"]) == (name, 3_000_000)
+    assert (
+        found["divergence"]["action"]["kind"] is not None
+        if isinstance(found["divergence"]["action"], dict)
+        else True
+    )
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("shift_us", [50_000, -50_000])
+def test_a_shifted_clock_changes_nothing_but_its_offset(rank: int, shift_us: int, tmp_path: Path) -> None:
+    def shift(number: int, trace: dict[str, Any]) -> None:
+        for event in trace["traceEvents"] if number == rank else []:
+            if "ts" in event:
+                event["ts"] = round(event["ts"] + shift_us, 3)
+
+    code, found = diffed(RUN, changed(tmp_path / "shifted", shift))
+
+    assert code == 0
+    # A microsecond's third decimal is a nanosecond: nothing else may move, and not even that does.
+    assert found["actions"] == found["orders"] == found["culprits"] == []
+    assert found["step_ns"][0] == found["step_ns"][1]
+    offsets = [note for note in found["notes"] if "clocks of ranks" in note]
+    assert len(offsets) == 2
+    assert offsets[0].split(" set by ")[1] != offsets[1].split(" set by ")[1]
+
+
+def test_a_file_that_is_cut_is_read_as_far_as_it_goes_and_said(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "cut", untouched)
+    whole = gzip.decompress((folder / "rank2.json.gz").read_bytes())
+    (folder / "rank2.json").write_bytes(whole[: len(whole) * 2 // 3])
+    (folder / "rank2.json.gz").unlink()
+
+    _, found = diffed(RUN, folder)
+
+    assert any("rank2.json ends in the middle" in note for note in found["notes"])
+    assert found["matched"]["actions"] > 48
+
+
+def test_a_missing_rank_costs_that_rank_alone(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "missing", untouched)
+    (folder / "rank3.json.gz").unlink()
+
+    code, found = diffed(RUN, folder)
+
+    assert code == 1
+    assert any("no file of rank 3" in note for note in found["notes"])
+    assert found["matched"]["actions"] == 48
+    assert found["no_ladder"]
+
+
+def test_other_names_are_unattributed_and_the_rules_are_offered(tmp_path: Path) -> None:
+    def rename(rank: int, trace: dict[str, Any]) -> None:
+        del rank
+        for event in trace["traceEvents"]:
+            if str(event.get("name", "")).startswith("PP:"):
+                event["name"] = "QQ:" + event["name"][3:]
+
+    folder = changed(tmp_path / "renamed", rename)
+
+    result = CliRunner().invoke(cli, ["diff", str(RUN), str(folder)])
+
+    assert "--rules" in str(result.exception)
+    assert "\n" not in str(result.exception)
