@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Clock", "ImportRequest", "Measurement", "Step", "Unattributed"]
+__all__ = ["Clock", "ImportRequest", "Measurement", "Step", "Summary", "Unattributed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,24 @@ class Unattributed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What one rank's operations of one name amount to."""
+
+    rank: int
+    """The rank."""
+    what: str
+    """The operations' name; ``send`` or ``receive`` for messages that the host posted."""
+    communicates: bool
+    """Whether they communicate, and do not compute."""
+    count: int
+    """How many."""
+    total_ns: int
+    """Their time in sum."""
+    size_bytes: int = 0
+    """Their sizes in sum; 0 where the trace does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One recorded step."""
 
@@ -79,10 +97,12 @@ class Measurement:
     """Everything that was read from one run's traces."""
 
     steps: tuple[Step, ...]
-    """The steps, first to last."""
+    """The steps, first to last; none where no action of a pipeline was found."""
     clocks: tuple[Clock, ...] = ()
     """One per rank."""
     unattributed: tuple[Unattributed, ...] = ()
     """What belongs to no action, the longest first."""
+    summaries: tuple[Summary, ...] = ()
+    """Communication and computation by rank and name, each rank's longest first; only where there are no steps."""
     notes: tuple[str, ...] = field(default=())
     """What was inferred, folded, or could not be read; one sentence each."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pptrace_profilers.chrome.events import Events
     from pptrace_profilers.rules import Rules
 
-__all__ = ["check_kineto", "read_kineto"]
+__all__ = ["check_kineto", "read_kineto", "recording_of"]
 
 _KEEP = Keep(
     categories=frozenset({*GPU, *LAUNCHES, "user_annotation"}),
@@ -48,7 +48,12 @@ def read_kineto(path: Path, rules: Rules) -> Recording:
     Raises:
         TraceError: it cannot be read, or is no such file.
     """
-    events = read_events(path, _KEEP)
+    return recording_of(read_events(path, _KEEP), rules)
+
+
+def recording_of(events: Events, rules: Rules) -> Recording:
+    """Return what one process's events say, of whatever file they were."""
+    path = events.path
     about = events.top.get("distributedInfo")
     info: Mapping[str, Any] = about if isinstance(about, dict) else {}
     rank, groups = _rank(info, path), _groups(info)

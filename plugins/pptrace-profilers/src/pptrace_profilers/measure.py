@@ -6,19 +6,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pptrace.errors import TraceError
+from pptrace.model.action import COMMUNICATION
 from pptrace_profilers.assemble import assemble
 from pptrace_profilers.kineto import read_kineto
 from pptrace_profilers.ranks import one_pipeline
 from pptrace_profilers.rules import BUILT_IN
+from pptrace_profilers.summaries import without_actions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pptrace.timeline.measurement import ImportRequest, Measurement
     from pptrace_profilers.recording import Recording
 
-__all__ = ["measure_kineto", "measure_recordings"]
+__all__ = ["measure_files", "measure_kineto", "measure_recordings"]
 
 
 def measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement:
@@ -27,28 +29,42 @@ def measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement
     Raises:
         TraceError: no file can be read, or what they hold is no pipeline's.
     """
+    return measure_files(paths, request, lambda path: [read_kineto(path, BUILT_IN)])
+
+
+def measure_files(
+    paths: Sequence[Path], request: ImportRequest, read: Callable[[Path], Sequence[Recording]]
+) -> Measurement:
+    """Read files by a format's own reader; one that cannot be read is noted, and the others are used.
+
+    Raises:
+        TraceError: no file can be read, or what they hold is no pipeline's.
+        ConfigError: a layout or replica that cannot be.
+    """
     recordings: list[Recording] = []
     notes: list[str] = []
     for path in paths:
         try:
-            recordings.append(read_kineto(path, BUILT_IN))
+            recordings += read(path)
         except TraceError as error:
             if len(paths) == 1:
                 raise
             notes.append(str(error))
     if not recordings:
         raise TraceError(f"none of {len(paths)} files can be read: {notes[0]}", file=paths[0].parent)
-    measured = measure_recordings(recordings, request)
-    return replace(measured, notes=(*notes, *measured.notes))
+    return measure_recordings(recordings, request, notes)
 
 
-def measure_recordings(recordings: Sequence[Recording], request: ImportRequest) -> Measurement:
-    """Bring recordings of any profiler together.
+def measure_recordings(
+    recordings: Sequence[Recording], request: ImportRequest, notes: Sequence[str] = ()
+) -> Measurement:
+    """Bring recordings of any profiler together; without any action there are summaries only.
 
     Raises:
         TraceError: they are no pipeline's.
         ConfigError: a layout or replica that cannot be.
     """
-    pipeline, notes = one_pipeline(recordings, request.layout, request.replica)
-    measured = assemble(pipeline)
-    return replace(measured, notes=(*notes, *measured.notes))
+    pipeline, assumed = one_pipeline(recordings, request.layout, request.replica)
+    acts = any(ran.action.kind not in COMMUNICATION for one in pipeline for ran in one.ran)
+    measured = assemble(pipeline) if acts else without_actions(pipeline)
+    return replace(measured, notes=(*notes, *assumed, *measured.notes))

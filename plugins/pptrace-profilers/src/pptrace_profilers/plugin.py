@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pptrace.hooks import ImporterOffer, hookimpl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from pptrace.timeline.measurement import ImportRequest, Measurement
     from pptrace.timeline.timeline import Timeline
+
+    Measure: TypeAlias = Callable[[Sequence[Path], ImportRequest], Measurement]
 
 __all__ = ["pptrace_importers"]
 
@@ -45,6 +47,15 @@ def _measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measuremen
 
 
 def _read_kineto(paths: Sequence[Path]) -> Timeline:
+    return _first(_measure_kineto, paths)
+
+
+def _first(measure: Measure, paths: Sequence[Path]) -> Timeline:
+    """Return a run's first step."""
+    from pptrace.errors import TraceError
     from pptrace.timeline.measurement import ImportRequest
 
-    return _measure_kineto(paths, ImportRequest()).steps[0].timeline
+    steps = measure(paths, ImportRequest()).steps
+    if not steps:
+        raise TraceError("holds no action of a pipeline: there is no step to convert", file=paths[0])
+    return steps[0].timeline

@@ -1,0 +1,43 @@
+"""Numbers as foreign files write them, or nothing where they are none."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["microseconds", "whole"]
+
+_LARGEST = 2**62
+
+
+def whole(value: object, absent: int) -> int:
+    """Return a whole number of at most 62 bits, ``absent`` for anything else.
+
+    >>> whole(7, -1), whole("7", -1), whole(7.5, -1), whole(2**70, -1), whole(True, -1)
+    (7, 7, -1, -1, -1)
+    """
+    if isinstance(value, str):
+        value = int(value) if value.isascii() and value.isdecimal() and len(value) < 20 else None  # noqa: PLR2004 - 20 digits are more than 62 bits
+    if not isinstance(value, int) or isinstance(value, bool):
+        return absent
+    return value if -_LARGEST < value < _LARGEST else absent
+
+
+def microseconds(value: object) -> int | None:
+    """Return microseconds as nanoseconds, None for what is no time; whole and fraction are converted apart.
+
+    >>> microseconds(1.5), microseconds("2.001"), microseconds(float("nan")), microseconds(None)
+    (1500, 2001, None, None)
+    """
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if abs(value) >= 2**53:
+        return None
+    floor = math.floor(value)
+    return floor * 1000 + round((value - floor) * 1000)
