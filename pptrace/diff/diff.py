@@ -11,6 +11,7 @@ from pptrace.diff.findings import changes, kinds, orders, spread_of, ways
 from pptrace.diff.ladder import Rung, climb
 from pptrace.diff.match import Matched, alike, match
 from pptrace.diff.parts import parts_of
+from pptrace.diff.path import Chain, Parted, chain_of, parted
 from pptrace.diff.times import Performed, performed
 from pptrace.errors import ScheduleError
 
@@ -65,6 +66,12 @@ class StepDiff:
     """Where ranks' orders part."""
     ways: tuple[Way, ...]
     """Messages by sender and receiver."""
+    chains: tuple[Chain, Chain]
+    """Both critical paths."""
+    parted: Parted | None
+    """Where those part, followed back from the end; None where they are the same."""
+    spans_ns: tuple[tuple[int, ...], tuple[int, ...]]
+    """Lengths of the pipeline in all of a side's steps."""
 
     @property
     def change(self) -> float:
@@ -98,6 +105,7 @@ def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
     between = ways(first, second)
     rungs, why = _ladder(first, second, metrics)
     own = (parts_of(a), parts_of(b))
+    chains = (chain_of(first), chain_of(second))
     return StepDiff(
         names=(a.name, b.name), step_ns=(metrics[0].step_ns, metrics[1].step_ns), tolerance=tolerance,
         matched=matched, steps=(first, second), folded=folded, metrics=metrics,
@@ -106,7 +114,12 @@ def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
         noise=sum(one.is_noise and bool(one.change_ns) for one in every),
         divergence=first_divergence(first, second, matched, tolerance),
         culprits=culprits(first, second, matched, between, tolerance), orders=orders(first, second), ways=between,
+        chains=chains, parted=parted(first, second, chains), spans_ns=(_spans(a), _spans(b)),
     )  # fmt: skip
+
+
+def _spans(side: Side) -> tuple[int, ...]:
+    return tuple(performed(step.timeline).span_ns for step in side.steps)
 
 
 def _ladder(a: Performed, b: Performed, metrics: tuple[Metrics, Metrics]) -> tuple[tuple[Rung, ...], str]:

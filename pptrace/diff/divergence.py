@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pptrace.diff.findings import action_at
+from pptrace.diff.path import makers, released_by
 
 if TYPE_CHECKING:
     from pptrace.diff.match import Matched
@@ -57,29 +58,11 @@ def first_divergence(a: Performed, b: Performed, matched: Matched, tolerance: fl
 
 
 def _chain(step: Performed, index: int) -> tuple[str, ...]:
-    """Return what released an action, link by link: the one before it, or its input's producer."""
-    producers = _producers(step)
+    """Return what released an action, link by link."""
+    producers = makers(step)
     found: list[str] = []
-    while len(found) < _LONGEST:
-        candidates = []
-        if index > 0 and step.rank[index - 1] == step.rank[index]:
-            candidates.append((int(step.end_ns[index - 1]), index - 1))
-        producer = producers.get((int(step.kind[index]) == 0, int(step.stage[index]), int(step.unit[index])))
-        if producer is not None:
-            candidates.append((int(step.end_ns[producer]), producer))
-        if not candidates:
-            break
-        _, index = max(candidates)
-        found.append(f"rank {step.rank[index]}: {action_at(step, index)}")
+    at = released_by(step, index, producers)
+    while at is not None and len(found) < _LONGEST:
+        found.append(f"rank {step.rank[at]}: {action_at(step, at)}")
+        at = released_by(step, at, producers)
     return tuple(found)
-
-
-def _producers(step: Performed) -> dict[tuple[bool, int, int], int]:
-    """Return, for whatever takes an input, the position of what makes it."""
-    made: dict[tuple[bool, int, int], int] = {}
-    for index in range(len(step)):
-        kind, stage, unit = int(step.kind[index]), int(step.stage[index]), int(step.unit[index])
-        forward = kind == 0
-        if kind in {0, 1, 2}:
-            made[forward, stage + (1 if forward else -1), unit] = index
-    return made

@@ -47,6 +47,8 @@ def diff_document(found: StepDiff, top: int = 10, notes: Iterable[str] = ()) -> 
         "culprits": [asdict(one) for one in found.culprits],
         "orders": [asdict(one) for one in found.orders],
         "messages": [{**asdict(way), "bytes_per_s": [way.rate(0), way.rate(1)]} for way in found.ways],
-        "critical_path_ns": [dict(metrics.path.by_kind_ns) for metrics in found.metrics],
+        "critical_path_ns": [dict(chain.by_kind_ns) for chain in found.chains],
+        "paths_part": None if found.parted is None else asdict(found.parted),
+        "spans_ns": [list(spans) for spans in found.spans_ns],
         "notes": list(notes),
     }  # fmt: skip

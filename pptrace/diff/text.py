@@ -42,10 +42,15 @@ def _head(found: StepDiff) -> list[str]:
     width = max(map(len, found.names))
     change = f"{ms(second - first, sign=True)} ({found.change:+.2%})"
     verdict = f"the same, to {found.tolerance:.1%}" if found.same else "different"
-    return [
+    lines = [
         f"{found.names[0]:<{width}}  {ms(first):>14}",
         f"{found.names[1]:<{width}}  {ms(second):>14}  {change}: {verdict}",
     ]
+    for name, spans in zip(found.names, found.spans_ns, strict=True):
+        if len(spans) > 1:
+            middle = sorted(spans)[(len(spans) - 1) // 2]
+            lines.append(f"{name}: {len(spans)} steps, {ms(min(spans))} to {ms(max(spans))}, median {ms(middle)}")
+    return lines
 
 
 def _ladder(found: StepDiff) -> list[str]:
@@ -143,9 +148,7 @@ def _ways(found: StepDiff) -> list[str]:
 
 
 def _paths(found: StepDiff) -> list[str]:
-    first, second = (metrics.path.by_kind_ns for metrics in found.metrics)
-    if not (len(found.metrics[0].path.rows) > 1 and len(found.metrics[1].path.rows) > 1):
-        return []
+    first, second = (chain.by_kind_ns for chain in found.chains)
     rows = [
         (
             kind,
@@ -155,7 +158,12 @@ def _paths(found: StepDiff) -> list[str]:
         )
         for kind in dict.fromkeys([*first, *second])
     ]
-    return ["critical path", *_table(rows)]
+    lines = ["critical path: computations, and what lies between", *_table(rows)]
+    if found.parted is not None:
+        one = found.parted
+        before = f"{one.first or 'its beginning'} there, {one.second or 'its beginning'} here"
+        lines.append(f"  parts {one.common} computations before the end: {before}")
+    return lines
 
 
 def _memory(found: StepDiff) -> list[str]:
