@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Clock", "ImportRequest", "Measurement", "Step", "Summary", "Unattributed"]
+__all__ = ["Clock", "ImportRequest", "Measurement", "Source", "Step", "Summary", "Unattributed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,18 @@ class Clock:
     """How far that may be off; 0 where ranks share a clock."""
     pairs: int = 0
     """Messages that it was found from; 0 where ranks share a clock, or nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The file that one rank was read from."""
+
+    rank: int
+    """The rank."""
+    path: Path
+    """The file; ranks may share one."""
+    origin_ns: int
+    """What the rank's own clock showed when the file's times were 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +99,8 @@ class Step:
     """Shape (slices,): time inside an action in which its rank's device did nothing, waiting for launches."""
     covered_ns: int = 0
     """Length of the profiler's own range around the step; 0 where it wrote none."""
+    begins_ns: int = 0
+    """When the timeline's time 0 was, by rank 0's clock."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gap_ns", column(self.gap_ns, np.int64))
@@ -104,5 +118,7 @@ class Measurement:
     """What belongs to no action, the longest first."""
     summaries: tuple[Summary, ...] = ()
     """Communication and computation by rank and name, each rank's longest first; only where there are no steps."""
+    sources: tuple[Source, ...] = ()
+    """The ranks' files that viewers of traces open, in the ranks' order; none where they open none."""
     notes: tuple[str, ...] = field(default=())
     """What was inferred, folded, or could not be read; one sentence each."""

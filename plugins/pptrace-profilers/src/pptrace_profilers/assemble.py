@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.errors import TraceError
 from pptrace.model.action import COMMUNICATION, Kind
-from pptrace.timeline.measurement import Measurement, Step, Unattributed
+from pptrace.timeline.measurement import Measurement, Source, Step, Unattributed
 from pptrace_profilers.clocks import align
 from pptrace_profilers.messages import RankStep, match_ends, name_messages, on_one_clock
 from pptrace_profilers.rows import timeline_of
@@ -47,14 +47,24 @@ def assemble(recordings: Sequence[Recording]) -> Measurement:
         carried = [on_one_clock(message, clocks) for message in messages]
         name_messages(shifted, carried, unattributed)
         notes += _fold_first_stage(shifted)
-        timeline, gap = timeline_of(shifted, carried)
-        steps.append(Step(label=label, timeline=timeline, gap_ns=gap, covered_ns=_covered(recordings, label)))
+        timeline, gap, begins = timeline_of(shifted, carried)
+        covered = _covered(recordings, label)
+        steps.append(Step(label=label, timeline=timeline, gap_ns=gap, covered_ns=covered, begins_ns=begins))
     if not steps:
         raise TraceError("holds no action of a pipeline", file=recordings[0].path)
     return Measurement(
         steps=tuple(steps), clocks=tuple(clocks), unattributed=_summed(unattributed),
-        notes=tuple(dict.fromkeys(notes)),
+        sources=_sources(recordings), notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
+
+
+def _sources(recordings: Sequence[Recording]) -> tuple[Source, ...]:
+    found = [
+        Source(rank=rank, path=one.path, origin_ns=one.origin_ns)
+        for rank, one in enumerate(recordings)
+        if one.origin_ns is not None
+    ]
+    return tuple(found) if len(found) == len(recordings) else ()
 
 
 def _sent(messages: Iterable[Message]) -> Iterable[tuple[int, int, int, int]]:

@@ -63,6 +63,7 @@ def recording_of(events: Events, rules: Rules) -> Recording:
         path=path, rank=rank, world=_whole(info.get("world_size")), groups=groups, windows=_windows(events),
         ran=tuple(ran), ends=tuple(posts_of(events, ran, members)),
         operations=operations_of(events, rules, ran, annotations, members), notes=tuple(_notes(events)),
+        origin_ns=_whole(events.top.get("baseTimeNanoseconds")),
     ))  # fmt: skip
 
 

@@ -134,6 +134,8 @@ class Recording:
     """GPU operations; None where the host's own work was recorded."""
     epoch: bool = True
     """Whether times count from the Unix epoch; else from some start of this process's own."""
+    origin_ns: int | None = None
+    """Which of those times is 0 in the file as viewers of traces show it; None where they do not open it."""
     notes: tuple[str, ...] = ()
     """What was not read; one sentence each."""
     unattributed: tuple[Unattributed, ...] = ()

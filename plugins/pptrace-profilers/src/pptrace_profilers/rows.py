@@ -28,8 +28,8 @@ _STREAMS = {Kind.OFFLOAD: Stream.COPY_OUT, Kind.RELOAD: Stream.COPY_IN}
 _Lane = tuple[int, Stream, int]
 
 
-def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple[Timeline, Int64s]:
-    """Return a step's timeline, from its first action on, and the gaps inside its slices.
+def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple[Timeline, Int64s, int]:
+    """Return a step's timeline, from its first action on, the gaps inside its slices, and when it begins.
 
     Raises:
         TraceError: the actions are no pipeline's.
@@ -45,7 +45,7 @@ def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple
     slices.sort(key=lambda each: _place(each[0]))
     zero = min(one.start_ns for one, _ in slices)
     timeline = from_slices([_since(one, zero) for one, _ in slices], placement)
-    return timeline, np.array([gap for _, gap in slices], dtype=np.int64)
+    return timeline, np.array([gap for _, gap in slices], dtype=np.int64), zero
 
 
 def _place(one: Slice) -> tuple[int, int, int, int, int]:
