@@ -8,7 +8,9 @@ import numpy as np
 
 from pptrace.model.action import Kind
 from pptrace.model.placement import Placement, chain
+from pptrace.model.workload import Workload
 from pptrace.schedule.list_scheduler import InFlight, backward_first, list_schedule
+from pptrace.sim.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,32 +34,54 @@ def in_basic_units(request: ScheduleRequest, pipelines: int, units: int, span: i
         units: how many there are in all; microbatches, or halves of them.
         span: units that a forward takes at once; a backward takes one.
     """
-    even = all(len(set(times)) <= 1 for times in (request.f_ns, request.b_ns))
-    forward, backward = (_SLOT, _SLOT) if even else _times(request)
     size = request.ranks * span
 
     def earlier_unit_first(actions: Actions) -> Sequence[Int64s | Int32s]:
         return [actions.unit // size, *backward_first(actions)]
 
+    def played(forward: Int64s, backward: Int64s) -> Schedule:
+        return list_schedule(
+            _placement(request.ranks, pipelines, units, span),
+            {Kind.F: forward, Kind.B: backward},
+            priority=earlier_unit_first,
+            spans={Kind.F: span},
+        )
+
     # A forward of two units lasts twice as long, as a backward does: one slot.
-    return list_schedule(
-        _placement(request.ranks, pipelines, units, span),
-        {Kind.F: forward if even else forward * span, Kind.B: backward},
-        priority=earlier_unit_first,
-        spans={Kind.F: span},
-    )
+    in_slots = played(_SLOT, _SLOT)
+    if all(len(set(times)) <= 1 for times in (request.f_ns, request.b_ns)):
+        return in_slots
+    forward, backward = _times(request)
+    return _shorter(request, played(forward * span, backward), in_slots)
 
 
 def merged(request: ScheduleRequest, pipelines: int) -> Schedule:
     """Return the table of all microbatches in real durations, few in flight on each pipeline's stages."""
     ranks = request.ranks
-    forward, backward = _times(request)
     bound = 2 * (ranks - np.arange(ranks)) - 1
-    return list_schedule(
-        _placement(ranks, pipelines, request.units, 1),
-        {Kind.F: forward, Kind.B: backward},
-        in_flight=InFlight(stage=np.tile(bound, (pipelines, 1))),
-    )
+
+    def played(forward: Int64s, backward: Int64s) -> Schedule:
+        return list_schedule(
+            _placement(ranks, pipelines, request.units, 1),
+            {Kind.F: forward, Kind.B: backward},
+            in_flight=InFlight(stage=np.tile(bound, (pipelines, 1))),
+        )
+
+    forward, backward = _times(request)
+    table = played(forward, backward)
+    if (backward == 2 * forward).all() and (forward == forward[0]).all():
+        return table
+    return _shorter(request, table, played(_SLOT, 2 * _SLOT))
+
+
+def _shorter(request: ScheduleRequest, table: Schedule, even: Schedule) -> Schedule:
+    """Return a table, or the one of even stages where that is shorter with the request's times.
+
+    A rule that never waits is no guarantee: with slightly uneven stages the even order may be the better one.
+    """
+    workload = Workload.uniform(request.ranks, f_ns=np.array(request.f_ns or 1), b_ns=np.array(request.b_ns or 2))
+    length, other = (int(simulate(one, workload).end_ns.max()) for one in (table, even))
+    return even if other < length else table
 
 
 def _placement(ranks: int, pipelines: int, units: int, span: int) -> Placement:

@@ -29,9 +29,9 @@ More microbatches than ranks:
     Likewise with each microbatch cut in two: a forward takes both halves, a backward one.
 
 Where stages differ in time (an uneven partition), units are played in real durations as well: the order follows
-the costs. A partition belongs to the stages, so it is mirrored between the directions, and a rank holds a stage
-and its mirror image. Units then overlap further: where even concatenation never holds more than D microbatches,
-uneven stages may hold about as many as merged ones do.
+the costs, unless the order of even stages is shorter with them. A partition belongs to the stages, so it is
+mirrored between the directions, and a rank holds a stage and its mirror image. Units then overlap further: where
+even concatenation never holds more than D microbatches, uneven stages may hold about as many as merged ones do.
 
 Bubble, forward and backward alike: (D - 2f) / (2f N + D - 2f), as the papers state it. Where a backward takes two
 forwards, tables are longer: (2D - 4) / (5D - 4) for the basic unit of N = D, f = 1. Forward doubling and backward
