@@ -27,7 +27,7 @@ pptrace explain run/ --step 2 --json"""
     "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete.files()
 )
 @measured_options
-@click.option("--step", default="median", show_default=True, help="Which step: a number or median.")
+@click.option("--step", default="median", show_default=True, help="Which step: a number, median or all.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     traces: tuple[Path, ...], layout: str, replica: str, rules: Path | None, step: str, *, as_json: bool
@@ -39,13 +39,17 @@ def command(
     from pptrace.diff.what_if import busy_by_rank, what_if
 
     measurement = read(traces, layout, replica, rules)
-    side = measured_side(measurement, str(traces[0]), step)
     spans = [performed(one.timeline).span_ns for one in measurement.steps]
-    parts, ranks, without = parts_of(side), busy_by_rank(side.performed), what_if(side.performed)
+    steps = [str(number) for number in range(len(spans))] if step == "all" else [step]
+    found = []
+    for one in steps:
+        side = measured_side(measurement, str(traces[0]), one)
+        found.append((side, spans, parts_of(side), busy_by_rank(side.performed), what_if(side.performed)))
     if as_json:
-        click.echo(json.dumps(_document(side, spans, parts, ranks, without), indent=2))
+        documents = [_document(*one) for one in found]
+        click.echo(json.dumps(documents if step == "all" else documents[0], indent=2))
     else:
-        click.echo("\n".join(_lines(side, spans, parts, ranks, without)))
+        click.echo("\n\n".join("\n".join(_lines(*one)) for one in found))
 
 
 def _lines(

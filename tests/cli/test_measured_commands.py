@@ -105,3 +105,9 @@ def test_what_cannot_be_read_is_one_line(
     assert answer.code == 2
     assert message in answer.err
     assert answer.err.count("\n") == 1
+
+
+def test_all_steps_are_explained_one_after_another(pptrace: Any) -> None:
+    (one,) = json.loads(pptrace("explain", "step.pftrace", "--step", "all", "--json").out)
+
+    assert one == json.loads(pptrace("explain", "step.pftrace", "--json").out)
