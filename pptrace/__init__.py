@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from pptrace.api import compare, crossover, simulate, sweep
+    from pptrace.api import compare, crossover, diff, simulate, sweep
     from pptrace.errors import PptraceError
     from pptrace.experiment.run import Run
     from pptrace.hooks.registry import Registry
@@ -42,6 +42,7 @@ __all__ = [
     "__version__",
     "compare",
     "crossover",
+    "diff",
     "simulate",
     "sweep",
 ]
@@ -61,6 +62,7 @@ _HOMES = {
     "Workload": "model.workload",
     "compare": "api",
     "crossover": "api",
+    "diff": "api",
     "simulate": "api",
     "sweep": "api",
 }

@@ -16,12 +16,14 @@ from pptrace.hooks.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from pptrace.diff.comparison import Diff
     from pptrace.study.basis import Basis
     from pptrace.study.compare import Comparison
     from pptrace.study.crossover import Crossover
     from pptrace.study.sweep import Sweep
+    from pptrace.timeline.measurement import Measurement
 
-__all__ = ["compare", "crossover", "simulate", "sweep"]
+__all__ = ["compare", "crossover", "diff", "simulate", "sweep"]
 
 
 def simulate(
@@ -166,6 +168,51 @@ def sweep(
     swept.save(*paths)
     study.end_journals(paths)
     return swept
+
+
+def diff(
+    first: str | Path | Run | Measurement,
+    second: str | Path | Run | Measurement,
+    *,
+    tolerance: float = 0.02,
+    step: str | int = "median",
+    layout: str = "",
+    replica: str = "",
+    rules: str | Path | None = None,
+    registry: Registry | None = None,
+) -> Diff:
+    """Compare two steps, simulated or measured, action by action.
+
+    Args:
+        first: a configuration, a table, a trace, a folder of traces, or what :func:`simulate` or an importer gave.
+        second: what is compared with it.
+        tolerance: which share counts as equal.
+        step: which recorded step: its number, or ``"median"``.
+        layout: sizes of a measured job such as ``"pp=4,tp=2"``, where its traces do not say.
+        replica: which pipeline of it: ``"dp=0,tp=0"``, ``"slowest"`` or ``"median"``.
+        rules: a YAML file of rules by which names are actions.
+        registry: the plugins; all installed ones by default.
+
+    Raises:
+        PptraceError: whatever cannot be read, in one line.
+
+    >>> found = diff("step.yaml", "run/")  # doctest: +SKIP
+    >>> found.same, found.change  # doctest: +SKIP
+    (False, 0.053)
+    >>> found.save("report.html", "both.pftrace")  # doctest: +SKIP
+    """
+    from pptrace.diff.comparison import compare_steps
+
+    return compare_steps(
+        first,
+        second,
+        tolerance=tolerance,
+        step=step,
+        layout=layout,
+        replica=replica,
+        rules=rules,
+        registry=registry,
+    )
 
 
 def _basis(

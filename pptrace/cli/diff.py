@@ -13,9 +13,6 @@ from pptrace.cli import complete
 
 if TYPE_CHECKING:
     from pptrace.diff.diff import StepDiff
-    from pptrace.diff.sides import Side
-    from pptrace.hooks.registry import Registry
-    from pptrace.timeline.measurement import ImportRequest
 
 __all__ = ["command"]
 
@@ -82,25 +79,25 @@ def command(
     """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces."""
     from pptrace.diff.diff import diff
     from pptrace.diff.document import diff_document
+    from pptrace.diff.outputs import check_targets, write_diff
+    from pptrace.diff.read import notes_of, side_of
     from pptrace.diff.text import diff_lines
     from pptrace.hooks.registry import Registry
     from pptrace.timeline.measurement import ImportRequest
 
-    for target in outputs:
-        if not target.lower().endswith((".html", ".pftrace", ".pftrace.gz", ".tar")):
-            raise click.UsageError(f"{target}: a diff is written as .html, .pftrace or .tar")
+    check_targets(outputs)
     registry = Registry.load()
     request = ImportRequest(layout=layout, replica=replica, rules=rules)
-    sides = [_side(text, step, registry, request) for text in (first, second)]
+    sides = [side_of(text, step, registry, request) for text in (first, second)]
     found = diff(sides[0], sides[1], tolerance)
-    notes = [note for side in sides for note in _notes(side)]
+    notes = [note for side in sides for note in notes_of(side)]
     click.echo(
         json.dumps(diff_document(found, top, notes), indent=2)
         if as_json
         else "\n".join(diff_lines(found, top, notes))
     )
-    for target in outputs:
-        _write(target, found, sides, notes)
+    for path in write_diff(outputs, found, sides, notes, top):
+        click.echo(f"wrote {path}", err=True)
     sys.exit(_code(found, fail_over))
 
 
@@ -108,51 +105,3 @@ def _code(found: StepDiff, fail_over: float | None) -> int:
     if fail_over is not None:
         return _DIFFERENT if found.change > fail_over else _SAME
     return _SAME if found.same else _DIFFERENT
-
-
-def _side(text: str, step: str, registry: Registry, request: ImportRequest) -> Side:
-    from pptrace.config.resolve import load
-    from pptrace.diff.sides import measured_side, simulated_side
-    from pptrace.errors import TraceError
-    from pptrace.experiment.measured import read_measurement
-    from pptrace.experiment.run import simulate
-
-    path = Path(text)
-    if path.suffix.lower() in {".yaml", ".yml"}:
-        return simulated_side(simulate(load(path), registry), text)
-    if path.suffix.lower() in {".csv", ".txt"}:
-        return simulated_side(simulate(load(None, (), {"schedule": text}), registry), text)
-    if not path.exists():
-        raise TraceError("there is no such file or folder", file=path)
-    measurement, measured = read_measurement([path], registry, request)
-    return measured_side(measurement, text, step, measured=measured)
-
-
-def _notes(side: Side) -> list[str]:
-    """Return what is not known of a side: its notes, clocks, and what belongs to no action."""
-    measurement = side.measurement
-    if measurement is None:
-        return []
-    lines = list(measurement.notes)
-    moved = [clock for clock in measurement.clocks if clock.pairs]
-    if moved:
-        told = ", ".join(f"{clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f})" for clock in moved)
-        ranks = ", ".join(str(clock.rank) for clock in moved)
-        lines.append(f"{side.name}: clocks of ranks {ranks} set by {told} ms")
-    lines += [
-        f"{side.name}: rank {one.rank}: {one.count} {one.what} belong to no action ({one.total_ns / 1e6:.3f} ms)"
-        for one in measurement.unattributed[:_TOLD]
-    ]
-    more = len(measurement.unattributed) - _TOLD
-    return [*lines, f"{side.name}: {more} further sorts belong to no action"] if more > 0 else lines
-
-
-_TOLD = 5
-"""Sorts of unattributed work that are named one by one."""
-
-
-def _write(target: str, found: StepDiff, sides: list[Side], notes: list[str]) -> None:
-    from pptrace.diff.outputs import write_diff
-
-    write_diff(Path(target), found, sides, notes)
-    sys.stderr.write(f"wrote {target}\n")

@@ -65,14 +65,18 @@ class Run:
         from pptrace.export.output import save
         from pptrace.timeline.trim import parse_only, trim
 
-        routes = self.traffic.routes() if self.traffic is not None else None
-        timeline = replace(self.timeline, counters=self._counters(), routes=routes, provenance=self.provenance)
+        timeline = self.traced()
         if only:
             kept = parse_only(only)
             timeline = trim(timeline, kept.ranks, kept.units)
         exporters = {name: provided.offer for name, provided in self.registry.exporters.items()}
         names = [str(target) for target in targets]
         return save(timeline, names, exporters, {"color": color})
+
+    def traced(self) -> Timeline:
+        """Return the timeline as traces hold it: with counters, routes and provenance."""
+        routes = self.traffic.routes() if self.traffic is not None else None
+        return replace(self.timeline, counters=self._counters(), routes=routes, provenance=self.provenance)
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per rank, times in nanoseconds and sizes in bytes; takes well to pandas."""

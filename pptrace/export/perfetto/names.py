@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["CATEGORIES", "KIND_CATEGORY", "LINK_CATEGORY", "Names", "numbered"]
+__all__ = ["CATEGORIES", "DIFFERENCE_CATEGORY", "KIND_CATEGORY", "LINK_CATEGORY", "Names", "numbered"]
 
 CATEGORIES = ("compute", "communication", "copy", "collective")
 """Categories of slices on ranks; the number of one is its place, counted from 1."""
 
 LINK_CATEGORY = len(CATEGORIES) + 1
 """The number of the category of slices on links."""
+
+DIFFERENCE_CATEGORY = LINK_CATEGORY + 1
+"""The number of the category of slices that tell two steps apart."""
 
 _DENSE = 1 << 24
 """Keys below this are numbered by marking them; above, by sorting them."""

@@ -73,7 +73,16 @@ class Tracks:
     """Track of each lane of the hops."""
     counters: list[int] = field(default_factory=list)
     """Track of each counter."""
-    _uuid: Iterator[int] = field(default_factory=lambda: count(1))
+    suffix: str = ""
+    """What stands behind the names of ranks, where a trace holds several steps."""
+    place: int = 0
+    """Which of the tracks that a rank has at the top level its own is."""
+    abreast: int = 1
+    """How many tracks a rank has there."""
+    first_id: int = 1
+    """Process of rank 0."""
+    uuids: Iterator[int] = field(default_factory=lambda: count(1))
+    """Numbers that no track has yet."""
 
     def write(self, phased: set[int]) -> None:
         """Describe all tracks, those of phases for the ranks in ``phased``."""
@@ -84,7 +93,7 @@ class Tracks:
         self.counters = [0] * len(self.timeline.counters)
         digits = len(str(max(lanes, default=0)))
         for rank in sorted(lanes):
-            self._write_rank(rank, f"rank {rank:0{digits}}", lanes[rank], phased)
+            self._write_rank(rank, f"rank {rank:0{digits}}{self.suffix}", lanes[rank], phased)
         shared = [index for index, counter in enumerate(self.timeline.counters) if counter.rank < 0]
         if len(self.hops) or shared:
             self._write_links(shared)
@@ -92,10 +101,10 @@ class Tracks:
     def _write_rank(self, rank: int, name: str, lanes: list[int], phased: set[int]) -> None:
         top = self._add(name=name)
         top.child_ordering = top.EXPLICIT
-        top.sibling_order_rank = rank
+        top.sibling_order_rank = rank * self.abreast + self.place
         process = self._add()
-        process.process.pid = rank + 1
-        process.process.process_name = f"rank {rank}"
+        process.process.pid = self.first_id + rank
+        process.process.process_name = f"rank {rank}{self.suffix}"
         place = count()
         if rank in phased:
             self.phases[rank] = self._child(top, "phases", next(place)).uuid
@@ -142,8 +151,8 @@ class Tracks:
         peer = int(self.timeline.lane_peer[lane])
         name = stream_name(stream, peer)
         thread = self._add()
-        thread.thread.pid = rank + 1
-        thread.thread.tid = self.timeline.ranks + 1 + lane
+        thread.thread.pid = self.first_id + rank
+        thread.thread.tid = self.first_id + self.timeline.ranks + lane
         thread.thread.thread_name = name
         own_track = stream is not Stream.COMPUTE or peer >= 0
         self.lanes[lane] = self._child(top, name, place).uuid if own_track else top.uuid
@@ -158,7 +167,7 @@ class Tracks:
     def _add(self, name: str = "") -> TrackDescriptor:
         sequence = SEQUENCE if name else _TABLES_SEQUENCE
         track: TrackDescriptor = self.trace.packet.add(trusted_packet_sequence_id=sequence).track_descriptor
-        track.uuid = next(self._uuid)
+        track.uuid = next(self.uuids)
         if name:
             track.name = name
         return track

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.phases import Phase
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["COLOR_BY", "write"]
+__all__ = ["COLOR_BY", "write", "write_packets"]
 
 _BY_MICROBATCH = "microbatch"
 COLOR_BY = ("kind", _BY_MICROBATCH)
@@ -67,6 +67,11 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
     if options.get("rank") is not None:
         timeline, first_row = part_of(timeline, options["rank"])
     head, runs = _encoded(timeline, first_row, color, str(options.get("title", "")))
+    write_packets(path, head, runs)
+
+
+def write_packets(path: Path, head: bytes, runs: Sequence[Run]) -> None:
+    """Write packets that describe a trace, and behind them its runs of records."""
     with path.open("wb") as file:
         file.write(head)
         for run in runs:
