@@ -33,18 +33,23 @@ class Document:
     """The file's name, as the user gave it."""
 
 
-def read_yaml(path: Path) -> Document:
+def read_yaml(path: Path, example: str = "schedule: 1f1b") -> Document:
     """Read a configuration file, whose top level is a mapping.
+
+    Args:
+        path: the file.
+        example: a key and its value, for the message where there is none.
 
     Raises:
         ConfigError: it cannot be read, is no text, no YAML, too large, or no mapping.
     """
     document = parse_yaml(_text(path), str(path))
     if document.value is None:
-        raise ConfigError("the file is empty; write at least 'schedule:', such as schedule: 1f1b", file=path)
+        key = example.partition(":")[0]
+        raise ConfigError(f"the file is empty; write at least '{key}:', such as {example}", file=path)
     if not isinstance(document.value, Mapping):
         raise ConfigError(
-            "the top level must be a mapping of keys, such as schedule: 1f1b", file=path, line=1, column=1
+            f"the top level must be a mapping of keys, such as {example}", file=path, line=1, column=1
         )
     return document
 

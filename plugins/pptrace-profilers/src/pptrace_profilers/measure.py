@@ -10,7 +10,7 @@ from pptrace.model.action import COMMUNICATION
 from pptrace_profilers.assemble import assemble
 from pptrace_profilers.kineto import read_kineto
 from pptrace_profilers.ranks import one_pipeline
-from pptrace_profilers.rules import BUILT_IN
+from pptrace_profilers.rules_file import read_rules
 from pptrace_profilers.summaries import without_actions
 
 if TYPE_CHECKING:
@@ -29,11 +29,15 @@ def measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement
     Raises:
         TraceError: no file can be read, or what they hold is no pipeline's.
     """
-    return measure_files(paths, request, lambda path: [read_kineto(path, BUILT_IN)])
+    rules = read_rules(request.rules)
+    return measure_files(paths, request, lambda path: [read_kineto(path, rules.rules)], rules.notes)
 
 
 def measure_files(
-    paths: Sequence[Path], request: ImportRequest, read: Callable[[Path], Sequence[Recording]]
+    paths: Sequence[Path],
+    request: ImportRequest,
+    read: Callable[[Path], Sequence[Recording]],
+    notes: Sequence[str] = (),
 ) -> Measurement:
     """Read files by a format's own reader; one that cannot be read is noted, and the others are used.
 
@@ -42,17 +46,17 @@ def measure_files(
         ConfigError: a layout or replica that cannot be.
     """
     recordings: list[Recording] = []
-    notes: list[str] = []
+    lost: list[str] = []
     for path in paths:
         try:
             recordings += read(path)
         except TraceError as error:
             if len(paths) == 1:
                 raise
-            notes.append(str(error))
+            lost.append(str(error))
     if not recordings:
-        raise TraceError(f"none of {len(paths)} files can be read: {notes[0]}", file=paths[0].parent)
-    return measure_recordings(recordings, request, notes)
+        raise TraceError(f"none of {len(paths)} files can be read: {lost[0]}", file=paths[0].parent)
+    return measure_recordings(recordings, request, (*lost, *notes))
 
 
 def measure_recordings(

@@ -14,40 +14,54 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
     Measure: TypeAlias = Callable[[Sequence[Path], ImportRequest], Measurement]
+    Recognise: TypeAlias = Callable[[bytes], bool]
 
 __all__ = ["pptrace_importers"]
 
 
 @hookimpl
 def pptrace_importers() -> Iterable[ImporterOffer]:
-    """Yield the importers."""
-    yield ImporterOffer(
-        name="pytorch", summary="Traces of PyTorch's profiler (Kineto), one file per rank.",
-        recognises=_is_kineto, read=_read_kineto, measure=_measure_kineto,
+    """Yield the importers, the general one last: the first that recognises a file reads it."""
+    yield _offer("pytorch", "Traces of PyTorch's profiler (Kineto), one file per rank.", "is_kineto", _kineto)
+    yield _offer("nccl-profiler", "Files of NCCL's example profiler plugin.", "is_nccl", _other("measure_nccl"))
+    yield _offer("nccl-inspector", "Lines of NCCL Inspector.", "is_inspector", _other("measure_inspector"))
+    yield _offer("nsys", "SQLite exports of Nsight Systems.", "is_nsys", _other("measure_nsys"))
+    yield _offer(
+        "pytorch-perfetto", "Perfetto traces of PyTorch's profiler.", "is_pftrace", _other("measure_pftrace")
+    )
+    yield _offer("chrome", "Any Chrome JSON, by --rules.", "is_chrome", _other("measure_chrome"))
+
+
+def _offer(name: str, summary: str, recognises: str, measure: Measure) -> ImporterOffer:
+    return ImporterOffer(
+        name=name, summary=summary, recognises=lambda _, head: _recogniser(recognises)(head),
+        read=lambda paths: _first(measure, paths), measure=measure,
     )  # fmt: skip
 
 
-def _is_kineto(path: Path, head: bytes) -> bool:
-    del path
-    marks = (
-        b'"schemaVersion"',
-        b'"distributedInfo"',
-        b'"deviceProperties"',
-        b'"cat": "cpu_op"',
-        b'"cat":"cpu_op"',
-    )
-    ours = b'"pptraceFormat"' in head
-    return not ours and any(mark in head for mark in marks)
+def _recogniser(name: str) -> Recognise:
+    from pptrace_profilers import recognise
+
+    found: Recognise = getattr(recognise, name)
+    return found
 
 
-def _measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+def _kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     from pptrace_profilers.measure import measure_kineto
 
     return measure_kineto(paths, request)
 
 
-def _read_kineto(paths: Sequence[Path]) -> Timeline:
-    return _first(_measure_kineto, paths)
+def _other(name: str) -> Measure:
+    """Return a format's function, which is imported on its first call."""
+
+    def measure(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+        from pptrace_profilers import formats
+
+        found: Measure = getattr(formats, name)
+        return found(paths, request)
+
+    return measure
 
 
 def _first(measure: Measure, paths: Sequence[Path]) -> Timeline:

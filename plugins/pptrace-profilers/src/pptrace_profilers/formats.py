@@ -1,0 +1,79 @@
+"""Measurements from the formats of other profilers than PyTorch's own Chrome JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace_profilers.measure import measure_files, measure_recordings
+from pptrace_profilers.rules_file import read_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pptrace.timeline.measurement import ImportRequest, Measurement
+
+__all__ = ["measure_chrome", "measure_inspector", "measure_nccl", "measure_nsys", "measure_pftrace"]
+
+
+def measure_chrome(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read any Chrome JSON by a file of rules; a file may hold one rank or several.
+
+    Raises:
+        TraceError: no file can be read, or what they hold is no pipeline's.
+        ConfigError: a rule that cannot be.
+    """
+    from pptrace_profilers.chrome_rules import read_chrome
+
+    rules = read_rules(request.rules)
+    return measure_files(paths, request, lambda path: read_chrome(path, rules))
+
+
+def measure_nsys(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read databases that Nsight Systems exported; one holds the processes of a node.
+
+    Raises:
+        TraceError: no file can be read, or what they hold is no pipeline's.
+        ConfigError: a rule that cannot be.
+    """
+    from pptrace_profilers.nsys import read_nsys
+
+    rules = read_rules(request.rules)
+    return measure_files(paths, request, lambda path: read_nsys(path, rules.rules), rules.notes)
+
+
+def measure_pftrace(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read the Perfetto traces of PyTorch's profiler, one per process.
+
+    Raises:
+        TraceError: no file can be read, or what they hold is no pipeline's.
+        ConfigError: a rule that cannot be.
+    """
+    from pptrace_profilers.torch_perfetto import read_pftrace
+
+    rules = read_rules(request.rules)
+    return measure_files(paths, request, lambda path: [read_pftrace(path, rules.rules)], rules.notes)
+
+
+def measure_nccl(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read the files of NCCL's example profiler plugin, which know no actions.
+
+    Raises:
+        TraceError: no file can be read, or two are of the same rank.
+    """
+    from pptrace_profilers.communicators import read_nccl
+
+    recordings, notes = read_nccl(paths)
+    return measure_recordings(recordings, request, notes)
+
+
+def measure_inspector(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read NCCL Inspector's lines, which know no actions.
+
+    Raises:
+        TraceError: no file can be read, or two are of the same process.
+    """
+    from pptrace_profilers.inspected import read_inspected
+
+    recordings, notes = read_inspected(paths)
+    return measure_recordings(recordings, request, notes)

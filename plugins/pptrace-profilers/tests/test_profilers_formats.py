@@ -1,0 +1,92 @@
+"""One pipeline, written as several profilers do: all of them give the same step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pptrace.errors import TraceError
+from pptrace.model.action import COMMUNICATION, Kind
+from pptrace.timeline.measurement import ImportRequest
+from pptrace_profilers import formats
+from pptrace_profilers.measure import measure_kineto
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pptrace.timeline.measurement import Measurement
+
+MS = 1_000_000
+
+
+def measured(sort: str, pipeline: Any, folder: Path) -> Measurement:
+    request = ImportRequest(rules=pipeline.rules(folder) if sort == "chrome" else None)
+    match sort:
+        case "chrome":
+            return formats.measure_chrome([pipeline.chrome(folder)], request)
+        case "nsys":
+            return formats.measure_nsys([pipeline.nsys(folder / "run.sqlite")], request)
+        case "pftrace" | "stages":
+            return formats.measure_pftrace(pipeline.pftrace(folder, stages=sort == "stages"), request)
+        case _:
+            return measure_kineto(pipeline.kineto(folder), request)
+
+
+@pytest.mark.parametrize("sort", ["chrome", "nsys", "pftrace", "stages", "kineto"])
+def test_every_format_says_the_same_of_one_pipeline(sort: str, pipeline: Any, tmp_path: Path) -> None:
+    found = measured(sort, pipeline, tmp_path)
+
+    (step,) = found.steps
+    rows = [step.timeline[row] for row in range(len(step.timeline))]
+    computed = {(one.rank, str(one.action), one.start_ns, one.end_ns) for one in rows if one.action.kind <= Kind.W}
+    carried = {(str(one.action), one.peer, one.end_ns) for one in rows if one.action.kind in COMMUNICATION}
+    assert computed == {tuple(one) for one in pipeline.acts}
+    assert carried == {(text, peer, sent.end) for rank in (0, 1) for text, peer, sent in pipeline.ends(rank)}
+    assert found.unattributed == ()
+    assert all(clock.offset_ns <= clock.bound_ns for clock in found.clocks)
+
+
+def test_sizes_of_messages_come_from_the_arguments_that_rules_name(pipeline: Any, tmp_path: Path) -> None:
+    timeline = measured("chrome", pipeline, tmp_path).steps[0].timeline
+
+    sends = (timeline.kind == Kind.SEND_F) | (timeline.kind == Kind.SEND_B)
+    assert timeline.size_bytes[sends].tolist() == [4096] * 4
+
+
+def test_without_its_rules_a_chrome_file_gives_summaries_and_says_why(pipeline: Any, tmp_path: Path) -> None:
+    found = formats.measure_chrome([pipeline.chrome(tmp_path)], ImportRequest())
+
+    assert found.steps == ()
+    assert {one.what for one in found.summaries} == {"p2p", *(f"QQ:{act.text}" for act in pipeline.acts)}
+    assert any("--rules" in note for note in found.notes)
+
+
+def test_two_processes_in_one_file_need_to_say_which_rank_each_is(pipeline: Any, tmp_path: Path) -> None:
+    path = pipeline.chrome(tmp_path, prefix="PP:")
+
+    with pytest.raises(TraceError, match="say by rank: in a rules file which rank each is"):
+        formats.measure_chrome([path], ImportRequest())
+
+
+def test_a_rank_rule_is_enough_where_names_are_known(pipeline: Any, tmp_path: Path) -> None:
+    path = pipeline.chrome(tmp_path, prefix="PP:")
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("rank: {from: pid, pattern: '5(?P<rank>.)'}\n", encoding="utf-8")
+
+    found = formats.measure_chrome([path], ImportRequest(rules=rules))
+
+    assert [len(step.timeline) for step in found.steps] == [8]
+
+
+def test_rules_stand_before_the_built_in_ones_for_pytorch_too(pipeline: Any, tmp_path: Path) -> None:
+    database = pipeline.nsys(tmp_path / "run.sqlite", name="QQ:")
+
+    with_rules = formats.measure_nsys([database], ImportRequest(rules=pipeline.rules(tmp_path)))
+    without = formats.measure_nsys([database], ImportRequest())
+
+    assert [len(step.timeline) for step in with_rules.steps] == [16]
+    assert any("2 rules ask for arguments" in note for note in with_rules.notes)
+    assert without.steps == ()
+    kernels = {one.what: one.count for one in without.summaries if one.rank == 0}
+    assert kernels == {"gemm": 4, "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)": 4}
