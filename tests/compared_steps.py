@@ -1,0 +1,62 @@
+"""Pairs of small steps to compare, and their diffs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.diff.diff import diff
+from pptrace.diff.sides import Side
+from pptrace.model.workload import Workload
+from pptrace.network.flat import Flat
+from pptrace.schedule.table import Schedule
+from pptrace.sim.policy import Policy, PolicyName
+from pptrace.sim.simulate import simulate
+from pptrace.timeline.measurement import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pptrace.diff.diff import StepDiff
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["MS", "ROWS", "compared", "one_step", "side_of_step"]
+
+MS = 1_000_000
+ROWS = [
+    ["0F0", "0F1", "0F2", "0B0", "0F3", "0B1", "0B2", "0B3"],
+    ["1F0", "1F1", "1B0", "1F2", "1B1", "1F3", "1B2", "1B3"],
+    ["2F0", "2B0", "2F1", "2B1", "2F2", "2B2", "2F3", "2B3"],
+]
+
+
+def one_step(
+    rows: Sequence[Sequence[str]] = ROWS, slow: Mapping[int, float] | None = None, rate_kbps: int = 1_000_000
+) -> Timeline:
+    """Simulate a table; ``slow`` are factors by stage."""
+    factor = np.array([(slow or {}).get(stage, 1.0) for stage in range(len(rows))])
+    costs = Workload.uniform(
+        len(rows), f_ns=(10 * MS * factor).astype(np.int64), b_ns=(20 * MS * factor).astype(np.int64),
+        boundary_bytes=1_000_000,
+    )  # fmt: skip
+    network = Flat(rate_kbps=rate_kbps, latency_ns=50_000)
+    return simulate(Schedule.from_rows(rows), costs, network, Policy(name=PolicyName.ASYNC))
+
+
+def side_of_step(timeline: Timeline, name: str = "step", *, measured: bool = False) -> Side:
+    """Return a side of one step."""
+    step = Step(label=name, timeline=timeline, gap_ns=np.zeros(len(timeline), dtype=np.int64))
+    nothing = Workload.uniform(timeline.placement.stages, f_ns=0, b_ns=0)
+    return Side(name=name, measured=measured, steps=(step,), chosen=0, workload=nothing)
+
+
+def compared(
+    first: Timeline | None = None, second: Timeline | None = None, names: tuple[str, str] = ("plan", "run")
+) -> tuple[StepDiff, list[Side]]:
+    """Return the diff of two steps, by default a simulated one and a measured one with a slow stage."""
+    sides = [
+        side_of_step(first if first is not None else one_step(), names[0]),
+        side_of_step(second if second is not None else one_step(slow={1: 1.25}), names[1], measured=True),
+    ]
+    return diff(*sides), sides
