@@ -31,7 +31,8 @@ def test_a_simulated_trace_is_explained_whole(pptrace: Any, trace: str) -> None:
     (found,) = json.loads(pptrace("replay", trace, "--json").out)
 
     assert found["replayed_ns"] == found["measured_ns"]
-    assert pptrace("replay", trace).out == "simulated: measured 102.200 ms, replayed 102.200 ms: 100.00% explained\n"
+    told = "simulated: measured 102.200 ms, replayed 102.200 ms: 100.00% explained\n"
+    assert pptrace("replay", trace).out == told
 
 
 def test_an_explanation_names_parts_ranks_and_what_would_shorten_the_step(pptrace: Any) -> None:
