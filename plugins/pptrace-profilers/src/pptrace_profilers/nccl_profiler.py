@@ -92,8 +92,7 @@ def read_file(path: Path) -> CommunicatorFile:
         TraceError: it cannot be read, or is no such file.
     """
     events = PlainEvents(path, mend=lambda text: _BARE.sub(rb'\1"\2"', text))
-    named = _NAME.search(path.name)
-    found = CommunicatorFile(path=path, process=-1, ranks={named[1]: int(named[2])} if named else {}, carried=[])
+    found = CommunicatorFile(path=path, process=-1, ranks={}, carried=[])
     known = False
     for around, one in _nested(events):
         known = known or one.category in _OWN
@@ -102,6 +101,9 @@ def read_file(path: Path) -> CommunicatorFile:
             found.carried.append(_carried(one, around, found.ranks))
     if not known:
         raise TraceError("holds no event of NCCL's profiler plugin", file=path)
+    named = _NAME.search(path.name)
+    if named is not None and not found.ranks:
+        found.ranks[named[1]] = whole(named[2], 0)
     timed = [one for one in found.carried if one.span() is not None]
     found.untimed, found.cut = len(found.carried) - len(timed), events.cut
     found.carried = sorted(timed, key=lambda one: one.span() or (0, 0))

@@ -1,0 +1,187 @@
+"""NCCL's example profiler plugin: nesting by order, clocks of their own, processes from communicators."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pptrace.errors import TraceError
+from pptrace.timeline.measurement import ImportRequest
+from pptrace_profilers.communicators import read_nccl
+from pptrace_profilers.formats import measure_nccl
+from pptrace_profilers.nccl_profiler import read_file
+
+MS = 1_000_000
+SAMPLE = Path(os.environ.get("PPTRACE_TRACES", ".")) / "nccl-profiler" / "nccl_p2p_sample.json"
+
+
+def line(name: str, cat: str, phase: str, ts: float, args: str = "", pid: int = 1) -> str:
+    given = f', "args": {{{args}}}' if args else ""
+    where = f'"id": 0, "pid": {pid}, "tid": 1, "ts": {ts}'
+    return f'{{"name": "{name}", "cat": "{cat}", "ph": "{phase}", {where}{given}}},\n'
+
+
+def written(folder: Path, *lines: str, name: str = "a_7_0.json", end: str = "{}]\n") -> Path:
+    path = folder / name
+    path.write_text("[\n" + "".join(lines) + end, encoding="utf-8")
+    return path
+
+
+def collective(count: int, *, pid: int = 1, rank: int = 0, hashed: int = 7) -> str:
+    args = f'"CommHash": {hashed}, "Rank": {rank}, "Count": {count}, "Datatype": "ncclFloat32"'
+    return line("AllReduce", "COLL", "b", 5, args, pid) + line("AllReduce", "COLL", "e", 9, pid=pid)
+
+
+def test_messages_of_two_ranks_give_summaries_and_clocks(pipeline: Any, tmp_path: Path) -> None:
+    shift = (0, 50 * MS)
+
+    found = measure_nccl(pipeline.nccl(tmp_path, shift=shift), ImportRequest())
+
+    assert found.steps == ()
+    clock = found.clocks[1]
+    assert abs(clock.offset_ns + 50 * MS) <= clock.bound_ns <= 2 * MS
+    assert clock.pairs == 4
+    sums = [(one.rank, one.what, one.count, one.total_ns, one.size_bytes) for one in found.summaries]
+    assert sums == [(rank, way, 2, 2 * MS, 8192) for rank in (0, 1) for way in ("receive", "send")]
+
+
+def test_a_communicators_hash_may_need_64_bits(pipeline: Any, tmp_path: Path) -> None:
+    (one, _) = pipeline.nccl(tmp_path, hashed=2**64 - 1)
+
+    assert read_file(one).ranks == {"18446744073709551615": 0}
+
+
+def test_kernels_belong_to_the_operation_around_them_though_all_have_one_number(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        line("AllReduce", "COLL", "b", 10, '"CommHash": 7, "Rank": 0, "Count": 1, "Datatype": "ncclInt8"'),
+        line("KernelCh", "GPU", "b", 12, '"Channel": 0, "StartGpuClk": 1000, "StopGpuClk": 4000'),
+        line("KernelCh", "GPU", "e", 20),
+        line("KernelCh", "GPU", "b", 13, '"Channel": 1, "StartGpuClk": 1500, "StopGpuClk": 6000'),
+        line("KernelCh", "GPU", "e", 21),
+        line("AllReduce", "COLL", "e", 11),
+    )
+
+    (recording,), _ = read_nccl([path])
+
+    assert recording.operations is not None
+    assert recording.operations.start_ns.tolist() == [12_000]
+    assert recording.operations.end_ns.tolist() == [17_000]
+    assert not recording.epoch
+
+
+def test_without_the_gpus_clock_the_hosts_counts(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        line("Send", "P2P", "b", 10, '"CommHash": 7, "Rank": 0, "Peer": 1, "Count": 2, "Datatype": "ncclFloat32"'),
+        line("KernelCh", "GPU", "b", 12, '"Channel": 16, "StartGpuClk": 1765223116927674080, "StopGpuClk": 0'),
+        line("KernelCh", "GPU", "e", 20),
+        line("Send", "P2P", "e", 11),
+    )
+
+    ((recording,), _) = read_nccl([path])
+
+    (end,) = recording.ends
+    assert (end.start_ns, end.end_ns, end.posted_ns, end.size_bytes) == (12_000, 20_000, 10_000, 8)
+
+
+def test_unquoted_numbers_and_types_of_older_versions_are_read(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        line("KernelLaunch", "KERNEL_LAUNCH", "b", 0, '"groupId": 0, "Stream": 0x262ca50'),
+        line("AllReduce", "COLL_API", "b", 4, '"count": 3, "datatype": ncclFloat32, "Stream": 0x10'),
+        collective(3),
+    )
+
+    ((recording,), _) = read_nccl([path])
+
+    assert recording.operations is not None
+    assert recording.operations.stream.tolist() == [16]
+    assert recording.operations.said[0][0].size_bytes == 12
+
+
+@pytest.mark.parametrize("end", ["{}]\n", "]", "", "{}]", ",,\n"])
+def test_a_list_may_lack_its_end(end: str, tmp_path: Path) -> None:
+    ((recording,), notes) = read_nccl([written(tmp_path, collective(1), end=end)])
+
+    assert recording.operations is not None
+    assert (notes, recording.notes) == ([], ())
+
+
+def test_a_file_cut_in_the_middle_of_an_event_says_so(tmp_path: Path) -> None:
+    ((recording,), _) = read_nccl([written(tmp_path, collective(1), end='{"name": "KernelLa')])
+
+    assert recording.notes == ("a_7_0.json ends in the middle of an event",)
+
+
+def test_operations_whose_time_was_never_set_are_counted(tmp_path: Path) -> None:
+    never = line("Send", "P2P", "b", 0.0, '"CommHash": 7, "Rank": 0, "Peer": 1, "Count": 1')
+
+    ((recording,), _) = read_nccl([written(tmp_path, collective(1), never)])
+
+    assert recording.notes == ("a_7_0.json: 1 operations have no time: left out",)
+
+
+def test_communicators_of_one_process_belong_together(tmp_path: Path) -> None:
+    files = [
+        written(tmp_path, collective(1, pid=pid, rank=rank, hashed=hashed), name=f"a_{hashed}_{rank}_{pid}.json")
+        for hashed, rank, pid in ((5, 0, 10), (5, 1, 11), (9, 1, 10), (9, 0, 11))
+    ]
+
+    recordings, notes = read_nccl(files)
+
+    assert [(one.rank, one.world) for one in recordings] == [(0, 2), (1, 2)]
+    assert [one.operations.name.size for one in recordings if one.operations is not None] == [2, 2]
+    assert notes == []
+
+
+def test_without_a_communicator_of_all_pipelines_are_counted_one_by_one(tmp_path: Path) -> None:
+    def end(hashed: int, rank: int, pid: int) -> Path:
+        args = f'"CommHash": {hashed}, "Rank": {rank}, "Peer": {1 - rank}, "Count": 1, "Datatype": "ncclInt8"'
+        sort = "Send" if rank == 0 else "Recv"
+        text = line(sort, "P2P", "b", 5, args, pid) + line(sort, "P2P", "e", 6, pid=pid)
+        return written(tmp_path, text, name=f"p_{hashed}_{rank}.json")
+
+    recordings, notes = read_nccl([end(8, 1, 11), end(8, 0, 10), end(6, 0, 12), end(6, 1, 13)])
+
+    assert [one.rank for one in recordings] == [1, 0, 2, 3]
+    assert recordings[0].groups == {"pp 8": (0, 1), "pp 6": (2, 3)}
+    assert [one.ends[0].peer for one in recordings] == [0, 1, 3, 2]
+    assert "no communicator has all 4 processes" in notes[0]
+
+
+def test_two_files_of_one_rank_are_refused_with_both_names(tmp_path: Path) -> None:
+    files = [written(tmp_path, collective(1), name=name) for name in ("a_7_0.json", "b_7_0.json")]
+
+    with pytest.raises(TraceError, match=r"b_7_0\.json: is of process 1 and communicator 7, as a_7_0\.json is"):
+        read_nccl(files)
+
+
+def test_two_processes_of_one_rank_are_refused(tmp_path: Path) -> None:
+    files = [written(tmp_path, collective(1, pid=pid), name=f"{pid}_7_0.json") for pid in (1, 2)]
+
+    with pytest.raises(TraceError, match=r"is of rank 0 of communicator 7, as 1_7_0\.json is"):
+        read_nccl(files)
+
+
+def test_one_broken_file_is_noted_and_the_others_are_used(pipeline: Any, tmp_path: Path) -> None:
+    one, other = pipeline.nccl(tmp_path)
+    other.write_text("[5]", encoding="utf-8")
+
+    found = measure_nccl([one, other], ImportRequest())
+
+    assert {summary.rank for summary in found.summaries} == {0}
+    assert any("holds no event of NCCL's profiler plugin" in note for note in found.notes)
+
+
+@pytest.mark.skipif(not SAMPLE.exists(), reason="PPTRACE_TRACES names no folder with NCCL's sample")
+def test_nccls_own_sample_is_read() -> None:
+    found = measure_nccl([SAMPLE], ImportRequest())
+
+    assert [(one.what, one.count, one.size_bytes) for one in found.summaries] == [
+        ("receive", 2, 4194304),
+        ("send", 2, 4194304),
+    ]

@@ -1,0 +1,101 @@
+"""A folder of many sorts is sorted: each file is for one importer, strangers are for none."""
+
+from __future__ import annotations
+
+import gzip
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pptrace.experiment.measured import head_of
+from pptrace.hooks.builtin import pptrace_importers as own_importers
+from pptrace_profilers.plugin import pptrace_importers
+from pptrace_profilers.recognise import is_chrome, is_inspector, is_kineto, is_nccl, is_nsys, is_pftrace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SORTS = (is_kineto, is_nccl, is_inspector, is_nsys, is_pftrace, is_chrome)
+
+
+def readers(path: Path) -> list[str]:
+    head = head_of(path)
+    offers = [*own_importers(), *pptrace_importers()]
+    return [offer.name for offer in offers if offer.recognises(path, head)]
+
+
+def test_each_format_is_recognised_by_its_importer_and_no_other(pipeline: Any, tmp_path: Path) -> None:
+    files = {
+        "pytorch": pipeline.kineto(tmp_path)[0],
+        "nccl-profiler": pipeline.nccl(tmp_path)[0],
+        "nccl-inspector": pipeline.inspector(tmp_path)[0],
+        "nsys": pipeline.nsys(tmp_path / "run.sqlite"),
+        "pytorch-perfetto": pipeline.pftrace(tmp_path)[0],
+        "chrome": pipeline.chrome(tmp_path),
+    }
+
+    assert {name: readers(path) for name, path in files.items()} == {name: [name] for name in files}
+
+
+@pytest.mark.parametrize("sort", ["perfetto", "kineto"])
+def test_traces_that_pptrace_wrote_are_left_to_its_own_importers(sort: str, pipeline: Any, tmp_path: Path) -> None:
+    from pptrace.export import kineto, perfetto
+    from pptrace.timeline.measurement import ImportRequest
+    from pptrace_profilers.measure import measure_kineto
+
+    timeline = measure_kineto(pipeline.kineto(tmp_path), ImportRequest()).steps[0].timeline
+    path = tmp_path / "ours"
+    {"perfetto": perfetto, "kineto": kineto}[sort].write(timeline, path, {})
+
+    assert readers(path) == [sort]
+
+
+STRANGERS = {
+    "nothing": b"",
+    "a newline": b"\n",
+    "text": b"\nhello, this is a log\n",
+    "a blank object": b"{}",
+    "an empty list": b"[]",
+    "a list of numbers": b"[1, 2, 3]",
+    "ground truth": b'{"rank": 0, "world_size": 4, "wall_ns": [1, 2]}',
+    "a container's manifest": b'{"schemaVersion": 2, "mediaType": "application/vnd.oci"}',
+    "a log of objects": b'{"header": {"a": 1}}\n{"b": 2}\n',
+    "YAML": b"actions:\n  - name: x\n",
+    "a picture": b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR",
+    "zeros": bytes(64),
+    "another database": b"SQLite format 2\x00",
+    "lines of JSON": b'\n{\n  "name": "x",\n  "schemaVersion": 3\n}',
+}
+
+
+@pytest.mark.parametrize("content", STRANGERS.values(), ids=STRANGERS.keys())
+def test_strangers_are_for_no_importer(content: bytes) -> None:
+    assert [sort.__name__ for sort in SORTS if sort(content)] == []
+
+
+HEADS = {
+    "the first key on a later line": (b'\n{\n  "schemaVersion": 1,\n  "deviceProperties": [\n', is_kineto),
+    "no description": (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a"}', is_kineto),
+    "a rank and nothing else": (b'{"distributedInfo": {"rank": 0}, "traceEvents": [', is_kineto),
+    "a byte order mark": (b'\xef\xbb\xbf{"distributedInfo": {"rank": 0}, "traceEvents": [', is_kineto),
+    "a bare list of PyTorch's": (b'[{"ph": "X", "cat": "kernel", "name": "a"}', is_kineto),
+    "a bare list of anybody's": (b'[\n{"name": "a", "ph": "B", "ts": 0}', is_chrome),
+    "an object of anybody's": (b'{"otherData": {}, "traceEvents" : [', is_chrome),
+    "a list of NCCL's, unquoted": (
+        b'[\n{"name": "KernelLaunch", "cat": "KERNEL_LAUNCH", "ph": "b", "args": {"Stream": 0x26}}', is_nccl
+    ),
+    "a schedule that PyTorch dumped": (b'{"traceEvents": [{"cat": "computation", "ph": "X"}', is_chrome),
+    "lines without a communicator's name": (b'{"header":{"rank":0},"coll_perf":{"coll":"A"}}', is_inspector),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("head", "sort"), HEADS.values(), ids=HEADS.keys())
+def test_variants_are_recognised_by_one(head: bytes, sort: Any) -> None:
+    assert [one.__name__ for one in SORTS if one(head)] == [sort.__name__]
+
+
+def test_a_packed_trace_is_recognised_by_what_is_in_it(pipeline: Any, tmp_path: Path) -> None:
+    packed = tmp_path / "a.gz"
+    packed.write_bytes(gzip.compress(pipeline.pftrace(tmp_path)[1].read_bytes()))
+
+    assert readers(packed) == ["pytorch-perfetto"]
