@@ -91,4 +91,6 @@ def examples(root: Path, tmp_path: Path) -> Path:
     for file in (root / "examples").iterdir():
         if file.is_file() and file.suffix != ".out":
             shutil.copy(file, folder)
+        elif file.name.startswith("run-"):
+            shutil.copytree(file, folder / file.name)
     return folder

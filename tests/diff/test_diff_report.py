@@ -11,7 +11,7 @@ import pytest
 from compared_steps import ROWS, compared, one_step
 
 from pptrace.diff.outputs import write_diff
-from pptrace.diff.report import strips
+from pptrace.diff.report import sections, strips
 from pptrace.diff.report.elements import Markup, element
 from pptrace.diff.report.page import report
 from pptrace.diff.text import ms
@@ -219,3 +219,14 @@ def test_the_order_the_divergence_and_the_culprit_are_told() -> None:
     assert "0F0 ends 5.000 ms late, +5.000 ms of it its own." in words
     assert "3 of " in words
     assert "rank 22B02F11" in words  # a row of the table: rank 2 has 2B0, then 2F1, behind 1
+
+
+def test_many_ways_and_orders_are_told_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "_MOST_ROWS", 1)
+    other = [[f"{rank}{kind}{unit}" for kind in "FB" for unit in range(4)] for rank in range(3)]
+    found, _ = compared(second=one_step(other, rate_kbps=500_000))
+
+    words = Read(report(found)).words
+
+    assert "and 3 further ways, whose medians changed less" in words
+    assert "and 2 further ranks" in words

@@ -64,10 +64,11 @@ def _sections(found: StepDiff, top: int, notes: list[str]) -> Iterator[Markup]:
         "Ratio of the medians by kind and stage: red is slower, green is faster.",
         heat_map(found),
     )
-    framed = " The frame is where they part." if found.divergence is not None else ""
+    framed = " The red frame is where they part." if found.divergence is not None else ""
     yield _section(
         "Both steps by rank and time",
-        f"The first above, the second below, aligned where they start; numbers are microbatches.{framed}",
+        f"The first above, the second below, aligned where they start; numbers are microbatches, and outlined "
+        f"actions are the critical path.{framed}",
         strips(found),
     )
     yield _section("Where they part", "", sections.parting(found))
@@ -75,9 +76,8 @@ def _sections(found: StepDiff, top: int, notes: list[str]) -> Iterator[Markup]:
     yield _section("Actions that changed most", "", sections.top_actions(found, top))
     yield _section("Messages", "From when both ends were ready until it was there.", sections.messages(found))
     yield _section("Orders", "", sections.orders(found))
-    paths, memory = sections.paths(found), sections.memory(found)
-    if paths is not None:
-        yield _section("Critical path", "", paths)
+    yield _section("Critical path", "Computations, and what lies between them.", sections.paths(found))
+    memory = sections.memory(found)
     if memory is not None:
         yield _section("Memory", "", memory)
     if notes:

@@ -21,14 +21,14 @@ _NARROWEST = 60
 
 def part_bars(found: StepDiff) -> Markup:
     """Return bars and table."""
-    names = [name for name, pair in found.parts.items() if any(pair)]
-    colour = {name: f"p{at % _COLOURS}" for at, name in enumerate(names)}
+    # A part has its colour in every report, whichever others there are.
+    colour = {name: f"p{at % _COLOURS}" for at, (name, pair) in enumerate(found.parts.items()) if any(pair)}
     scale = (_WIDTH - _LEFT - _RIGHT) / max(*found.step_ns, 1)
     bars = [one for side in (0, 1) for one in _bar(found, side, colour, scale)]
     drawing = element("svg", *bars, viewBox=f"0 0 {_WIDTH} {2 * _ROW}", role="img", aria_label="parts")
     rows = [
         (joined([element("i", class_=f"key {colour[name]}"), name]), *_figures(*found.parts[name]))
-        for name in names
+        for name in colour
     ]
     rows.append((element("b", "the step"), *_figures(*found.step_ns)))
     return joined([drawing, table(("part", "first", "second", "change"), rows)])

@@ -8,13 +8,15 @@ from pptrace.diff.report.elements import Markup, element, joined, table
 from pptrace.diff.text import ms
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from pptrace.diff.diff import StepDiff
     from pptrace.diff.findings import Way
 
 __all__ = ["blame", "head", "matched_line", "memory", "messages", "orders", "parting", "paths", "top_actions"]
 
-_MOST_ORDERS = 32
-"""Ranks whose orders are told apart one by one."""
+_MOST_ROWS = 32
+"""Ranks and ways that are told one by one."""
 
 
 def head(found: StepDiff) -> Markup:
@@ -34,6 +36,7 @@ def head(found: StepDiff) -> Markup:
     verdict = f"the same, to {found.tolerance:.1%}" if found.same else f"different: {found.change:+.2%}"
     return joined([
         element("div", *cells, class_="sides"),
+        *(element("p", line, class_="soft") for line in _several(found)),
         element("p", verdict, class_=f"verdict {'same' if found.same else 'different'}"),
         element("p", matched_line(found), class_="soft"),
     ])  # fmt: skip
@@ -92,10 +95,12 @@ def messages(found: StepDiff) -> Markup:
             f"rank {way.source} to rank {way.target}", f"{way.count[0]}, {way.count[1]}",
             _bytes(way, 0), _bytes(way, 1), _took(way, 0), _took(way, 1), _rate(way, 0), _rate(way, 1),
         )
-        for way in found.ways
+        for way in _changed_most(found.ways)
     ]  # fmt: skip
     titles = ("way", "how many", "bytes, first", "second", "median, first", "second", "rate, first", "second")
-    return table(titles, rows)
+    more = len(found.ways) - len(rows)
+    told = [element("p", f"and {more} further ways, whose medians changed less", class_="soft")] if more else []
+    return joined([table(titles, rows), *told])
 
 
 def orders(found: StepDiff) -> Markup:
@@ -104,24 +109,24 @@ def orders(found: StepDiff) -> Markup:
         return element("p", "Every rank computes in the same order.")
     rows = [
         (f"rank {one.rank}", one.first or "nothing", one.second or "nothing", f"{one.position}")
-        for one in found.orders[:_MOST_ORDERS]
+        for one in found.orders[:_MOST_ROWS]
     ]
-    more = len(found.orders) - _MOST_ORDERS
+    more = len(found.orders) - _MOST_ROWS
     told = [element("p", f"and {more} further ranks", class_="soft")] if more > 0 else []
     return joined([table(("rank", "first has", "second has", "behind so many actions"), rows, words=3), *told])
 
 
-def paths(found: StepDiff) -> Markup | None:
-    """Return the critical paths by kind; None where a side has none."""
-    first, second = (metrics.path for metrics in found.metrics)
-    if min(len(first.rows), len(second.rows)) < 2:  # noqa: PLR2004 - one row is no path
-        return None
-    pairs = [
-        (kind, first.by_kind_ns.get(kind, 0), second.by_kind_ns.get(kind, 0))
-        for kind in dict.fromkeys([*first.by_kind_ns, *second.by_kind_ns])
-    ]
+def paths(found: StepDiff) -> Markup:
+    """Return the critical paths by kind, and where they part."""
+    first, second = (chain.by_kind_ns for chain in found.chains)
+    pairs = [(kind, first.get(kind, 0), second.get(kind, 0)) for kind in dict.fromkeys([*first, *second])]
     rows = [(kind, ms(before), ms(after), ms(after - before, sign=True)) for kind, before, after in pairs]
-    return table(("kind", "first", "second", "change"), rows)
+    shown = table(("kind", "first", "second", "change"), rows)
+    one = found.parted
+    if one is None:
+        return shown
+    told = f"{one.first or 'its beginning'} in the first, {one.second or 'its beginning'} in the second"
+    return joined([shown, element("p", f"They part {one.common} computations before the end: {told}.")])
 
 
 def memory(found: StepDiff) -> Markup | None:
@@ -143,6 +148,20 @@ def matched_line(found: StepDiff) -> str:
     if found.folded:
         parts.append(f"stage {', '.join(map(str, found.folded))}: input and weight gradient taken as one backward")
     return "; ".join(parts) + "."
+
+
+def _several(found: StepDiff) -> Iterator[str]:
+    """Yield what there is to say of sides with several steps."""
+    for name, spans in zip(found.names, found.spans_ns, strict=True):
+        if len(spans) > 1:
+            middle = sorted(spans)[(len(spans) - 1) // 2]
+            yield f"{name}: {len(spans)} steps, {ms(min(spans))} to {ms(max(spans))}, median {ms(middle)}."
+
+
+def _changed_most(ways: Sequence[Way]) -> list[Way]:
+    """Return the ways to show, in their order: all, or those whose medians changed most."""
+    order = sorted(range(len(ways)), key=lambda at: (-abs(ways[at].median_ns[1] - ways[at].median_ns[0]), at))
+    return [ways[at] for at in sorted(order[:_MOST_ROWS])]
 
 
 def _bytes(way: Way, side: int) -> str:

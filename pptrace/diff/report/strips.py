@@ -89,7 +89,7 @@ def _y(place: int, side: int) -> int:
 
 
 def _row(found: StepDiff, side: int, rank: int, y: int, begin: int, until: int, scale: float) -> Iterator[Markup]:
-    step = found.steps[side]
+    step, path = found.steps[side], frozenset(found.chains[side].positions)
     if side == 0:
         yield text(_LEFT - 18, y + _BAR + 4, f"rank {rank}", anchor="end")
     yield rectangle(_LEFT - 12, y + 1, 5, _BAR - 2, ("one", "two")[side])
@@ -99,7 +99,8 @@ def _row(found: StepDiff, side: int, rank: int, y: int, begin: int, until: int, 
         x, width = _LEFT + start * scale, max((end - start) * scale - 0.5, 0.4)
         kind, unit = Kind(int(step.kind[index])), int(step.unit[index])
         title = f"{action_at(step, index)}, {ms(start)} to {ms(int(step.end_ns[index]) - begin)}"
-        yield rectangle(x, y + 1, width, _BAR - 2, _CLASSES.get(kind, "x"), title)
+        class_ = _CLASSES.get(kind, "x")
+        yield rectangle(x, y + 1, width, _BAR - 2, f"{class_} path" if index in path else class_, title)
         if unit >= 0 and len(str(unit)) * _LETTERS < width:
             yield text(x + width / 2, y + _BAR - 4, str(unit), "on small", anchor="middle")
 

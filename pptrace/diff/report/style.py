@@ -53,7 +53,7 @@ svg .soft{fill:var(--soft)}svg .small{font-size:10px}svg .on{fill:var(--on)}svg 
 .rule{stroke:var(--rule);stroke-width:1}.dash{stroke:var(--soft);stroke-width:1;stroke-dasharray:3 3}
 .one{fill:var(--one);background:var(--one)}.two{fill:var(--two);background:var(--two)}
 .longer{fill:var(--longer);background:var(--longer)}.shorter{fill:var(--shorter);background:var(--shorter)}
-.row{fill:var(--panel)}.mark{fill:none;stroke:var(--longer);stroke-width:2.5}
+.path{stroke:var(--ink);stroke-width:1.1}.row{fill:var(--panel)}.mark{fill:none;stroke:var(--longer);stroke-width:2.5}
 .legend{display:flex;flex-wrap:wrap;gap:4px 16px;color:var(--soft)}
 .key{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px;vertical-align:-1px}
 .chain{list-style:none;padding:0;margin:6px 0;display:flex;flex-wrap:wrap;gap:6px;align-items:center}
