@@ -17,9 +17,9 @@ from pptrace.model.action import COMPUTE
 from pptrace_profilers.chrome.events import Keep, read_events
 from pptrace_profilers.device import on_device
 from pptrace_profilers.enclosing import Annotations
-from pptrace_profilers.operations import GPU, LAUNCHES, operations_of
+from pptrace_profilers.operations import GPU, IDLE_CALLS, LAUNCHES, operations_of
 from pptrace_profilers.posts import posts_of
-from pptrace_profilers.ranks import pipeline_group
+from pptrace_profilers.ranks import MOST_RANKS, pipeline_group
 from pptrace_profilers.recording import Ran, Recording
 from pptrace_profilers.rules import NO_STAGE
 
@@ -36,6 +36,7 @@ __all__ = ["check_kineto", "read_kineto", "recording_of"]
 _KEEP = Keep(
     categories=frozenset({*GPU, *LAUNCHES, "user_annotation"}),
     prefixes=("c10d::", "nccl:"),
+    without=IDLE_CALLS,
     details=("c10d::", "gloo:", "nccl"),
 )
 _STEP = re.compile(r"ProfilerStep#\d+")
@@ -60,7 +61,8 @@ def recording_of(events: Events, rules: Rules) -> Recording:
     members = pipeline_group(groups, rank)
     ran, annotations = _annotated(events, rules)
     return on_device(Recording(
-        path=path, rank=rank, world=_whole(info.get("world_size")), groups=groups, windows=_windows(events),
+        path=path, rank=rank, world=_whole(info.get("world_size"), MOST_RANKS), groups=groups,
+        windows=_windows(events),
         ran=tuple(ran), ends=tuple(posts_of(events, ran, members)),
         operations=operations_of(events, rules, ran, annotations, members), notes=tuple(_notes(events)),
         origin_ns=_whole(events.top.get("baseTimeNanoseconds")),
@@ -75,14 +77,15 @@ def _notes(events: Events) -> Iterable[str]:
 
 
 def _rank(info: Mapping[str, Any], path: Path) -> int:
-    if isinstance(info.get("rank"), int):
-        return int(info["rank"])
+    said = info.get("rank")
+    if isinstance(said, int) and 0 <= said < MOST_RANKS:
+        return said
     named = _IN_NAME.search(path.name)
-    return int(named[1]) if named else -1
+    return int(named[1][:9]) if named else -1
 
 
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+def _whole(value: Any, most: int = 2**62) -> int:
+    return value if isinstance(value, int) and 0 < value < most else 0
 
 
 def _groups(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -96,12 +99,16 @@ def _groups(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         if isinstance(ranks, str):
             try:
                 ranks = json.loads(ranks)
-            except ValueError:
+            except (ValueError, RecursionError):
                 ranks = None
         name = str(group.get("pg_desc") or group.get("pg_name") or "")
-        if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+        if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks) and _differ(ranks):
             found[name] = tuple(ranks)
     return found
+
+
+def _differ(ranks: list[int]) -> bool:
+    return len(set(ranks)) == len(ranks)
 
 
 def _windows(events: Events) -> tuple[tuple[str, int, int], ...]:

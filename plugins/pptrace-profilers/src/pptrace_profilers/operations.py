@@ -24,12 +24,22 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import Ran, Said
     from pptrace_profilers.rules import Rules
 
-__all__ = ["GPU", "LAUNCHES", "operations_of"]
+__all__ = ["GPU", "IDLE_CALLS", "LAUNCHES", "operations_of"]
 
 GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
 """Categories of what runs on a GPU, the older ones capitalised."""
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
 """Categories of what the host calls to launch it."""
+IDLE_CALLS = frozenset({
+    "cudaEventCreate", "cudaEventCreateWithFlags", "cudaEventDestroy", "cudaEventElapsedTime", "cudaEventQuery",
+    "cudaEventRecord", "cudaEventRecordWithFlags", "cudaEventSynchronize", "cudaStreamIsCapturing",
+    "cudaStreamGetCaptureInfo", "cudaStreamGetCaptureInfo_v2", "cudaStreamSynchronize", "cudaStreamWaitEvent",
+    "cudaDeviceGetAttribute", "cudaDeviceSynchronize", "cudaFuncGetAttributes", "cudaFuncSetAttribute",
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessor", "cudaPeekAtLastError", "cudaGetLastError", "cudaMalloc",
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", "cudaPointerGetAttributes", "cudaFree",
+    "cudaGetDevice", "cudaSetDevice", "cudaHostAlloc", "cudaThreadExchangeStreamCaptureMode",
+})  # fmt: skip
+"""Calls of the CUDA runtime that launch nothing, and are most of them."""
 _SEND_RECV = re.compile(r"SendRecv", re.IGNORECASE)
 
 

@@ -1,73 +1,35 @@
 """Events of a Chrome JSON file in columns: names interned, times in integer nanoseconds.
 
 Times are microseconds, in the three generations that PyTorch wrote: whole numbers since the Unix epoch, fractions
-since the epoch, and fractions since ``baseTimeNanoseconds`` (Kineto's output_json.cpp). Whole and fraction are
-converted apart: a double holds no nanoseconds of this century.
+since the epoch, and fractions since ``baseTimeNanoseconds`` (Kineto's output_json.cpp).
 """
 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from pptrace_profilers.chrome.blocks import Blocks
+from pptrace_profilers.chrome.columns import Columns
+from pptrace_profilers.chrome.details import detailed
+from pptrace_profilers.chrome.records import Arguments, Detailed, Event, Marks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from pptrace.model.columns import Int32s, Int64s
+    from pptrace_profilers.chrome.records import Number
 
 __all__ = ["Arguments", "Events", "Keep", "read_events"]
 
-Number: TypeAlias = "int | float | str | None"
-_LARGEST_US = 2**53
-
-
-class Arguments(msgspec.Struct, gc=False):
-    """The arguments of an event that importers read, in the profilers' spelling."""
-
-    external: Number = msgspec.field(name="External id", default=None)
-    device: Number = None
-    stream: Number = None
-    correlation: Number = None
-    bytes: Number = None
-    collective: Number = msgspec.field(name="Collective name", default=None)
-    in_elements: Number = msgspec.field(name="In msg nelems", default=None)
-    out_elements: Number = msgspec.field(name="Out msg nelems", default=None)
-    group_size: Number = msgspec.field(name="Group size", default=None)
-    dtype: Number = None
-    group: Number = msgspec.field(name="Process Group Name", default=None)
-    group_description: Number = msgspec.field(name="Process Group Description", default=None)
-    group_ranks: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=msgspec.Raw())
-    target: Number = msgspec.field(name="Dst Rank", default=None)
-    source: Number = msgspec.field(name="Src Rank", default=None)
-    sequence: Number = msgspec.field(name="Seq", default=None)
-    inputs: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw())
-    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
-    input_type: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
-    name: Number = None
-    labels: Number = None
-
-
-class Event(msgspec.Struct, gc=False):
-    """One event as it is written."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: Number = 0
-    tid: Number = 0
-    ts: Number = None
-    dur: Number = None
-    args: Arguments | None = None
+_LARGEST_NS = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +40,16 @@ class Keep:
     """Categories of which all are."""
     prefixes: tuple[str, ...] = ()
     """Beginnings of names that are, whatever their category."""
+    without: frozenset[str] = frozenset()
+    """Names that are not, whatever their category."""
     details: tuple[str, ...] = ()
     """Beginnings of names whose arguments are."""
 
 
-_DECODER = msgspec.json.Decoder(list[Event])
+_BATCH = 1024
+"""Events that are made columns at once."""
+_ALWAYS = 2
+_LEAN = msgspec.json.Decoder(list[Event])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,27 +116,89 @@ def read_events(path: Path, keep: Keep) -> Events:
         TraceError: the file cannot be read or is no Chrome JSON.
     """
     blocks = Blocks(path)
-    found = _Columns(keep=keep)
+    columns = Columns()
+    choice = _Choice(keep)
+    waiting: list[Event] = []
     for block in blocks:
         try:
-            found.add(_DECODER.decode(b"[" + block + b"]"))
-        except (msgspec.DecodeError, RecursionError):
-            found.add(_one_by_one(block, blocks, found))
+            waiting += choice.of(_LEAN.decode(b"[" + block + b"]"), block)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            waiting += choice.of(_one_by_one(block, blocks, columns))
+        if len(waiting) >= _BATCH:
+            columns.add(waiting)
+            waiting = []
+    columns.add(waiting)
     base = blocks.top.get("baseTimeNanoseconds")
-    return found.whole(blocks, base if isinstance(base, int) else 0)
+    base_ns = base if isinstance(base, int) and abs(base) < _LARGEST_NS else 0
+    name, category, process, thread, start, end, correlation, stream = columns.whole()
+    return Events(
+        path=path, top=blocks.top, names=list(columns.names), categories=list(columns.categories),
+        name=name, category=category, process=process, thread=thread, start_ns=start + base_ns,
+        end_ns=end + base_ns, correlation=correlation, stream=stream, arguments=columns.arguments,
+        processes=list(columns.processes), threads=columns.threads, labels=columns.labels,
+        size=blocks.size, cut=blocks.cut, bad=columns.bad,
+    )  # fmt: skip
 
 
-def _one_by_one(block: bytes, blocks: Blocks, found: _Columns) -> list[Event]:
+class _Choice:
+    """Tells wanted events from others; what a name says is found once for each."""
+
+    def __init__(self, keep: Keep) -> None:
+        self.categories = {*keep.categories, ""}  # what names processes has none
+        self.by_name = _PerName(lambda name: _ALWAYS if _begins(name, keep.prefixes) else name not in keep.without)
+        self.detailed = _PerName(lambda name: _begins(name, keep.details))
+
+    def of(self, events: Sequence[Event], block: bytes = b"") -> list[Event]:
+        """Return the wanted events, where those have details with all arguments, read from the block's text."""
+        categories, by_name, has_details = self.categories, self.by_name, self.detailed
+        kept = [e for e in events if (fate := by_name[e.name]) and (fate == _ALWAYS or e.cat in categories)]
+        places = [index for index, e in enumerate(kept) if has_details[e.name]]
+        if block:
+            whole: Sequence[Event] = detailed(block, [kept[index] for index in places]) if places else ()
+        else:
+            whole = [kept[index] for index in places]
+            kept = [_lean(e) for e in kept]
+        for index, one in zip(places, whole, strict=True):
+            kept[index] = one
+        return kept
+
+
+class _PerName(dict[str, int]):
+    """A verdict about each name."""
+
+    def __init__(self, decide: Callable[[str], int]) -> None:
+        super().__init__()
+        self.decide = decide
+
+    def __missing__(self, name: str) -> int:
+        verdict = self[name] = self.decide(name)
+        return verdict
+
+
+def _begins(name: str, beginnings: tuple[str, ...]) -> bool:
+    return bool(beginnings) and name.startswith(beginnings)
+
+
+def _lean(event: Event) -> Event:
+    """Return an event with those arguments that every one is read for."""
+    given = event.args
+    marks = given and Marks(
+        correlation=given.correlation, stream=given.stream, name=given.name, labels=given.labels
+    )
+    return Event(event.ph, event.cat, event.name, event.pid, event.tid, event.ts, event.dur, marks)
+
+
+def _one_by_one(block: bytes, blocks: Blocks, found: Columns) -> list[Detailed]:
     """Read a block that holds the array's end, broken events, or events of other types."""
     text, at = block.decode("utf-8", errors="replace"), 0
-    events: list[Event] = []
+    events: list[Detailed] = []
     decoder = json.JSONDecoder()
     while True:
         at += len(text[at:]) - len(text[at:].lstrip(" \t\r\n,"))
         if at >= len(text):
             return events
         if text[at] == "]":
-            blocks.ended(text[at + 1 :].encode())
+            blocks.ended(text[at + 1 :].encode(errors="replace"))
             return events
         try:
             event, at = decoder.raw_decode(text, at)
@@ -179,8 +208,8 @@ def _one_by_one(block: bytes, blocks: Blocks, found: _Columns) -> list[Event]:
         if event == {}:
             continue
         try:
-            events.append(msgspec.convert(_plain(event), Event))
-        except (msgspec.ValidationError, RecursionError):
+            events.append(msgspec.convert(_plain(event), Detailed))
+        except (msgspec.ValidationError, UnicodeError, RecursionError):
             found.bad += 1
 
 
@@ -192,109 +221,3 @@ def _plain(event: Any) -> Any:
     raw = ("Process Group Ranks", "Concrete Inputs", "Input Dims", "Input type")
     written = {key: msgspec.Raw(json.dumps(arguments[key]).encode()) for key in raw if key in arguments}
     return {**event, "args": {**arguments, **written}}
-
-
-@dataclass(slots=True)
-class _Columns:
-    """Columns as they grow, block by block."""
-
-    keep: Keep
-    bad: int = 0
-    blocks: list[tuple[np.ndarray[Any, Any], ...]] = field(default_factory=list)
-    names: dict[str, int] = field(default_factory=dict)
-    categories: dict[str, int] = field(default_factory=dict)
-    processes: dict[Number, int] = field(default_factory=dict)
-    threads: dict[tuple[Number, Number], int] = field(default_factory=dict)
-    arguments: dict[int, Arguments] = field(default_factory=dict)
-    labels: dict[Number, list[str]] = field(default_factory=dict)
-    count: int = 0
-
-    def add(self, events: Sequence[Event]) -> None:
-        """Take a block's events."""
-        categories, prefixes = {*self.keep.categories, ""}, self.keep.prefixes  # what names processes has none
-        kept = [e for e in events if e.cat in categories or e.name.startswith(prefixes)]
-        for event in [e for e in kept if e.ph == "M"]:
-            self._label(event)
-        kept = [e for e in kept if e.ph == "X"]
-        start, length = _times([e.ts for e in kept]), _times([e.dur for e in kept], absent=0.0)
-        good = (np.abs(start) < _LARGEST_US) & (length >= 0) & (length < _LARGEST_US)
-        if not good.all():
-            self.bad += len(kept) - int(good.sum())
-            kept, start, length = [kept[i] for i in np.flatnonzero(good)], start[good], length[good]
-        given = [e.args or _NO_ARGUMENTS for e in kept]
-        self.blocks.append((
-            _interned(self.names, [e.name for e in kept]),
-            _interned(self.categories, [e.cat for e in kept]),
-            _interned(self.processes, [e.pid for e in kept]),
-            _interned(self.threads, [(e.pid, e.tid) for e in kept]),
-            start_ns := _nanoseconds(start),
-            start_ns + _nanoseconds(length),
-            _ids([a.correlation for a in given]),
-            _ids([a.stream for a in given]),
-        ))  # fmt: skip
-        details = self.keep.details
-        for number in [i for i, e in enumerate(kept) if e.name.startswith(details)]:
-            self.arguments[self.count + number] = given[number]
-        self.count += len(kept)
-
-    def _label(self, event: Event) -> None:
-        if event.name in {"process_name", "process_labels"} and event.args is not None:
-            said = self.labels.setdefault(event.pid, [])
-            text = str(event.args.name or event.args.labels or "")
-            if text not in said:
-                said.append(text)
-
-    def whole(self, blocks: Blocks, base_ns: int) -> Events:
-        """Return the columns."""
-        none = np.zeros(0, dtype=np.int64)
-        columns = [np.concatenate(parts) for parts in zip(*self.blocks, strict=True)] or [none] * 8
-        return Events(
-            path=blocks.path, top=blocks.top, names=list(self.names), categories=list(self.categories),
-            name=columns[0], category=columns[1], process=columns[2], thread=columns[3],
-            start_ns=columns[4] + base_ns, end_ns=columns[5] + base_ns,
-            correlation=columns[6], stream=columns[7],
-            arguments=self.arguments, processes=list(self.processes), threads=list(self.threads),
-            labels=self.labels, size=blocks.size, cut=blocks.cut, bad=self.bad,
-        )  # fmt: skip
-
-
-def _interned(known: dict[Any, int], values: Sequence[Any]) -> Int32s:
-    """Return the numbers of values; new ones take the next."""
-    for value in [one for one in dict.fromkeys(values) if one not in known]:
-        known[value] = len(known)
-    return np.fromiter(map(known.__getitem__, values), dtype=np.int32, count=len(values))
-
-
-def _times(values: Sequence[Any], absent: float = math.nan) -> NDArray[np.float64]:
-    """Return microseconds; what is no number is not one here either."""
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return np.array([_time(value, absent) for value in values], dtype=np.float64)
-
-
-def _time(value: Number, absent: float) -> float:
-    if value is None:
-        return absent
-    return math.nan if isinstance(value, str) or abs(value) > _LARGEST_US else float(value)
-
-
-def _nanoseconds(times: NDArray[np.float64]) -> Int64s:
-    whole = np.floor(times)
-    nanoseconds: Int64s = whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
-    return nanoseconds
-
-
-def _ids(values: Sequence[Number]) -> Int64s:
-    """Return ids, -1 for what is none."""
-    return np.array(
-        [-1 if value is None else value if value.__class__ is int else _id(value) for value in values],
-        dtype=np.int64,
-    )
-
-
-def _id(value: Number) -> int:
-    return int(value) if isinstance(value, str) and value.isdecimal() else -1
-
-
-_NO_ARGUMENTS = Arguments()

@@ -1,0 +1,120 @@
+"""Events are the same however a file is written, and those with details have all of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pptrace_profilers.chrome.events import Events, Keep, read_events
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEEP = Keep(
+    categories=frozenset({"kernel", "cuda_runtime", "user_annotation"}),
+    prefixes=("c10d::",),
+    details=("nccl",),
+    without=frozenset({"cudaEventQuery"}),
+)
+NCCL = "ncclDevKernel_SendRecv"
+COLUMNS = ("start_ns", "end_ns", "correlation", "stream")
+
+
+def event(category: str, name: str, at: float, **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 2, "ts": at, "dur": 1.5, "args": more}
+
+
+def many() -> list[dict[str, Any]]:
+    found = []
+    for number in range(3000):
+        at = 10.0 * number
+        found += [
+            event("cpu_op", "aten::mm", at, **{"Input Dims": "[[1, 2]]"}),
+            event("cpu_op", "c10d::send", at + 1),
+            event("cuda_runtime", "cudaLaunchKernel", at + 2, correlation=number),
+            event("cuda_runtime", "cudaEventQuery", at + 3, correlation=900_000 + number),
+            {"ph": "s", "id": number, "pid": 1, "tid": 2, "ts": at + 2, "cat": "ac2g", "name": "ac2g"},
+            event("kernel", NCCL, at + 4, correlation=number, stream=7, dtype="Half"),
+            {"ph": "M", "name": "process_name", "pid": number % 3, "tid": 0, "args": {"name": f"p{number % 3}"}},
+            {"name": "written otherwise", "cat": "kernel", "ph": "X", "pid": 1, "tid": 1, "ts": at + 5, "dur": 2,
+             "args": {"stream": 9}},
+        ]  # fmt: skip
+    return found
+
+
+def facts(events: Events) -> list[tuple[Any, ...]]:
+    columns = [getattr(events, column).tolist() for column in COLUMNS]
+    rows = zip(events.name.tolist(), events.category.tolist(), events.thread.tolist(), *columns, strict=True)
+    return [
+        (events.names[name], events.categories[category], events.threads[thread], *rest)
+        for name, category, thread, *rest in rows
+    ]
+
+
+def layouts(listed: list[dict[str, Any]]) -> dict[str, str]:
+    kineto = ",\n  ".join(json.dumps(one).replace('{"ph":', '{\n    "ph":', 1) for one in listed)
+    return {
+        "kineto": f'{{"schemaVersion": 1, "traceEvents": [\n  {kineto}\n  ], "traceName": "x"}}',
+        "compact": json.dumps({"traceEvents": listed}, separators=(",", ":")),
+        "spaced": json.dumps({"traceEvents": listed}),
+        "indented": json.dumps({"traceEvents": listed}, indent=3),
+        "bare": json.dumps(listed),
+    }
+
+
+@pytest.mark.parametrize("layout", ["kineto", "compact", "spaced", "indented", "bare"])
+def test_what_is_kept_is_the_same_however_it_is_written(layout: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(layouts(many())[layout])
+    events = read_events(path, KEEP)
+
+    expected = [
+        (one["name"], one["cat"], (one["pid"], one["tid"]), round(one["ts"] * 1000),
+         round((one["ts"] + one["dur"]) * 1000), one["args"].get("correlation", -1), one["args"].get("stream", -1))
+        for one in many()
+        if one["ph"] == "X" and one["name"] in {"c10d::send", "cudaLaunchKernel", "written otherwise", NCCL}
+    ]  # fmt: skip
+    assert facts(events) == expected
+    details = {events.named(row): one.dtype for row, one in events.arguments.items()}
+    assert details == {NCCL: "Half"}
+    assert len(events.arguments) == 3000
+    assert events.labels == {number: [f"p{number}"] for number in range(3)}
+    assert not events.cut
+
+
+def test_details_are_each_event_s_own(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    listed = [event("kernel", NCCL, float(n), **{"In msg nelems": n, "Held": NCCL}) for n in range(3000)]
+    otherwise = [dict(reversed(list(one.items()))) for one in listed]
+    for layout in ("kineto", "compact"):
+        for each in (listed, otherwise):
+            path.write_text(layouts(each)[layout])
+
+            arguments = read_events(path, KEEP).arguments
+
+            assert [arguments[row].in_elements for row in range(3000)] == list(range(3000))
+
+
+def test_an_event_inside_an_event_s_arguments_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    odd = event("kernel", "odd", 5.0, stream=3)
+    odd["args"]["held"] = {"ph": "X", "cat": "kernel", "name": "inner", "ts": 1, "dur": 1}
+    path.write_text(layouts([*many(), odd, *many()])["spaced"])
+
+    names = [name for name, *_ in facts(read_events(path, KEEP))]
+
+    assert names.count("odd") == 1
+    assert "inner" not in names
+    assert len(names) == 2 * 4 * 3000 + 1
+
+
+def test_arguments_do_not_hold_on_to_the_file_s_text(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    listed = [event("kernel", "ncclX", float(n), **{"Process Group Ranks": "[0, 1]"}) for n in range(4000)]
+    path.write_text(layouts(listed)["kineto"])
+
+    held = [bytes(one.group_ranks) for one in read_events(path, KEEP).arguments.values()]
+
+    assert held == [b'"[0, 1]"'] * 4000
