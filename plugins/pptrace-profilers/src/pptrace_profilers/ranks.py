@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 
     from pptrace_profilers.recording import Recording
 
-__all__ = ["one_pipeline", "pipeline_group"]
+__all__ = ["MOST_RANKS", "one_pipeline", "pipeline_group"]
 
 _PIPELINE = re.compile(r"(?:^|[_\W])pp(?:$|[_\W])|pipeline", re.IGNORECASE)
 _SIZE = re.compile(r"([a-z]+)=(\d+)")
+MOST_RANKS = 2**22
+"""Processes that a job may have; more are a mistake."""
+_TOLD = 16
+"""Ranks that are named one by one."""
 _SORTS = ("slowest", "median")
 
 
@@ -47,7 +51,7 @@ def one_pipeline(
     whole = {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
     if not whole:
         ranks = next(iter(pipelines.values()))
-        missing = ", ".join(str(rank) for rank in ranks if rank not in known)
+        missing = _listed([rank for rank in ranks if rank not in known])
         raise TraceError(f"no file of rank {missing}: a pipeline's ranks are all needed", file=recordings[0].path)
     chosen = _chosen(whole, known, replica)
     ranks = whole[chosen]
@@ -94,6 +98,8 @@ def _of_layout(known: dict[int, Recording], text: str) -> tuple[dict[str, tuple[
         sizes[match[1]] = int(match[2])
     pp, dp, cp, ep, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "ep", "tp"))
     layout = Layout(pp=pp, dp=dp, cp=cp, ep=ep, tp=tp)
+    if layout.gpus > MOST_RANKS:
+        raise ConfigError(f"{text} is {layout.gpus} ranks: more than {MOST_RANKS}", file="--layout")
     if layout.gpus <= max(known):
         message = f"{text} is {layout.gpus} ranks, and there is a file of rank {max(known)}"
         raise ConfigError(message, file="--layout")
@@ -147,4 +153,5 @@ def _local(one: Recording, local: dict[int, int]) -> Recording:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+    told = ", ".join(map(str, ranks[:_TOLD]))
+    return told if len(ranks) <= _TOLD else f"{told} and {len(ranks) - _TOLD} others"
