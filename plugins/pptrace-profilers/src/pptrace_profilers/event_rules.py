@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pptrace.errors import TableError
-from pptrace.model.action import COMMUNICATION, PER_STAGE, Action, Kind, parse_action
-from pptrace_profilers.rules import NO_STAGE, Rule
+from pptrace.model.action import COMMUNICATION, PER_STAGE, Action, Kind
+from pptrace_profilers.rules import NO_STAGE, Rule, written
 
 if TYPE_CHECKING:
     import re
@@ -73,7 +72,7 @@ class EventRule(Rule):
             stage, unit = _number(said, "stage", self.stage), _number(said, "microbatch", self.microbatch)
             peer, size = _number(said, "peer", self.peer), _number(said, "bytes", None, 2**62)
             action = self._action(said, stage, unit)
-        except (ValueError, TableError):
+        except ValueError:
             return None
         if action is None and self.stream is Stream.COMPUTE:
             return None
@@ -97,7 +96,7 @@ class EventRule(Rule):
 
     def _action(self, said: Mapping[str, str], stage: int | None, unit: int | None) -> Action | None:
         if "action" in said:
-            return parse_action(said["action"])
+            return written(said["action"])
         kind = self.kind if self.kind is not None else _kind(said.get("kind"))
         if self.stream in {Stream.SEND, Stream.RECEIVE}:
             table = _SENDS if self.stream is Stream.SEND else _RECEIVES

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pptrace.errors import TraceError
-from pptrace.model.action import COMMUNICATION
+from pptrace.model.action import COMMUNICATION, COMPUTE
 from pptrace_profilers.assemble import assemble
 from pptrace_profilers.kineto import read_kineto
 from pptrace_profilers.ranks import one_pipeline
@@ -14,7 +14,7 @@ from pptrace_profilers.rules_file import read_rules
 from pptrace_profilers.summaries import without_actions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from pptrace.timeline.measurement import ImportRequest, Measurement
@@ -70,5 +70,25 @@ def measure_recordings(
     """
     pipeline, assumed = one_pipeline(recordings, request.layout, request.replica)
     acts = any(ran.action.kind not in COMMUNICATION for one in pipeline for ran in one.ran)
-    measured = assemble(pipeline) if acts else without_actions(pipeline)
-    return replace(measured, notes=(*notes, *assumed, *measured.notes))
+    try:
+        measured = assemble(pipeline) if acts else without_actions(pipeline)
+    except TraceError as error:
+        if error.file:
+            raise
+        raise TraceError(str(error), file=pipeline[0].path) from error
+    overlapping = [note for one in pipeline for note in _overlaps(one)]
+    return replace(measured, notes=(*notes, *assumed, *overlapping, *measured.notes))
+
+
+def _overlaps(one: Recording) -> Iterator[str]:
+    """Yield how many computations of a rank's host begin before another one has ended."""
+    until, first, count = -(2**63), "", 0
+    for ran in one.ran:
+        if ran.action.kind in COMPUTE and ran.device is None:
+            if count == 0 and until > ran.start_ns:
+                first = str(ran.action)
+            count += until > ran.start_ns
+            until = max(until, ran.end_ns)
+    if count:
+        told = f"{count:,} actions begin before another has ended, {first} first"
+        yield f"{one.path.name}: {told}: they are taken to begin where it ends"

@@ -213,7 +213,7 @@ def _in_order(
 ) -> None:
     # One stage per rank: what goes to the next rank is an activation, what goes back a gradient, in order.
     step = message.target - message.source
-    order = orders[message.source, Kind.F] if step == 1 else _gradients(orders, message.source)
+    order = orders.get((message.source, Kind.F), []) if step == 1 else _gradients(orders, message.source)
     at = taken[message.source, message.target]
     taken[message.source, message.target] += 1
     if abs(step) == 1 and at < len(order) and len({one.stage for one in order}) == 1:
@@ -228,4 +228,4 @@ def _in_order(
 
 def _gradients(orders: dict[tuple[int, Kind], list[Action]], rank: int) -> list[Action]:
     """Return the actions whose gradients a rank sends back."""
-    return orders[rank, Kind.B] or orders[rank, Kind.I]
+    return orders.get((rank, Kind.B), []) or orders.get((rank, Kind.I), [])

@@ -70,7 +70,7 @@ def read_inspector(path: Path) -> list[Transfer]:
             continue
         try:
             said = _DECODER.decode(line)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             broken = number
             continue
         if _is_other(said):

@@ -16,11 +16,12 @@ from pptrace.model.action import Action, Kind, parse_action
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BUILT_IN", "NO_STAGE", "Rule", "Rules"]
+__all__ = ["BUILT_IN", "NO_STAGE", "Rule", "Rules", "written"]
 
 NO_STAGE = -1
 """Stands for the one stage of the rank, where a name does not say which."""
 
+_LARGEST, _MOST_UNITS = 2**31 - 1, 2**16
 _KINDS = {"forward": Kind.F, "backward": Kind.B, "f": Kind.F, "b": Kind.B, "i": Kind.I, "w": Kind.W}
 
 
@@ -40,16 +41,10 @@ class Rule:
             return None
         said = match.groupdict()
         if said.get("action") is not None:
-            try:
-                return parse_action(said["action"])
-            except TableError:
-                return None
+            return written(said["action"])
         kind = self.kind if self.kind is not None else _kind(said.get("kind") or "")
-        if kind is None:
-            return None
-        return Action(
-            kind=kind, stage=_number(said.get("stage"), NO_STAGE), unit=_number(said.get("microbatch"), 0)
-        )
+        stage, unit = _number(said.get("stage"), NO_STAGE), _number(said.get("microbatch"), 0)
+        return None if kind is None or max(stage, unit) > _LARGEST else Action(kind=kind, stage=stage, unit=unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +77,18 @@ BUILT_IN = Rules(
 """What is recognised without a rules file."""
 
 
+def written(text: str) -> Action | None:
+    """Return the action that a text spells; None where it spells none, or one of more units than a step has."""
+    try:
+        action = parse_action(text)
+    except TableError:
+        return None
+    return None if any(one.span > _MOST_UNITS for one in (action, *action.sub_actions)) else action
+
+
 def _kind(text: str) -> Kind | None:
     return Kind[text] if text in Kind.__members__ else _KINDS.get(text.lower())
 
 
 def _number(text: str | None, absent: int) -> int:
-    return absent if text is None else int(text)
+    return absent if text is None else int(text[:10])

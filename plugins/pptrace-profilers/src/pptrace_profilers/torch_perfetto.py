@@ -138,7 +138,7 @@ class _Slices:
 
     def _intern(self, sequence: int, data: Any) -> None:
         for sort in ("event_names", "debug_annotation_names", "gpu_specifications"):
-            self.names |= {(sequence, sort, one.iid): one.name for one in getattr(data, sort)}
+            self.names |= {(sequence, sort, one.iid): _text(one.name) for one in getattr(data, sort)}
         for one in data.debug_annotation_string_values:
             self.names[sequence, "texts", one.iid] = one.str.decode("utf-8", errors="replace")
 
@@ -162,7 +162,7 @@ class _Slices:
             return
         if event.type not in {_BEGIN, _INSTANT}:
             return
-        name = event.name or self.names.get((sequence, "event_names", event.name_iid), "")
+        name = _text(event.name) or self.names.get((sequence, "event_names", event.name_iid), "")
         said = dict(self._annotations(sequence, event.debug_annotations))
         if event.type == _INSTANT:
             self.top |= _parsed(said) if name == "trace_metadata" else {}
@@ -171,7 +171,7 @@ class _Slices:
 
     def _annotations(self, sequence: int, annotations: Any) -> Iterator[tuple[str, Any]]:
         for one in annotations:
-            name = one.name or self.names.get((sequence, "debug_annotation_names", one.name_iid), "")
+            name = _text(one.name) or self.names.get((sequence, "debug_annotation_names", one.name_iid), "")
             value = _value(one)
             if one.HasField("string_value_iid"):
                 value = self.names.get((sequence, "texts", one.string_value_iid))
@@ -195,16 +195,22 @@ class _Slices:
         )  # fmt: skip
 
     def _stage(self, at_ns: int, sequence: int, stage: Any) -> None:
-        said = {one.name: one.value for one in stage.extra_data}
+        said = {_text(one.name): _text(one.value) for one in stage.extra_data}
         sort = self.names.get((sequence, "gpu_specifications", stage.stage_iid), "")
         if sort == "Annotation":
             return
-        name = stage.name or self.names.get((sequence, "event_names", stage.name_iid), "") or sort or "kernel"
+        interned = self.names.get((sequence, "event_names", stage.name_iid), "")
+        name = _text(stage.name) or interned or sort or "kernel"
         stream = whole(said.get("stream id", said.get("stream")), stage.hw_queue_iid)
         self.gathered.add(
             name, "kernel", (-2 - stage.gpu_id, stream), at_ns, at_ns + stage.duration,
             correlation=whole(said.get("correlation"), -1), stream=stream, arguments=_arguments(_parsed(said)),
         )  # fmt: skip
+
+
+def _text(value: str | bytes) -> str:
+    """Return text; what is not UTF-8 comes as bytes."""
+    return value if isinstance(value, str) else value.decode("utf-8", errors="replace")
 
 
 def _value(annotation: Any) -> Any:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Columns"]
 
 _LARGEST_US = 2**53
+_LARGEST_ID, _LONGEST_ID = 2**63, 19
 _COLUMNS = 8
 _MOST_THREADS = 1 << 31
 
@@ -135,11 +136,12 @@ def _nanoseconds(times: NDArray[np.float64]) -> Int64s:
 
 def _ids(values: Sequence[Number]) -> Int64s:
     """Return ids, -1 for what is none."""
-    return np.array(
-        [-1 if value is None else value if value.__class__ is int else _id(value) for value in values],
-        dtype=np.int64,
-    )
+    plain = [-1 if value is None else value if value.__class__ is int else _id(value) for value in values]
+    try:
+        return np.array(plain, dtype=np.int64)
+    except OverflowError:
+        return np.array([value if abs(value) < _LARGEST_ID else -1 for value in plain], dtype=np.int64)
 
 
 def _id(value: Number) -> int:
-    return int(value) if isinstance(value, str) and value.isdecimal() else -1
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < _LONGEST_ID else -1

@@ -45,7 +45,7 @@ class PlainEvents:
             text = self._mend(block) if self._mend is not None else block
             try:
                 yield from _DECODER.decode(b"[" + text + b"]")
-            except (msgspec.DecodeError, RecursionError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 yield from self._one_by_one(text.decode("utf-8", errors="replace"))
 
     def _one_by_one(self, text: str) -> Iterator[dict[str, Any]]:
