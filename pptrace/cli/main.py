@@ -24,6 +24,7 @@ COMMANDS = {
     "replay": "Simulate what was measured again: how much of it the model explains.",
     "explain": "Say where the time of a measured step went, and what would shorten it.",
     "calibrate": "Fit costs and network to measured traces.",
+    "annotate": "Print a module that marks a pipeline's actions in PyTorch's profiler.",
     "sweep": "Simulate a grid of steps in parallel: a tidy table, and pictures.",
     "show": "Draw a schedule's idealised table.",
     "validate": "Check a schedule table in a file.",
