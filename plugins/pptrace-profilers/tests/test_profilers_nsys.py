@@ -42,6 +42,15 @@ def test_ranges_may_carry_their_text_themselves(pipeline: Any, tmp_path: Path) -
     assert [len(one.ran) for one in read_nsys(path, BUILT_IN)] == [8, 8]
 
 
+def test_what_pytorch_writes_behind_a_ranges_name_is_none_of_it(pipeline: Any, tmp_path: Path) -> None:
+    path = change(
+        pipeline.nsys(tmp_path / "a.sqlite"),
+        "UPDATE StringIds SET value = value || ', op_id = 12, sizes = [[1]]' WHERE id > 100",
+    )
+
+    assert [len(one.ran) for one in read_nsys(path, BUILT_IN)] == [8, 8]
+
+
 def test_older_versions_lack_columns_that_are_only_wanted(pipeline: Any, tmp_path: Path) -> None:
     path = change(
         pipeline.nsys(tmp_path / "a.sqlite"),

@@ -223,4 +223,4 @@ def test_a_file_without_any_action_gives_sums_of_its_kernels(tmp_path: Path) -> 
     assert found.steps == ()
     sums = [(one.what, one.communicates, one.count, one.total_ns) for one in found.summaries]
     assert sums == [("gemm", False, 2, 10_000), ("ncclDevKernel_AllReduce_Sum(x)", True, 1, 5000)]
-    assert "no action of a pipeline was found: summaries only" in found.notes[-1]
+    assert "no action of a pipeline was found: communication and computation are summed" in found.notes[-1]

@@ -31,6 +31,8 @@ __all__ = ["read_nsys"]
 _PROCESS = ~0xFFFFFF
 _IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 _SAYS_RANK = re.compile(r"(?:global[ _])?rank[ _:=]*(\d{1,9})", re.IGNORECASE)
+_SUFFIX = re.compile(r", (?:seq|op_id|sizes) = .*", re.DOTALL)
+"""What PyTorch's ``emit_nvtx`` writes behind an annotation's name."""
 _VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _RANGES = frozenset({59, 60})
 """Types of NVTX events that are ranges: push and pop, start and end."""
@@ -137,7 +139,7 @@ class _Export:
         for start, end, owner, kind, text, number in self.tables.rows(
             _NVTX, ("start", "end", "globalTid"), ("eventType", "text", "textId")
         ):
-            name = str(text if text is not None else self.strings.get(number, ""))
+            name = _SUFFIX.sub("", str(text if text is not None else self.strings.get(number, "")))
             says = _SAYS_RANK.fullmatch(name)
             if says is not None and isinstance(owner, int):
                 self.said.setdefault(owner & _PROCESS, int(says[1]))

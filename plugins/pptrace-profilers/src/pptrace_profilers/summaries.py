@@ -33,7 +33,7 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
         message = "holds no action of a pipeline, no operation of a GPU and no message"
         raise TraceError(message, file=recordings[0].path)
     notes = dict.fromkeys(note for one in recordings for note in one.notes)
-    told = "no action of a pipeline was found: summaries only; --rules FILE says how the trace names them"
+    told = "no action of a pipeline was found: communication and computation are summed by name"
     return Measurement(
         steps=(),
         clocks=tuple(align(len(recordings), _matched(recordings))),
