@@ -82,7 +82,8 @@ def test_a_run_marked_by_the_printed_module_reads_as_its_schedule(schedule: str,
     port = str(29_600 + os.getpid() % 400 + 400 * (schedule == "gpipe"))
     command = [
         str(TORCH), str(HERE / "record_steps.py"), str(tmp_path / "run"), "--marks", str(marks),
-        "--schedule", schedule, "--ranks", "2", "--microbatches", "4", "--steps", "2", "--sleep-ms", "5", "--port", port,
+        "--schedule", schedule, "--ranks", "2", "--microbatches", "4", "--steps", "2",
+        "--sleep-ms", "5", "--port", port,
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, timeout=300)
 
