@@ -76,7 +76,8 @@ class _Work:
         operations: Any = one.operations
         kinds = np.array([int(each.action.kind) for each in one.ran] or [-1])
         kind = np.where(operations.action >= 0, kinds[operations.action], -1)
-        moves = np.isin(kind, [int(each) for each in COMMUNICATION])
+        alone = np.array([each.braid < 0 for each in one.ran] or [True])[operations.action]
+        moves = np.isin(kind, [int(each) for each in COMMUNICATION]) & alone
         role = np.where(kind < 0, _NONE, np.where(operations.communicates, _COLLECTIVE, _COMPUTES))
         role = np.where(moves, np.where(operations.communicates, _MESSAGE, _NONE), role).astype(np.int8)
         passes = np.isin(kind, [-1, *(int(each) for each in _PASSES)])
@@ -127,8 +128,11 @@ class _Work:
 
     def _bounding(self, parts: Int64s, group: Int64s, groups: int) -> NDArray[np.bool_]:
         """Return which operations bound an action: on the compute stream, else those that compute, else all."""
-        computes = self.role[parts] == _COMPUTES
-        main = computes & (self.operations.stream[parts] == self.stream)
+        carries = np.array([one.action.kind in COMMUNICATION for one in self.one.ran])[
+            self.operations.action[parts]
+        ]
+        computes = (self.role[parts] == _COMPUTES) != carries  # a phase that carries is what it sends
+        main = computes & ~carries & (self.operations.stream[parts] == self.stream)
         has_main, has_any = (np.bincount(group[one], minlength=groups) > 0 for one in (main, computes))
         chosen: NDArray[np.bool_] = np.where(has_main[group], main, np.where(has_any[group], computes, True))
         return chosen

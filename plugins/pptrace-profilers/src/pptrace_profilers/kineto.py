@@ -18,6 +18,7 @@ from pptrace_profilers.chrome.events import Keep, read_events
 from pptrace_profilers.device import on_device
 from pptrace_profilers.enclosing import Annotations
 from pptrace_profilers.operations import GPU, IDLE_CALLS, LAUNCHES, operations_of
+from pptrace_profilers.phases import phases_of
 from pptrace_profilers.posts import posts_of
 from pptrace_profilers.ranks import MOST_RANKS, pipeline_group
 from pptrace_profilers.recording import Ran, Recording
@@ -121,15 +122,17 @@ def _windows(events: Events) -> tuple[tuple[str, int, int], ...]:
 def _annotated(events: Events, rules: Rules) -> tuple[list[Ran], Annotations]:
     """Return actions by time, and where their annotations are; of one annotated twice the inner one counts."""
     actions = {number: action for number, name in enumerate(events.names) if (action := rules.action(name))}
+    phases = phases_of(events)
     rows = np.flatnonzero(np.isin(events.name, list(actions)) & events.of({"user_annotation"}))
+    rows = np.union1d(rows, list(phases)).astype(np.int64)
     rows = rows[np.lexsort((rows, -events.end_ns[rows], events.start_ns[rows]))]
     columns = zip(
-        events.name[rows].tolist(), events.start_ns[rows].tolist(), events.end_ns[rows].tolist(),
+        rows.tolist(), events.name[rows].tolist(), events.start_ns[rows].tolist(), events.end_ns[rows].tolist(),
         events.thread[rows].tolist(), strict=True,
     )  # fmt: skip
     ran, threads = [], []
-    for name, start, end, thread in columns:
-        ran.append(Ran(action=actions[name], start_ns=start, end_ns=end))
+    for row, name, start, end, thread in columns:
+        ran.append(phases.get(row) or Ran(action=actions[name], start_ns=start, end_ns=end))
         threads.append(thread)
     kept = _innermost_of_each(ran, threads)
     rows = rows[kept]

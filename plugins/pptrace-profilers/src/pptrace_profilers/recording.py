@@ -48,6 +48,8 @@ class Ran:
     """Where it ends."""
     device: OnDevice | None = None
     """What its kernels did, where a GPU's work was recorded."""
+    braid: int = -1
+    """Number of the braid that it is a phase of, which sends and receives within the rank's own group; or -1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ def _ran(rank: int, step: RankStep, arrived: Mapping[tuple[bool, int, int], int]
     braids = 0
     on_gpu = any(one.device is not None for one in step.ran)
     for one in sorted(step.ran, key=_begin):
-        if one.action.kind in COMMUNICATION:
+        if one.action.kind in COMMUNICATION and one.braid < 0:
             continue
         members = one.action.sub_actions or (one.action,)
         stream = _stream(one)
@@ -77,7 +77,7 @@ def _ran(rank: int, step: RankStep, arrived: Mapping[tuple[bool, int, int], int]
             lost, collective = _inside(one, number, len(members), last - first)
             yield Slice(
                 rank=rank, stream=stream, action=member, start_ns=first, end_ns=last, enter_ns=min(enter, first),
-                braid=braids if len(members) > 1 else -1, collective_ns=collective,
+                braid=braids if len(members) > 1 else one.braid, collective_ns=collective,
             ), lost  # fmt: skip
         braids += len(members) > 1
 
@@ -89,6 +89,8 @@ def _begin(one: Ran) -> int:
 def _stream(one: Ran) -> Stream:
     """Return the stream of an action: the one that its kernels ran on, else the one that its kind stands for."""
     kind = one.action.kind
+    if kind in COMMUNICATION:
+        return Stream.COMM
     if kind in COMPUTE or (one.device is not None and one.device.computes and kind not in _STREAMS):
         return Stream.COMPUTE
     return _STREAMS.get(kind, Stream.DATA_PARALLEL)
@@ -109,7 +111,7 @@ def _on_gpu(one: Ran, free: int | None) -> tuple[int, int, int]:
 
 def _inside(one: Ran, number: int, members: int, length: int) -> tuple[int, int]:
     """Return a member's share of an action's gaps and collectives, no more than fits into it."""
-    if one.device is None:
+    if one.device is None or one.action.kind in COMMUNICATION:
         return 0, 0
     gap, collective = (
         whole * (number + 1) // members - whole * number // members
@@ -174,4 +176,7 @@ def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
 
 
 def _since(one: Slice, zero: int) -> Slice:
-    return replace(one, start_ns=one.start_ns - zero, end_ns=one.end_ns - zero, enter_ns=one.enter_ns - zero)
+    """Return a slice by the time since the step's first action; what was launched before waits from then on."""
+    return replace(
+        one, start_ns=one.start_ns - zero, end_ns=one.end_ns - zero, enter_ns=max(one.enter_ns - zero, 0)
+    )
