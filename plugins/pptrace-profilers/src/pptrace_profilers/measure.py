@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pptrace.errors import TraceError
 from pptrace.model.action import COMMUNICATION, COMPUTE
 from pptrace_profilers.assemble import assemble
+from pptrace_profilers.inference import infer
 from pptrace_profilers.kineto import read_kineto
 from pptrace_profilers.ranks import one_pipeline
 from pptrace_profilers.rules_file import read_rules
@@ -70,6 +71,10 @@ def measure_recordings(
     """
     pipeline, assumed = one_pipeline(recordings, request.layout, request.replica)
     acts = any(ran.action.kind not in COMMUNICATION for one in pipeline for ran in one.ran)
+    inferred = ""
+    if not acts:
+        pipeline, inferred = infer(pipeline)
+        acts = any(one.ran for one in pipeline)
     try:
         measured = assemble(pipeline) if acts else without_actions(pipeline)
     except TraceError as error:
@@ -77,7 +82,8 @@ def measure_recordings(
             raise
         raise TraceError(str(error), file=pipeline[0].path) from error
     overlapping = [note for one in pipeline for note in _overlaps(one)]
-    return replace(measured, notes=(*notes, *assumed, *overlapping, *measured.notes))
+    told = [inferred] if inferred else []
+    return replace(measured, notes=(*notes, *assumed, *told, *overlapping, *measured.notes))
 
 
 def _overlaps(one: Recording) -> Iterator[str]:

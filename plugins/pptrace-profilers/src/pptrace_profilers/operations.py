@@ -61,6 +61,7 @@ def operations_of(
         name=events.name[rows], names=tuple(events.names), stream=events.stream[rows],
         start_ns=events.start_ns[rows], end_ns=events.end_ns[rows], launch_ns=launched,
         communicates=communicates[events.name[rows]], action=action,
+        thread=np.where(known, events.thread[launch], -1).astype(np.int32),
     )  # fmt: skip
     return replace(found, said=_said(events, rows, found, ran, members))
 

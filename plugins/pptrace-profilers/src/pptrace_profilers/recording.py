@@ -110,6 +110,8 @@ class Operations:
     """Whether it is communication."""
     action: Int32s
     """Position in ``Recording.ran`` of the action that launched it; -1 for none."""
+    thread: Int32s | None = None
+    """Number of the host's thread that launched it, -1 where that is not recorded; None where nothing says."""
     said: Mapping[int, tuple[Said, ...]] = field(default_factory=dict)
     """By position, what a kernel that communicates carries, where the trace says so."""
 

@@ -1,0 +1,153 @@
+"""Recorded runs without their annotations: what is inferred is what they said, or nothing with the reason."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from foreign_traces import rewritten
+from small_gpu_trace import AUTOGRAD, SmallGpuTrace
+
+from pptrace.model.action import Kind
+from pptrace.timeline.measurement import ImportRequest, Measurement
+from pptrace.timeline.timeline import Stream
+from pptrace_profilers.measure import measure_kineto
+
+if TYPE_CHECKING:
+    from pptrace.timeline.timeline import Timeline
+
+FIXTURES = Path(__file__).parent / "fixtures"
+MARK = re.compile(r"PP:|compute:|(Forward|Backward) \d")
+ONE_STAGE = ["sleep-1f1b", "sleep-gpipe", "sleep-1f1b_csv", "sleep-zb_h1_csv", "five-steps"]
+SEVERAL = ["sleep-interleaved1f1b", "sleep-looped_bfs", "sleep-interleaved_zb", "sleep-zbv", "sleep-dualpipev"]
+SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def unmarked(trace: dict[str, Any]) -> None:
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if not MARK.match(event.get("name", ""))]
+
+
+def read(folder: Path) -> Measurement:
+    return measure_kineto(sorted(folder.glob("rank*.json.gz")), ImportRequest())
+
+
+def without_marks(name: str, tmp_path: Path) -> Measurement:
+    folder = tmp_path / name
+    shutil.copytree(FIXTURES / name, folder)
+    for path in folder.glob("rank*.json.gz"):
+        rewritten(path, unmarked)
+    return read(folder)
+
+
+def orders(timeline: Timeline) -> list[list[str]]:
+    found = []
+    for rank in range(timeline.ranks):
+        lane = int(np.flatnonzero((timeline.lane_rank == rank) & (timeline.lane_stream == Stream.COMPUTE))[0])
+        rows = range(int(timeline.lane_ptr[lane]), int(timeline.lane_ptr[lane + 1]))
+        found.append([str(timeline[row].action) for row in rows])
+    return found
+
+
+@pytest.mark.parametrize("name", ONE_STAGE)
+def test_runs_of_one_stage_per_rank_are_inferred_as_they_were_marked(name: str, tmp_path: Path) -> None:
+    marked, inferred = read(FIXTURES / name), without_marks(name, tmp_path)
+
+    assert any("inferred from autograd's operations, confidence 1.00" in note for note in inferred.notes)
+    assert [step.label for step in inferred.steps] == [step.label for step in marked.steps]
+    assert inferred.unattributed == ()
+    for one, other in zip(marked.steps, inferred.steps, strict=True):
+        assert orders(other.timeline) == orders(one.timeline)
+        assert other.timeline.end_ns.max() == pytest.approx(one.timeline.end_ns.max(), rel=0.005)
+        for kind in (Kind.F, Kind.B, Kind.I, Kind.W):
+            lengths = [(t.end_ns - t.start_ns)[t.kind == kind] for t in (one.timeline, other.timeline)]
+            assert lengths[0].size == lengths[1].size
+            if lengths[0].size:
+                assert np.median(lengths[1]) == pytest.approx(np.median(lengths[0]), rel=0.03)
+        for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B):
+            assert (one.timeline.kind == kind).sum() == (other.timeline.kind == kind).sum()
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_runs_of_several_stages_per_rank_are_not_guessed_at(name: str, tmp_path: Path) -> None:
+    measured = without_marks(name, tmp_path)
+
+    assert measured.steps == ()
+    (why,) = [note for note in measured.notes if "not inferred" in note]
+    assert "pptrace annotate" in why
+    assert "several stages" in why or "is below 0.9" in why
+
+
+def test_a_run_whose_ranks_disagree_is_not_guessed_at(tmp_path: Path) -> None:
+    def short(trace: dict[str, Any]) -> None:
+        unmarked(trace)
+        ends = max(event["ts"] for event in trace["traceEvents"] if event.get("name") == "SleepX")
+        trace["traceEvents"] = [
+            event for event in trace["traceEvents"] if event.get("ts", 0) < ends - 300_000 or event["ph"] == "M"
+        ]
+
+    folder = tmp_path / "run"
+    shutil.copytree(FIXTURES / "sleep-1f1b", folder)
+    for rank in range(4):
+        rewritten(folder / f"rank{rank}.json.gz", short if rank == 2 else unmarked)
+
+    measured = read(folder)
+
+    assert measured.steps == ()
+    assert any("is below 0.9" in note for note in measured.notes)
+
+
+def gpu_rank(rank: int, ranks: int, units: int) -> SmallGpuTrace:
+    """Return 1F1B on a GPU that recorded no operation of the host: kernels, and the threads that launched them."""
+    trace = SmallGpuTrace(rank=rank, world=ranks, groups={"mesh_pp": list(range(ranks))})
+    at = 10.0 * rank
+    busy = at
+
+    def message(what: str, peer: int) -> None:
+        nonlocal at
+        given = {"Collective_name": what, "In_msg_nelems": 8, "Out_msg_nelems": 8, "dtype": "Half"}
+        side = {"send": "Dst_Rank", "recv": "Src_Rank"}[what]
+        if 0 <= peer < ranks:
+            trace.kernel(SEND_RECV, at, busy, busy + 5, stream=20 + (what == "recv"), **given, **{side: peer})
+            at += 1
+
+    def compute(name: str, thread: int) -> None:
+        nonlocal at, busy
+        for number in range(6):
+            trace.kernel(f"{name}_{number}", at, busy, busy + 4, thread=thread)
+            at, busy = at + 1, busy + 4
+
+    warm = min(ranks - rank, units)
+    forwards = backwards = 0
+    while backwards < units:
+        if forwards < units and forwards - backwards < warm:
+            message("recv", rank - 1)
+            compute("gemm", 100)
+            message("send", rank + 1)
+            forwards += 1
+        else:
+            message("recv", rank + 1)
+            compute("gemm_backward", AUTOGRAD)
+            message("send", rank - 1)
+            backwards += 1
+        at, busy = at + 10, busy + 10
+    trace.kernel("adam", at, busy, busy + 2)
+    return trace
+
+
+def test_kernels_alone_are_told_by_the_threads_that_launched_them(tmp_path: Path) -> None:
+    paths = [gpu_rank(rank, 3, 6).write(tmp_path) for rank in range(3)]
+
+    measured = measure_kineto(paths, ImportRequest())
+
+    assert any("inferred from the threads of launches, confidence 1.00" in note for note in measured.notes)
+    (step,) = measured.steps
+    assert orders(step.timeline)[0] == [
+        "0F0", "0F1", "0F2", *(f"0{one}" for n in range(3) for one in (f"B{n}", f"F{n + 3}")),
+        "0B3", "0B4", "0B5",
+    ]  # fmt: skip
+    assert orders(step.timeline)[2] == [f"2{kind}{n}" for n in range(6) for kind in "FB"]
+    assert [(one.what, one.rank) for one in measured.unattributed] == [("adam", 0), ("adam", 1), ("adam", 2)]
