@@ -16,7 +16,7 @@ from pptrace.hooks.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from pptrace.diff.comparison import Diff
+    from pptrace.stepdiff.comparison import Diff
     from pptrace.study.basis import Basis
     from pptrace.study.compare import Comparison
     from pptrace.study.crossover import Crossover
@@ -201,7 +201,7 @@ def diff(
     (False, 0.053)
     >>> found.save("report.html", "both.pftrace")  # doctest: +SKIP
     """
-    from pptrace.diff.comparison import compare_steps
+    from pptrace.stepdiff.comparison import compare_steps
 
     return compare_steps(
         first,

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.diff.diff import diff
-from pptrace.diff.sides import Side
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.table import Schedule
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
+from pptrace.stepdiff.diff import diff
+from pptrace.stepdiff.sides import Side
 from pptrace.timeline.measurement import Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pptrace.diff.diff import StepDiff
+    from pptrace.stepdiff.diff import StepDiff
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["MS", "ROWS", "compared", "one_step", "side_of_step"]

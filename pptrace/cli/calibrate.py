@@ -32,10 +32,10 @@ def command(
     traces: tuple[Path, ...], layout: str, replica: str, rules: Path | None, output: str | None, *, as_json: bool
 ) -> None:
     """Fit times per stage, overhead and network to TRACES, files or a folder, all steps pooled."""
-    from pptrace.diff.calibrated_yaml import calibrated_yaml, calibration_lines
-    from pptrace.diff.calibration import calibrate
-    from pptrace.diff.times import performed
     from pptrace.export.output import replace_file
+    from pptrace.stepdiff.calibrated_yaml import calibrated_yaml, calibration_lines
+    from pptrace.stepdiff.calibration import calibrate
+    from pptrace.stepdiff.times import performed
 
     if output is not None and not output.lower().endswith((".yaml", ".yml")):
         raise click.UsageError(f"{output}: a calibration is written as .yaml")

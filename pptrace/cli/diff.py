@@ -12,7 +12,7 @@ import click
 from pptrace.cli import complete
 
 if TYPE_CHECKING:
-    from pptrace.diff.diff import StepDiff
+    from pptrace.stepdiff.diff import StepDiff
 
 __all__ = ["command"]
 
@@ -77,12 +77,12 @@ def command(
     as_json: bool,
 ) -> None:
     """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces."""
-    from pptrace.diff.diff import diff
-    from pptrace.diff.document import diff_document
-    from pptrace.diff.outputs import check_targets, write_diff
-    from pptrace.diff.read import notes_of, side_of
-    from pptrace.diff.text import diff_lines
     from pptrace.hooks.registry import Registry
+    from pptrace.stepdiff.diff import diff
+    from pptrace.stepdiff.document import diff_document
+    from pptrace.stepdiff.outputs import check_targets, write_diff
+    from pptrace.stepdiff.read import notes_of, side_of
+    from pptrace.stepdiff.text import diff_lines
     from pptrace.timeline.measurement import ImportRequest
 
     check_targets(outputs)

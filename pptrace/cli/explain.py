@@ -12,8 +12,8 @@ from pptrace.cli import complete
 from pptrace.cli.measured_options import measured_options, read
 
 if TYPE_CHECKING:
-    from pptrace.diff.sides import Side
-    from pptrace.diff.what_if import RankBusy, WhatIf
+    from pptrace.stepdiff.sides import Side
+    from pptrace.stepdiff.what_if import RankBusy, WhatIf
 
 __all__ = ["command"]
 
@@ -33,10 +33,10 @@ def command(
     traces: tuple[Path, ...], layout: str, replica: str, rules: Path | None, step: str, *, as_json: bool
 ) -> None:
     """Say where the time of a step in TRACES went: parts, causes, ranks, and what would shorten it."""
-    from pptrace.diff.parts import parts_of
-    from pptrace.diff.sides import measured_side
-    from pptrace.diff.times import performed
-    from pptrace.diff.what_if import busy_by_rank, what_if
+    from pptrace.stepdiff.parts import parts_of
+    from pptrace.stepdiff.sides import measured_side
+    from pptrace.stepdiff.times import performed
+    from pptrace.stepdiff.what_if import busy_by_rank, what_if
 
     measurement = read(traces, layout, replica, rules)
     spans = [performed(one.timeline).span_ns for one in measurement.steps]
@@ -55,7 +55,7 @@ def command(
 def _lines(
     side: Side, spans: list[int], parts: dict[str, int], ranks: tuple[RankBusy, ...], without: WhatIf
 ) -> list[str]:
-    from pptrace.diff.text import ms
+    from pptrace.stepdiff.text import ms
 
     metrics, label = side.metrics, side.steps[side.chosen].label
     lines = [f"{side.name}, {label}: step {ms(metrics.step_ns)}, bubble {float(metrics.bubble):.2%}"]

@@ -36,10 +36,10 @@ def read(traces: Sequence[Path], layout: str, replica: str, rules: Path | None) 
     Raises:
         TraceError: they cannot be read, or hold no action of a pipeline.
     """
-    from pptrace.diff.sides import NO_ACTIONS
     from pptrace.errors import TraceError
     from pptrace.experiment.measured import read_measurement
     from pptrace.hooks.registry import Registry
+    from pptrace.stepdiff.sides import NO_ACTIONS
     from pptrace.timeline.measurement import ImportRequest
 
     request = ImportRequest(layout=layout, replica=replica, rules=rules)

@@ -28,8 +28,8 @@ def command(
     traces: tuple[Path, ...], layout: str, replica: str, rules: Path | None, output: str | None, *, as_json: bool
 ) -> None:
     """Replay the steps in TRACES: their order, durations, transfers and gaps, never when anything started."""
-    from pptrace.diff.replay import replay
-    from pptrace.diff.text import ms
+    from pptrace.stepdiff.replay import replay
+    from pptrace.stepdiff.text import ms
 
     measurement = read(traces, layout, replica, rules)
     found = [(step.label, replay(step.timeline)) for step in measurement.steps]

@@ -8,9 +8,9 @@ import pytest
 from compared_steps import compared, one_step, side_of_step
 from recorded_side import recorded
 
-from pptrace.diff.diff import diff
-from pptrace.diff.outputs import write_diff
-from pptrace.diff.times import performed
+from pptrace.stepdiff.diff import diff
+from pptrace.stepdiff.outputs import write_diff
+from pptrace.stepdiff.times import performed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

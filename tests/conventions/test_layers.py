@@ -21,7 +21,7 @@ LAYERS = (
     {"export", "builtin", "show"},
     {"hooks"},
     {"experiment"},
-    {"study", "diff"},
+    {"study", "stepdiff"},
     {"api", "testing"},
     {"cli"},
 )

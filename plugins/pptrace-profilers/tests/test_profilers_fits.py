@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from pptrace.api import simulate
 from pptrace.cli.main import cli
-from pptrace.diff.calibrated_yaml import calibrated_yaml
-from pptrace.diff.calibration import Calibration, calibrate
-from pptrace.diff.replay import replay
-from pptrace.diff.times import Performed, performed
-from pptrace.diff.what_if import what_if
 from pptrace.experiment.measured import read_measurement
 from pptrace.hooks.registry import Registry
+from pptrace.stepdiff.calibrated_yaml import calibrated_yaml
+from pptrace.stepdiff.calibration import Calibration, calibrate
+from pptrace.stepdiff.replay import replay
+from pptrace.stepdiff.times import Performed, performed
+from pptrace.stepdiff.what_if import what_if
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RUNS = (

@@ -1,0 +1,101 @@
+"""Two sides and what tells them apart, to be read, printed and saved from Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pptrace.errors import ConfigError
+from pptrace.experiment.run import Run
+from pptrace.hooks.registry import Registry
+from pptrace.stepdiff.diff import TOLERANCE, diff
+from pptrace.stepdiff.document import diff_document
+from pptrace.stepdiff.outputs import write_diff
+from pptrace.stepdiff.read import notes_of, side_of
+from pptrace.stepdiff.sides import measured_side, simulated_side
+from pptrace.stepdiff.text import diff_lines
+from pptrace.timeline.measurement import ImportRequest, Measurement
+
+if TYPE_CHECKING:
+    from pptrace.stepdiff.diff import StepDiff
+    from pptrace.stepdiff.sides import Side
+
+__all__ = ["Diff", "compare_steps"]
+
+
+@dataclass(frozen=True, repr=False)
+class Diff:
+    """Two steps and what tells them apart; prints as the command line does."""
+
+    found: StepDiff
+    """Everything that tells the second from the first."""
+    sides: tuple[Side, Side]
+    """The sides."""
+    notes: tuple[str, ...]
+    """What is not known of them."""
+
+    @property
+    def same(self) -> bool:
+        """Whether the steps are equal to the tolerance."""
+        return self.found.same
+
+    @property
+    def change(self) -> float:
+        """By which share the second step is longer."""
+        return self.found.change
+
+    def summary(self, top: int = 10) -> str:
+        """Return what the command line prints; ``top`` bounds the actions that are listed."""
+        return "\n".join(diff_lines(self.found, top, self.notes))
+
+    def to_dict(self, top: int = 10) -> dict[str, Any]:
+        """Return everything as plain JSON values, times in nanoseconds."""
+        return diff_document(self.found, top, self.notes)
+
+    def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
+        """Write a report (.html), both steps as one trace (.pftrace), or all traces in one archive (.tar).
+
+        Raises:
+            OutputError: a file cannot be written; none was changed then.
+        """
+        return write_diff(targets, self.found, self.sides, self.notes, top)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+
+def compare_steps(
+    first: str | Path | Run | Measurement,
+    second: str | Path | Run | Measurement,
+    *,
+    tolerance: float = TOLERANCE,
+    step: str | int = "median",
+    layout: str = "",
+    replica: str = "",
+    rules: str | Path | None = None,
+    registry: Registry | None = None,
+) -> Diff:
+    """Compare two steps; see :func:`pptrace.api.diff`.
+
+    Raises:
+        PptraceError: whatever cannot be read, in one line.
+    """
+    if not 0 <= tolerance < float("inf"):
+        raise ConfigError(f"{tolerance!r} is no share of 1 such as 0.02", key="tolerance")
+    request = ImportRequest(layout=layout, replica=replica, rules=Path(rules) if rules is not None else None)
+    known = registry or Registry.load()
+    a, b = (_side(one, str(step), known, request) for one in (first, second))
+    notes = tuple(note for side in (a, b) for note in notes_of(side))
+    return Diff(diff(a, b, tolerance), (a, b), notes)
+
+
+def _side(source: str | Path | Run | Measurement, step: str, registry: Registry, request: ImportRequest) -> Side:
+    if isinstance(source, Run):
+        return simulated_side(source, "a simulation")
+    if isinstance(source, Measurement):
+        return measured_side(source, "a measurement", step)
+    return side_of(source, step, registry, request)

@@ -1,0 +1,65 @@
+"""What a user names becomes a side of a diff: a configuration, a table, a trace, traces of one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pptrace.config.resolve import load
+from pptrace.errors import TraceError
+from pptrace.experiment.measured import read_measurement
+from pptrace.experiment.run import simulate
+from pptrace.stepdiff.sides import measured_side, simulated_side
+
+if TYPE_CHECKING:
+    from pptrace.hooks.registry import Registry
+    from pptrace.stepdiff.sides import Side
+    from pptrace.timeline.measurement import ImportRequest
+
+__all__ = ["notes_of", "side_of"]
+
+_CONFIGURATIONS, _TABLES = frozenset({".yaml", ".yml"}), frozenset({".csv", ".txt"})
+_TOLD = 5
+"""Sorts of unattributed work that are named one by one."""
+
+
+def side_of(source: str | Path, step: str, registry: Registry, request: ImportRequest) -> Side:
+    """Return the side that a path stands for.
+
+    Args:
+        source: a configuration (.yaml), a table (.csv, .txt), a trace, or a folder of traces of one run.
+        step: which recorded step: its number or ``median``.
+        registry: the plugins.
+        request: how measured traces are read.
+
+    Raises:
+        PptraceError: it cannot be read, or holds no step.
+    """
+    path, text = Path(source), str(source)
+    if path.suffix.lower() in _CONFIGURATIONS:
+        return simulated_side(simulate(load(path), registry), text)
+    if path.suffix.lower() in _TABLES:
+        return simulated_side(simulate(load(None, (), {"schedule": text}), registry), text)
+    if not path.exists():
+        raise TraceError("there is no such file or folder", file=path)
+    measurement, measured = read_measurement([path], registry, request)
+    return measured_side(measurement, text, step, measured=measured)
+
+
+def notes_of(side: Side) -> list[str]:
+    """Return what is not known of a side: its notes, clocks, and what belongs to no action."""
+    measurement = side.measurement
+    if measurement is None:
+        return []
+    lines = list(measurement.notes)
+    moved = [clock for clock in measurement.clocks if clock.pairs]
+    if moved:
+        told = ", ".join(f"{clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f})" for clock in moved)
+        ranks = ", ".join(str(clock.rank) for clock in moved)
+        lines.append(f"{side.name}: clocks of ranks {ranks} set by {told} ms")
+    lines += [
+        f"{side.name}: rank {one.rank}: {one.count} {one.what} belong to no action ({one.total_ns / 1e6:.3f} ms)"
+        for one in measurement.unattributed[:_TOLD]
+    ]
+    more = len(measurement.unattributed) - _TOLD
+    return [*lines, f"{side.name}: {more} further sorts belong to no action"] if more > 0 else lines

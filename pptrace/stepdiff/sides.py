@@ -1,0 +1,104 @@
+"""The sides of a diff: a configuration or table that is simulated, a trace of ours, a measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.errors import ConfigError
+from pptrace.model.workload import Workload
+from pptrace.stepdiff.times import performed
+from pptrace.timeline.metrics import measure
+
+if TYPE_CHECKING:
+    from pptrace.experiment.run import Run
+    from pptrace.stepdiff.times import Performed
+    from pptrace.timeline.measurement import Measurement, Step
+    from pptrace.timeline.metrics import Metrics
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["NO_ACTIONS", "Side", "measured_side", "simulated_side"]
+
+NO_ACTIONS = (
+    "holds no action of a pipeline that is recognised; if its annotations have names of their own, say which in a "
+    "file: --rules FILE; pptrace annotate prints what makes them"
+)
+"""What a trace without actions is refused with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side."""
+
+    name: str
+    """As the user named it."""
+    measured: bool
+    """Whether it was recorded, and not simulated."""
+    steps: tuple[Step, ...]
+    """Its steps, one where it is simulated."""
+    chosen: int
+    """The step that is compared."""
+    workload: Workload
+    """What it costs, for memory; all zero where that is unknown."""
+    measurement: Measurement | None = None
+    """Everything that was recorded."""
+    run: Run | None = None
+    """The simulation."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """The step that is compared."""
+        return self.steps[self.chosen].timeline
+
+    @property
+    def performed(self) -> Performed:
+        """Its computations."""
+        return performed(self.timeline)
+
+    @property
+    def metrics(self) -> Metrics:
+        """What it amounts to."""
+        return measure(self.timeline, self.workload)
+
+
+def simulated_side(run: Run, name: str) -> Side:
+    """Return a simulated side."""
+    from pptrace.timeline.measurement import Step
+
+    step = Step(label="simulated", timeline=run.timeline, gap_ns=np.zeros(len(run.timeline), dtype=np.int64))
+    return Side(name=name, measured=False, steps=(step,), chosen=0, workload=run.prepared.workload, run=run)
+
+
+def measured_side(measurement: Measurement, name: str, step: str = "median", *, measured: bool = True) -> Side:
+    """Return a side of recorded steps.
+
+    Args:
+        measurement: what was recorded.
+        name: what to call it.
+        step: a step's number, or ``median`` for the one of median length.
+        measured: false for a trace that pptrace wrote of a simulation.
+
+    Raises:
+        ConfigError: no such step, or no step at all.
+    """
+    if not measurement.steps:
+        raise ConfigError(NO_ACTIONS, file=name)
+    lengths = [performed(one.timeline).span_ns for one in measurement.steps]
+    if step == "median":
+        chosen = int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
+    elif step.isdecimal() and int(step) < len(lengths):
+        chosen = int(step)
+    else:
+        raise ConfigError(f"no step {step}: there are 0 to {len(lengths) - 1}, and median", file=f"--step {step}")
+    placement = measurement.steps[chosen].timeline.placement
+    nothing = Workload.uniform(placement.stages, edges=len(placement.edges), f_ns=0, b_ns=0)
+    return Side(
+        name=name,
+        measured=measured,
+        steps=measurement.steps,
+        chosen=chosen,
+        workload=nothing,
+        measurement=measurement,
+    )
