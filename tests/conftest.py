@@ -18,7 +18,7 @@ settings.register_profile("pptrace", deadline=None)
 settings.load_profile("pptrace")
 
 ROOT = Path(__file__).parents[1]
-IN_HOUSE = {"models", "schedules"}
+IN_HOUSE = {"models", "networks", "profilers", "schedules"}
 """Entry points of the plugins that live in this repository."""
 
 
