@@ -98,7 +98,7 @@ def _recorded(side: Side, label: str, later_ns: int) -> Iterator[_Part]:
             continue
         member = Member(
             path=f"{label}/{names.pop(one.path)}", machine=label if shared else f"{label} rank {one.rank}",
-            offset_ns=one.origin_ns + _clock(side, one.rank) - zero + later_ns, has_clock=False,
+            offset_ns=one.origin_ns + _clock(side, one.rank) - zero + later_ns, has_clock=one.has_clock,
         )  # fmt: skip
         yield _Part(member=member, content=one.path)
 

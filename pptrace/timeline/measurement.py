@@ -53,6 +53,8 @@ class Source:
     """The file; ranks may share one."""
     origin_ns: int
     """What the rank's own clock showed when the file's times were 0."""
+    has_clock: bool = False
+    """Whether the file names a clock of its own, as Perfetto's format does and Chrome JSON does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.api import diff
 from pptrace.export import perfetto
@@ -43,6 +44,50 @@ def held(archive: Path, plan: Path, run: Path) -> tuple[dict[str, bytes], dict[s
         files = {entry.name: file.extractfile(entry).read() for entry in file}  # type: ignore[union-attr] # all files
     manifest = json.loads(files.pop("perfetto_manifest.json"))["perfetto_manifest"]
     return files, {one["path"]: one.get("clocks", {}).get("offset_ns", 0) for one in manifest["files"]}
+
+
+def manifest_of(archive: Path) -> dict[str, dict[str, Any]]:
+    with tarfile.open(archive) as file:
+        text = file.extractfile("perfetto_manifest.json").read()  # type: ignore[union-attr] # it is a file
+    return {one["path"]: one for one in json.loads(text)["perfetto_manifest"]["files"]}
+
+
+@pytest.mark.parametrize("late_ms", [0, 50])
+def test_perfetto_traces_are_carried_untouched_and_placed_by_their_own_clock(
+    pipeline: Any, late_ms: int, tmp_path: Path
+) -> None:
+    """What a manifest calls BOOTTIME is the clock of packets that name none, as PyTorch writes them."""
+    (tmp_path / "plan.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    (tmp_path / "run").mkdir()
+    paths = pipeline.pftrace(tmp_path / "run")
+    if late_ms:
+        trace = Trace.FromString(paths[1].read_bytes())
+        for packet in trace.packet:
+            packet.timestamp += late_ms * NS_PER_MS
+        paths[1].write_bytes(trace.SerializeToString())
+
+    files, offsets = held(tmp_path / "both.tar", tmp_path / "plan.csv", tmp_path / "run")
+
+    entries = manifest_of(tmp_path / "both.tar")
+    assert [files[f"measured/{path.name}"] for path in paths] == [path.read_bytes() for path in paths]
+    assert {one["clocks"]["clock"] for one in entries.values() if "clocks" in one} == {"BOOTTIME"}
+    apart = offsets["measured/rank1.pftrace"] - offsets["measured/rank0.pftrace"]
+    assert abs(apart + late_ms * NS_PER_MS) <= (NS_PER_MS if late_ms else 0)
+
+
+def test_a_file_read_by_rules_is_carried_untouched_and_the_simulation_is_beside_it(
+    pipeline: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    path, rules = pipeline.chrome(tmp_path), pipeline.rules(tmp_path)
+
+    diff(tmp_path / "plan.csv", path, rules=rules).save(tmp_path / "both.tar")
+
+    with tarfile.open(tmp_path / "both.tar") as file:
+        carried = file.extractfile("measured/all.json").read()  # type: ignore[union-attr] # it is a file
+    assert carried == path.read_bytes()
+    clocks = manifest_of(tmp_path / "both.tar")["measured/all.json"]["clocks"]
+    assert clocks == {"sync_to": {"file": "simulated.pftrace", "clock": "BOOTTIME"}, "offset_ns": 0}
 
 
 def began(files: dict[str, bytes], offsets: dict[str, int], rank: int, name: str) -> int:

@@ -60,7 +60,7 @@ def assemble(recordings: Sequence[Recording]) -> Measurement:
 
 def _sources(recordings: Sequence[Recording]) -> tuple[Source, ...]:
     found = [
-        Source(rank=rank, path=one.path, origin_ns=one.origin_ns)
+        Source(rank=rank, path=one.path, origin_ns=one.origin_ns, has_clock=one.has_clock)
         for rank, one in enumerate(recordings)
         if one.origin_ns is not None
     ]

@@ -140,6 +140,8 @@ class Recording:
     """Whether times count from the Unix epoch; else from some start of this process's own."""
     origin_ns: int | None = None
     """Which of those times is 0 in the file as viewers of traces show it; None where they do not open it."""
+    has_clock: bool = False
+    """Whether the file names a clock of its own, as Perfetto's format does."""
     notes: tuple[str, ...] = ()
     """What was not read; one sentence each."""
     unattributed: tuple[Unattributed, ...] = ()

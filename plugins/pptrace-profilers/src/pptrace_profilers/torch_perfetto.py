@@ -12,6 +12,7 @@ import gzip
 import json
 import re
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -128,7 +129,9 @@ class _Slices:
         self.gathered.bad += sum(map(len, self.begun.values()))
         if not len(self.gathered):
             raise TraceError("holds no slice of PyTorch's profiler", file=self.path)
-        return recording_of(self.gathered.whole(self.path, self.top, cut=self.cut), rules)
+        self.top.pop("baseTimeNanoseconds", None)  # packets' times are whole
+        found = recording_of(self.gathered.whole(self.path, self.top, cut=self.cut), rules)
+        return replace(found, has_clock=True)
 
     def _describe(self, track: Any) -> None:
         if track.parent_uuid:
