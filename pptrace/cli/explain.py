@@ -14,6 +14,7 @@ from pptrace.cli.measured_options import measured_options, read
 if TYPE_CHECKING:
     from pptrace.stepdiff.sides import Side
     from pptrace.stepdiff.what_if import RankBusy, WhatIf
+    from pptrace.timeline.measurement import Measurement
 
 __all__ = ["command"]
 
@@ -32,13 +33,19 @@ pptrace explain run/ --step 2 --json"""
 def command(
     traces: tuple[Path, ...], layout: str, replica: str, rules: Path | None, step: str, *, as_json: bool
 ) -> None:
-    """Say where the time of a step in TRACES went: parts, causes, ranks, and what would shorten it."""
+    """Say where the time of a step in TRACES went: parts, causes, ranks, and what would shorten it.
+
+    Where no action of a pipeline is found: communication and computation by rank and name.
+    """
     from pptrace.stepdiff.parts import parts_of
     from pptrace.stepdiff.sides import measured_side
     from pptrace.stepdiff.times import performed
     from pptrace.stepdiff.what_if import busy_by_rank, what_if
 
-    measurement = read(traces, layout, replica, rules)
+    measurement = read(traces, layout, replica, rules, without_actions=True)
+    if not measurement.steps:
+        _summed(measurement, str(traces[0]), as_json=as_json)
+        return
     spans = [performed(one.timeline).span_ns for one in measurement.steps]
     steps = [str(number) for number in range(len(spans))] if step == "all" else [step]
     found = []
@@ -50,6 +57,17 @@ def command(
         click.echo(json.dumps(documents if step == "all" else documents[0], indent=2))
     else:
         click.echo("\n\n".join("\n".join(_lines(*one)) for one in found))
+
+
+def _summed(measurement: Measurement, name: str, *, as_json: bool) -> None:
+    from pptrace.stepdiff.summed import summed_document, summed_lines
+
+    told = (
+        json.dumps(summed_document(measurement), indent=2)
+        if as_json
+        else "\n".join(summed_lines(measurement, name))
+    )
+    click.echo(told)
 
 
 def _lines(

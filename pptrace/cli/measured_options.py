@@ -30,11 +30,13 @@ def measured_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def read(traces: Sequence[Path], layout: str, replica: str, rules: Path | None) -> Measurement:
+def read(
+    traces: Sequence[Path], layout: str, replica: str, rules: Path | None, *, without_actions: bool = False
+) -> Measurement:
     """Read measured traces, or ours; what is noted goes to standard error.
 
     Raises:
-        TraceError: they cannot be read, or hold no action of a pipeline.
+        TraceError: they cannot be read, or hold no action of a pipeline and are not taken ``without_actions``.
     """
     from pptrace.errors import TraceError
     from pptrace.experiment.measured import read_measurement
@@ -44,8 +46,8 @@ def read(traces: Sequence[Path], layout: str, replica: str, rules: Path | None) 
 
     request = ImportRequest(layout=layout, replica=replica, rules=rules)
     measurement, _ = read_measurement(traces, Registry.load(), request)
+    if not measurement.steps and not without_actions:
+        raise TraceError(NO_ACTIONS, file=traces[0])
     for note in measurement.notes:
         click.echo(f"note: {note}", err=True)
-    if not measurement.steps:
-        raise TraceError(NO_ACTIONS, file=traces[0])
     return measurement

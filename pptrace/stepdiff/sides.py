@@ -23,7 +23,7 @@ __all__ = ["NO_ACTIONS", "Side", "measured_side", "simulated_side"]
 
 NO_ACTIONS = (
     "holds no action of a pipeline that is recognised; if its annotations have names of their own, say which in a "
-    "file: --rules FILE; pptrace annotate prints what makes them"
+    "file: --rules FILE; pptrace annotate prints what makes them, pptrace explain what else is in it"
 )
 """What a trace without actions is refused with."""
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pptrace.stepdiff.diff import StepDiff
     from pptrace.stepdiff.findings import KindRow
 
-__all__ = ["diff_lines", "ms"]
+__all__ = ["aligned", "diff_lines", "ms"]
 
 _BARELY_NS = 500
 """A time that is shown as 0.000 ms."""
@@ -57,7 +57,7 @@ def _ladder(found: StepDiff) -> list[str]:
     if not found.rungs:
         return [f"no ladder: {found.no_ladder}"]
     rows = [(rung.name, ms(rung.change_ns, sign=True), ms(rung.reached_ns)) for rung in found.rungs]
-    return ["what changes it, one after another", *_table(rows)]
+    return ["what changes it, one after another", *aligned(rows)]
 
 
 def _parts(found: StepDiff) -> list[str]:
@@ -66,7 +66,7 @@ def _parts(found: StepDiff) -> list[str]:
         for name, (first, second) in found.parts.items()
         if first or second
     ]
-    return ["parts of the step, mean over ranks", *_table(rows)]
+    return ["parts of the step, mean over ranks", *aligned(rows)]
 
 
 def _kinds(found: StepDiff) -> list[str]:
@@ -81,7 +81,7 @@ def _kinds(found: StepDiff) -> list[str]:
         for name in names:
             cells = [by.get((name, stage)) for stage in shown]
             rows.append((name, *map(_ratio, cells)))
-        lines += _table(rows)
+        lines += aligned(rows)
     lone = [row for row in found.kinds if not all(row.count)]
     if lone:
         lines.append(f"  !: on one side only ({', '.join(f'{row.stage}{row.kind}' for row in lone[:8])})")
@@ -124,7 +124,7 @@ def _changes(found: StepDiff, top: int) -> list[str]:
         if abs(one.change_ns) > _BARELY_NS or one is found.changes[0]
     ]
     noise = f"; {found.noise} more lie within the steps' own noise" if found.noise else ""
-    return [f"actions that changed most, of {len(found.changes)}{noise}", *_table(rows)]
+    return [f"actions that changed most, of {len(found.changes)}{noise}", *aligned(rows)]
 
 
 def _orders(found: StepDiff) -> list[str]:
@@ -144,7 +144,7 @@ def _ways(found: StepDiff) -> list[str]:
             took = ms(way.median_ns[side]) if way.median_ns[side] >= 0 else "not seen"
             cells.append(f"{took}{f' ({rate / 1e9:.3g} GB/s)' if rate else ''}")
         rows.append((f"{way.source} to {way.target}", f"{way.count[0]}, {way.count[1]}", *cells))
-    return ["messages between ranks: how many, median time", *_table(rows)] if rows else []
+    return ["messages between ranks: how many, median time", *aligned(rows)] if rows else []
 
 
 def _paths(found: StepDiff) -> list[str]:
@@ -158,7 +158,7 @@ def _paths(found: StepDiff) -> list[str]:
         )
         for kind in dict.fromkeys([*first, *second])
     ]
-    lines = ["critical path: computations, and what lies between", *_table(rows)]
+    lines = ["critical path: computations, and what lies between", *aligned(rows)]
     if found.parted is not None:
         one = found.parted
         before = f"{one.first or 'its beginning'} there, {one.second or 'its beginning'} here"
@@ -187,7 +187,7 @@ def _matched(found: StepDiff) -> list[str]:
     return [line]
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Return rows with aligned columns, the first to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     lines = []

@@ -110,16 +110,50 @@ def test_a_missing_rank_costs_that_rank_alone(tmp_path: Path) -> None:
     assert found["no_ladder"]
 
 
-def test_other_names_are_unattributed_and_the_rules_are_offered(tmp_path: Path) -> None:
-    def rename(rank: int, trace: dict[str, Any]) -> None:
-        del rank
-        for event in trace["traceEvents"]:
-            if str(event.get("name", "")).startswith("PP:"):
-                event["name"] = "QQ:" + event["name"][3:]
+def test_other_names_are_told_and_the_rules_are_offered(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "renamed", renamed)
 
-    folder = changed(tmp_path / "renamed", rename)
+    _, found = diffed(RUN, folder)
 
-    result = CliRunner().invoke(cli, ["diff", str(RUN), str(folder)])
+    told = "annotations such as QQ:#B#, QQ:#F#, QQ:#RECV_F# name no action that is known"
+    assert any(told in note and "--rules" in note for note in found["notes"])
+    assert any("inferred from autograd" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("command", ["diff", "replay", "calibrate"])
+def test_where_nothing_can_be_inferred_one_line_says_what_to_do(command: str, tmp_path: Path) -> None:
+    folder = changed(tmp_path / "bare", without_autograd)
+
+    result = CliRunner().invoke(cli, [command, str(folder), *([str(RUN)] if command == "diff" else [])])
 
     assert "--rules" in str(result.exception)
+    assert "pptrace explain" in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+def test_what_has_no_actions_is_still_explained_by_its_messages(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "bare", without_autograd)
+
+    result = CliRunner().invoke(cli, ["explain", str(folder), "--json"], catch_exceptions=False)
+
+    found = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert [rank["communication"]["count"] for rank in found["ranks"]] == [16, 32, 32, 16]
+    assert all(rank["communication"]["size_bytes"] == 8192 * count for rank, count in zip(
+        found["ranks"], (16, 32, 32, 16), strict=True))  # fmt: skip
+    assert any("such as QQ:#B#" in note for note in found["notes"])
+    assert "--rules FILE" in CliRunner().invoke(cli, ["explain", str(folder)]).stdout
+
+
+def renamed(rank: int, trace: dict[str, Any]) -> None:
+    del rank
+    for event in trace["traceEvents"]:
+        if str(event.get("name", "")).startswith("PP:"):
+            event["name"] = "QQ:" + event["name"][3:]
+
+
+def without_autograd(rank: int, trace: dict[str, Any]) -> None:
+    """Rename the actions, and drop the numbers that tie what goes back to what went forward."""
+    renamed(rank, trace)
+    for event in trace["traceEvents"]:
+        event.get("args", {}).pop("Sequence number", None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from pptrace_profilers.recording import Ran, Recording
 from pptrace_profilers.rules import NO_STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pptrace.model.action import Action
@@ -41,6 +42,11 @@ _KEEP = Keep(
     details=("c10d::", "gloo:", "nccl"),
 )
 _STEP = re.compile(r"ProfilerStep#\d+")
+_FAMILIAR = re.compile(r"ProfilerStep#|gloo:|nccl:|Optimizer\.")
+"""How annotations begin that PyTorch writes by itself."""
+_NUMBER = re.compile(r"\d+")
+_LONGEST, _TOLD = 60, 3
+"""Characters of a name that are told, and how many names."""
 _IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 
 
@@ -65,16 +71,30 @@ def recording_of(events: Events, rules: Rules) -> Recording:
         path=path, rank=rank, world=_whole(info.get("world_size"), MOST_RANKS), groups=groups,
         windows=_windows(events),
         ran=tuple(ran), ends=tuple(posts_of(events, ran, members)),
-        operations=operations_of(events, rules, ran, annotations, members), notes=tuple(_notes(events)),
+        operations=operations_of(events, rules, ran, annotations, members), notes=tuple(_notes(events, ran)),
         origin_ns=_whole(events.top.get("baseTimeNanoseconds")),
     ))  # fmt: skip
 
 
-def _notes(events: Events) -> Iterable[str]:
+def _notes(events: Events, ran: Sequence[Ran]) -> Iterable[str]:
     if events.cut:
         yield f"{events.path.name} ends in the middle: {len(events):,} events before that were read"
     if events.bad:
         yield f"{events.path.name}: {events.bad:,} events have no time, a negative or an endless one: left out"
+    strangers = "" if ran else _strangers(events)
+    if strangers:
+        yield (
+            f"annotations such as {strangers} name no action that is known (# is a number): where they are "
+            "actions, say so in a file: --rules FILE"
+        )
+
+
+def _strangers(events: Events) -> str:
+    """Return the commonest forms of names of annotations that PyTorch does not write by itself."""
+    foreign = [number for number, name in enumerate(events.names) if not _FAMILIAR.match(name)]
+    rows = np.flatnonzero(np.isin(events.name, foreign) & events.of({"user_annotation"}))
+    forms = Counter(_NUMBER.sub("#", events.named(row))[:_LONGEST] for row in rows.tolist())
+    return ", ".join(sorted(forms, key=lambda form: (-forms[form], form))[:_TOLD])
 
 
 def _rank(info: Mapping[str, Any], path: Path) -> int:
