@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
     from pptrace.stepdiff.times import Performed
 
-__all__ = ["Calibration", "Fitted", "LinkFit", "calibrate"]
+__all__ = ["Calibration", "Fitted", "LinkFit", "calibrate", "fit_link"]
 
 _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 _FEWEST = 3
@@ -133,8 +133,11 @@ def _link(steps: Sequence[Performed]) -> LinkFit | None:
     seen = [one.transfers.observed & (one.transfers.took_ns >= 0) for one in steps]
     took = np.concatenate([one.transfers.took_ns[mask] for one, mask in zip(steps, seen, strict=True)])
     size = np.concatenate([one.transfers.size_bytes[mask] for one, mask in zip(steps, seen, strict=True)])
-    if not took.size:
-        return None
+    return fit_link(took, size) if took.size else None
+
+
+def fit_link(took: Int64s, size: Int64s) -> LinkFit:
+    """Fit latency and bandwidth to messages' times and sizes, at least one."""
     sizes = [int(each) for each in np.unique(size[size > 0]) if (size == each).sum() >= _FEWEST]
     latency, rate, residual = _line(took, size, sizes)
     return LinkFit(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Clock", "ImportRequest", "Measurement", "Source", "Step", "Summary", "Unattributed"]
+__all__ = ["BySize", "Clock", "ImportRequest", "Measurement", "Source", "Step", "Summary", "Unattributed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,24 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BySize:
+    """What operations of one sort took, by size, where nothing says what they were for."""
+
+    what: str
+    """The sort, such as ``messages between nodes`` or ``AllReduce of 8 ranks``."""
+    messages: bool
+    """Whether they are messages between two ranks, and no collectives."""
+    size_bytes: Int64s
+    """Shape (operations,): a message's size; what a collective moves over each rank's link."""
+    took_ns: Int64s
+    """Shape (operations,): from when the last rank was there to the end."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size_bytes", column(self.size_bytes, np.int64))
+        object.__setattr__(self, "took_ns", column(self.took_ns, np.int64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One recorded step."""
 
@@ -120,6 +138,8 @@ class Measurement:
     """What belongs to no action, the longest first."""
     summaries: tuple[Summary, ...] = ()
     """Communication and computation by rank and name, each rank's longest first; only where there are no steps."""
+    by_size: tuple[BySize, ...] = ()
+    """Operations of a profiler that records communication alone; a network can be fitted to them."""
     sources: tuple[Source, ...] = ()
     """The ranks' files that viewers of traces open, in the ranks' order; none where they open none."""
     notes: tuple[str, ...] = field(default=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pptrace_profilers.measure import measure_files, measure_recordings
@@ -75,5 +76,5 @@ def measure_inspector(paths: Sequence[Path], request: ImportRequest) -> Measurem
     """
     from pptrace_profilers.inspected import read_inspected
 
-    recordings, notes = read_inspected(paths)
-    return measure_recordings(recordings, request, notes)
+    recordings, sized, notes = read_inspected(paths)
+    return replace(measure_recordings(recordings, request, notes), by_size=sized)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import TraceError
+from pptrace_profilers.inspected_sizes import by_size
 from pptrace_profilers.nccl_inspector import read_inspector
 from pptrace_profilers.recording import End, Operations, Recording, Said
 
@@ -15,18 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from pptrace.timeline.measurement import BySize
     from pptrace_profilers.nccl_inspector import Transfer
 
 __all__ = ["read_inspected"]
 
 
-def read_inspected(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
+def read_inspected(paths: Sequence[Path]) -> tuple[list[Recording], tuple[BySize, ...], list[str]]:
     """Read a run's files, one per process; one that cannot be read is noted, and the others are used.
 
     A process's global rank is its rank in the largest communicator.
 
     Returns:
-        One recording per process, and notes.
+        One recording per process, what operations of each sort took by size, and notes.
 
     Raises:
         TraceError: no file can be read, or two are of one process.
@@ -49,7 +51,9 @@ def read_inspected(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
             members[one.communicator][one.rank] = ranks[path].rank
     if any(one.start_ns < 0 for own in files.values() for one in own):
         notes.append("lines are not verbose: how long operations took is known, and not when they ran")
-    return [_recording(path, own, ranks[path], members) for path, own in files.items()], notes
+    recordings = [_recording(path, own, ranks[path], members) for path, own in files.items()]
+    sized, told = by_size([one for own in files.values() for one in own])
+    return recordings, sized, [*notes, *told]
 
 
 def _largest(transfers: Sequence[Transfer]) -> Transfer:

@@ -53,6 +53,12 @@ class Transfer:
     """When it started, since the Unix epoch; -1 where the line is not verbose."""
     process: tuple[str, int]
     """Host and process id."""
+    number: int = -1
+    """Its number among the collectives, or the messages, of its communicator; -1 where the line does not say."""
+    nodes: int = 0
+    """Nodes of the communicator; 0 where the line does not say."""
+    by_kernel: bool = True
+    """Whether its time is its kernel's, and not from the host's call on."""
 
 
 def read_inspector(path: Path) -> list[Transfer]:
@@ -126,6 +132,8 @@ def _transfer(said: Mapping[str, Any]) -> Transfer | None:
         bandwidth_kbps=_kbps(own.get(f"{sort}_algobw_gbs"), size, length),
         start_ns=start if start is not None and start > 0 else -1,
         process=(str(about.get("hostname", "")), whole(about.get("pid"), -1)),
+        number=whole(own.get(f"{sort}_sn"), -1), nodes=whole(header.get("nnodes"), 0),
+        by_kernel=own.get(f"{sort}_timing_source") != "collective_cpu",
     )  # fmt: skip
 
 
