@@ -6,11 +6,15 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pptrace.cli import complete
 from pptrace.cli.measured_options import measured_options, read
+
+if TYPE_CHECKING:
+    from pptrace.timeline.measurement import Measurement
 
 __all__ = ["command"]
 
@@ -31,18 +35,52 @@ pptrace simulate costs.yaml --schedule interleaved-1f1b --vp 2"""
 def command(
     traces: tuple[Path, ...], layout: str, replica: str, rules: Path | None, output: str | None, *, as_json: bool
 ) -> None:
-    """Fit times per stage, overhead and network to TRACES, files or a folder, all steps pooled."""
-    from pptrace.export.output import replace_file
+    """Fit times per stage, overhead and network to TRACES, files or a folder, all steps pooled.
+
+    Lines of NCCL Inspector, which know no actions, give the network alone.
+    """
     from pptrace.stepdiff.calibrated_yaml import calibrated_yaml, calibration_lines
     from pptrace.stepdiff.calibration import calibrate
     from pptrace.stepdiff.times import performed
 
     if output is not None and not output.lower().endswith((".yaml", ".yml")):
         raise click.UsageError(f"{output}: a calibration is written as .yaml")
-    measurement = read(traces, layout, replica, rules)
+    measurement = read(traces, layout, replica, rules, without_actions=True)
+    if not measurement.steps:
+        _network_alone(measurement, traces[0], output, as_json=as_json)
+        return
     fit = calibrate([performed(step.timeline) for step in measurement.steps])
     click.echo(json.dumps(asdict(fit), indent=2) if as_json else "\n".join(calibration_lines(fit)))
     if output is not None:
-        with replace_file(Path(output)) as temporary:
-            temporary.write_text(calibrated_yaml(fit, traces[0].name), encoding="utf-8")
-        sys.stderr.write(f"wrote {output}\n")
+        _written(output, calibrated_yaml(fit, traces[0].name))
+
+
+def _network_alone(measurement: Measurement, traces: Path, output: str | None, *, as_json: bool) -> None:
+    """Fit a network where that is all that was recorded.
+
+    Raises:
+        TraceError: not even that was, or nothing of it can be told.
+    """
+    from pptrace.errors import TraceError
+    from pptrace.stepdiff.network_fit import fit_network, network_lines, network_yaml
+    from pptrace.stepdiff.sides import NO_ACTIONS
+
+    if not measurement.by_size:
+        raise TraceError(NO_ACTIONS, file=traces)
+    fits = fit_network(measurement.by_size)
+    told = [asdict(one) for one in fits]
+    click.echo(json.dumps({"network": told}, indent=2) if as_json else "\n".join(network_lines(fits)))
+    if output is not None:
+        text = network_yaml(fits, traces.name)
+        if not text:
+            message = "latency and bandwidth cannot be told apart: a network needs messages of several sizes"
+            raise TraceError(message, file=traces)
+        _written(output, text)
+
+
+def _written(output: str, text: str) -> None:
+    from pptrace.export.output import replace_file
+
+    with replace_file(Path(output)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    sys.stderr.write(f"wrote {output}\n")

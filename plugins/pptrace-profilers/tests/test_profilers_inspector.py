@@ -6,7 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
+from pptrace.cli.calibrate import command
 from pptrace.errors import TraceError
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.formats import measure_inspector
@@ -64,6 +66,99 @@ def test_both_sorts_of_lines_give_summaries_and_only_verbose_ones_clocks(
     assert sums == {(rank, way, 2, 2 * MS, 8192) for rank in (0, 1) for way in ("receive", "send")}
     assert found.clocks[1].pairs == pairs
     assert any("not verbose" in note for note in found.notes) == (pairs == 0)
+
+
+SIZES = (65_536, 1 << 20, 1 << 24)
+SLOW, FAST = 10, 25  # GB/s, between nodes and inside one
+
+
+def job(folder: Path, *, sizes: tuple[int, ...] = SIZES, drop: int = -1) -> Path:
+    """Write lines of four ranks on two nodes; of each message one end waits, now here, now there."""
+    folder.mkdir()
+    lines: list[list[str]] = [[] for _ in range(4)]
+    for number in range(5 * len(sizes)):
+        size = sizes[number % len(sizes)]
+        for source in range(3):
+            took = 12 + size // (1000 * (SLOW if source == 1 else FAST))
+            for rank, peer, what in ((source, source + 1, "Send"), (source + 1, source, "Recv")):
+                wait = 400 + number if (number + rank) % 2 else 0
+                said = {
+                    "p2p": what, "p2p_sn": len(lines[rank]), "p2p_peer": peer, "p2p_msg_size_bytes": size,
+                    "p2p_exec_time_us": took + wait, "p2p_timing_source": "kernel_gpu",
+                }  # fmt: skip
+                lines[rank].append(inspected(rank, "pp", p2p_perf=said))
+        for rank in range(4):
+            late = 0 if rank == number % 4 else 250
+            said = {
+                "coll": "AllReduce", "coll_sn": number, "coll_msg_size_bytes": size,
+                "coll_timing_source": "kernel_gpu", "coll_exec_time_us": 40 + 3 * size // 40_000 + late,
+            }  # fmt: skip
+            lines[rank].append(inspected(rank, "dp", coll_perf=said))
+    for rank, own in enumerate(lines):
+        if rank != drop:
+            (folder / f"h{rank // 2}-pid{rank}.log").write_text("".join(own), encoding="utf-8")
+    return folder
+
+
+def inspected(rank: int, name: str, **said: Any) -> str:
+    header = {"id": name, "comm_name": name, "rank": rank, "n_ranks": 4, "nnodes": 2}
+    return json.dumps({"header": header, "metadata": {"hostname": f"h{rank // 2}", "pid": rank}, **said}) + "\n"
+
+
+def fitted(folder: Path) -> dict[str, tuple[int | None, float | None]]:
+    found = json.loads(CliRunner().invoke(command, [str(folder), "--json"]).stdout)["network"]
+    return {one["what"]: (one["link"]["latency_ns"], one["link"]["bytes_per_s"]) for one in found}
+
+
+def test_a_network_is_fitted_to_sizes_and_times_whoever_waited(tmp_path: Path) -> None:
+    found = fitted(job(tmp_path / "run"))
+
+    assert list(found) == ["messages between nodes", "messages inside a node", "AllReduce of 4 ranks (dp)"]
+    for (latency, rate), (expected, gigabytes) in zip(
+        found.values(), ((12_000, SLOW), (12_000, FAST), (40_000, 20)), strict=True
+    ):
+        assert latency == pytest.approx(expected, abs=2_000)  # lines are in whole microseconds
+        assert rate == pytest.approx(gigabytes * 1e9, rel=0.01)
+
+
+def test_the_fit_is_written_as_a_network_without_costs(tmp_path: Path) -> None:
+    path = tmp_path / "network.yaml"
+
+    told = CliRunner().invoke(command, [str(job(tmp_path / "run")), "-o", str(path)])
+
+    assert "what computations take is not known" in told.stdout
+    text = path.read_text(encoding="utf-8")
+    assert "\nnetwork:\n  name: hockney\n  bandwidth: 10" in text
+    assert "costs:" not in text
+
+
+def test_one_size_is_said_and_nothing_is_written(tmp_path: Path) -> None:
+    folder = job(tmp_path / "run", sizes=SIZES[:1])
+
+    refused = CliRunner().invoke(command, [str(folder), "-o", str(tmp_path / "network.yaml")])
+
+    assert "cannot be told apart from one size" in refused.stdout
+    assert isinstance(refused.exception, TraceError)
+    assert not (tmp_path / "network.yaml").exists()
+
+
+def test_a_rank_without_lines_leaves_messages_with_one_end(tmp_path: Path) -> None:
+    folder = job(tmp_path / "run", drop=2)
+
+    told = CliRunner().invoke(command, [str(folder)])
+
+    assert "30 lines of messages have no other end: they may have waited for it" in told.stderr
+    assert "messages inside a node: 15 of" in told.stdout
+    assert "messages: 30 of" in told.stdout
+
+
+def test_times_that_are_no_kernels_are_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, COLLECTIVE + COLLECTIVE.replace("kernel_gpu", "collective_cpu"))
+
+    found = measure_inspector([path], ImportRequest())
+
+    assert [one.size_bytes.tolist() for one in found.by_size] == [[2 * 7 * 17179869184 // 8]]
+    assert any("1 operations have no bytes, or no time of their kernel" in note for note in found.notes)
 
 
 def test_lines_of_another_sort_are_passed_over(tmp_path: Path) -> None:
