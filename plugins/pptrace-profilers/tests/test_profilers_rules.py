@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.errors import ConfigError
+from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.chrome_rules import read_chrome
+from pptrace_profilers.formats import measure_nsys, measure_pftrace
+from pptrace_profilers.measure import measure_kineto
 from pptrace_profilers.rules_file import NO_FILE, read_rules
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from pptrace.timeline.measurement import Measurement
     from pptrace_profilers.recording import Recording
+
+    Measure = Callable[[Sequence[Path], ImportRequest], Measurement]
 
 
 def told(folder: Path, rules: str, *events: dict[str, Any], name: str = "t.json") -> list[Recording]:
@@ -204,3 +211,39 @@ def test_each_wrong_rule_is_one_line_with_its_place(text: str, message: str, tmp
 def test_a_missing_file_of_rules_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         read_rules(tmp_path / "none.yaml")
+
+
+READ_BY_NAME = {"pytorch": measure_kineto, "pytorch-perfetto": measure_pftrace, "nsys": measure_nsys}
+NOT_BY_NAME = {
+    "arguments": (
+        "actions:\n- {name: a, kind: F}\n- name: b\n  args: {k: v}\n  kind: B\n",
+        "rules.yaml:4: actions[1].args: files of ",
+    ),
+    "a rank elsewhere": ("rank:\n  from: pid\n", "rules.yaml:2: rank.from: files of "),
+}
+
+
+@pytest.mark.parametrize("measure", READ_BY_NAME.values(), ids=READ_BY_NAME.keys())
+@pytest.mark.parametrize(("text", "message"), NOT_BY_NAME.values(), ids=NOT_BY_NAME.keys())
+def test_a_rule_that_cannot_count_for_a_profiler_is_one_line_with_its_place(
+    measure: Measure, text: str, message: str, tmp_path: Path
+) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(text, encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        measure([tmp_path / "rank0.json"], ImportRequest(rules=rules))
+
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_whose_name_says_its_rank_by_a_rule_is_that_ranks(pipeline: Any, tmp_path: Path) -> None:
+    for rank, path in enumerate(pipeline.pftrace(tmp_path)):
+        path.rename(tmp_path / f"w{1 - rank}.pftrace")
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("rank: {from: file, pattern: 'w(?P<rank>\\d)'}\n", encoding="utf-8")
+
+    found = measure_pftrace([tmp_path / "w0.pftrace", tmp_path / "w1.pftrace"], ImportRequest(rules=rules))
+
+    ranks = [{str(one.action)[0] for one in found.steps[0].timeline if one.rank == rank} for rank in (0, 1)]
+    assert ranks == [{"1"}, {"0"}]

@@ -40,7 +40,8 @@ def measure_nsys(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     from pptrace_profilers.nsys import read_nsys
 
     rules = read_rules(request.rules)
-    return measure_files(paths, request, lambda path: read_nsys(path, rules.rules), rules.notes)
+    by_name = rules.by_name("Nsight Systems")
+    return measure_files(paths, request, lambda path: rules.ranked(read_nsys(path, by_name)))
 
 
 def measure_pftrace(paths: Sequence[Path], request: ImportRequest) -> Measurement:
@@ -53,7 +54,8 @@ def measure_pftrace(paths: Sequence[Path], request: ImportRequest) -> Measuremen
     from pptrace_profilers.torch_perfetto import read_pftrace
 
     rules = read_rules(request.rules)
-    return measure_files(paths, request, lambda path: [read_pftrace(path, rules.rules)], rules.notes)
+    by_name = rules.by_name("PyTorch's profiler")
+    return measure_files(paths, request, lambda path: rules.ranked([read_pftrace(path, by_name)]))
 
 
 def measure_nccl(paths: Sequence[Path], request: ImportRequest) -> Measurement:

@@ -29,16 +29,17 @@ def measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement
 
     Raises:
         TraceError: no file can be read, or what they hold is no pipeline's.
+        ConfigError: a rule that cannot be, or not for these files.
     """
     rules = read_rules(request.rules)
-    return measure_files(paths, request, lambda path: [read_kineto(path, rules.rules)], rules.notes)
+    by_name = rules.by_name("PyTorch's profiler")
+    return measure_files(paths, request, lambda path: rules.ranked([read_kineto(path, by_name)]))
 
 
 def measure_files(
     paths: Sequence[Path],
     request: ImportRequest,
     read: Callable[[Path], Sequence[Recording]],
-    notes: Sequence[str] = (),
 ) -> Measurement:
     """Read files by a format's own reader; one that cannot be read is noted, and the others are used.
 
@@ -57,7 +58,7 @@ def measure_files(
             lost.append(str(error))
     if not recordings:
         raise TraceError(f"none of {len(paths)} files can be read: {lost[0]}", file=paths[0].parent)
-    return measure_recordings(recordings, request, (*lost, *notes))
+    return measure_recordings(recordings, request, lost)
 
 
 def measure_recordings(

@@ -7,7 +7,7 @@ part. What they capture by name, or what stands beside them, says what an event 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pptrace.errors import ConfigError
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from pptrace.config.places import Place
+    from pptrace.config.places import Place, Places
+    from pptrace_profilers.recording import Recording
     from pptrace_profilers.rules_model import ActionModel
 
 __all__ = ["NO_FILE", "RankRule", "RulesFile", "read_rules"]
@@ -56,6 +57,8 @@ class RulesFile:
     """The file's, in its order."""
     rank: RankRule | None = None
     """Where ranks are read, if the file says."""
+    places: Places = field(default_factory=dict)
+    """Where each of its values is written."""
 
     def built_in(self, name: str) -> Found | None:
         """Return what a name stands for where the file has no rule for it."""
@@ -65,11 +68,32 @@ class RulesFile:
         moves = action.kind in COMMUNICATION
         return Found(action=action, sends=action.kind in {Kind.SEND_F, Kind.SEND_B} if moves else None)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What of it cannot be used for traces that are read by name alone."""
-        count = sum(bool(rule.args) for rule in self.events)
-        return (f"{count} rules ask for arguments: not used for this profiler's files",) if count else ()
+    def by_name(self, profiler: str) -> Rules:
+        """Return the rules for a profiler whose files are read by the names of annotations alone.
+
+        Raises:
+            ConfigError: one asks for arguments, or for a rank that stands in no file's name; says which.
+        """
+        number = next((number for number, rule in enumerate(self.events) if rule.args), None)
+        if number is not None:
+            message = f"files of {profiler} are read by the names of annotations alone: say name, without args"
+            raise self._refused(f"actions[{number}].args", message)
+        if self.rank is not None and self.rank.source != "file":
+            message = (
+                f"files of {profiler} say their rank by themselves, or in their name: say from: file, or nothing"
+            )
+            raise self._refused("rank.from", message)
+        return self.rules
+
+    def ranked(self, recordings: Sequence[Recording]) -> Sequence[Recording]:
+        """Return what a file holds, with the rank that these rules read in its name if they do and it is one."""
+        rank = self.rank.read(recordings[0].path.name) if self.rank is not None and len(recordings) == 1 else -1
+        return [replace(recordings[0], rank=rank)] if rank >= 0 else recordings
+
+    def _refused(self, key: str, message: str) -> ConfigError:
+        place = self.places.get(key) or self.places.get(key.split(".", maxsplit=1)[0])
+        file, line = (place.source, place.line) if place is not None else ("", 0)
+        return ConfigError(message, key=key, file=file, line=line)
 
 
 NO_FILE = RulesFile()
@@ -98,6 +122,7 @@ def read_rules(path: Path | None) -> RulesFile:
         rules=Rules(actions=(*by_name, *BUILT_IN.actions), communication=pattern),
         events=events,
         rank=RankRule(source=model.rank.source, pattern=re.compile(model.rank.pattern)) if model.rank else None,
+        places=document.places,
     )
 
 
