@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.chrome.events import Events, Keep, read_events
+from pptrace_profilers.measure import measure_kineto
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,3 +121,30 @@ def test_arguments_do_not_hold_on_to_the_file_s_text(tmp_path: Path) -> None:
     held = [bytes(one.group_ranks) for one in read_events(path, KEEP).arguments.values()]
 
     assert held == [b'"[0, 1]"'] * 4000
+
+
+def memory(total: Any, device: Any) -> dict[str, Any]:
+    """Return an instant as PyTorch writes it with ``profile_memory=True``."""
+    said = {"Total Reserved": 0, "Total Allocated": total, "Bytes": 1, "Device Id": 0, "Device Type": device}
+    where = {"cat": "cpu_instant_event", "s": "t", "pid": 1, "tid": 2}
+    return {"ph": "i", **where, "name": "[memory]", "ts": 1, "args": said}
+
+
+def test_the_most_memory_that_was_allocated_on_gpus_is_told_by_rank(pipeline: Any, tmp_path: Path) -> None:
+    paths = pipeline.kineto(tmp_path)
+    for rank, path in enumerate(paths):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        trace["traceEvents"] += [memory((2 + rank) << 30, 1), memory(1 << 30, 1), memory(9 << 30, 0)]
+        path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+
+    notes = measure_kineto(paths, ImportRequest()).notes
+
+    assert "most memory that PyTorch had allocated on the ranks' GPUs: 2.0, 3.0 GiB" in notes
+
+
+@pytest.mark.parametrize("wrong", [(None, 1), ("many", 1), (-5, 1), (10**30, 1), (1.5, 1), (1 << 30, None)])
+def test_memory_that_is_no_number_is_none(wrong: tuple[Any, Any], tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": [memory(*wrong)]}), encoding="utf-8")
+
+    assert read_events(path, Keep(categories=frozenset(), prefixes=("[memory]",))).allocated == {}

@@ -16,6 +16,7 @@ import numpy as np
 from pptrace.errors import TraceError
 from pptrace.model.action import COMPUTE
 from pptrace_profilers.chrome.events import Keep, read_events
+from pptrace_profilers.chrome.records import MEMORY
 from pptrace_profilers.device import on_device
 from pptrace_profilers.enclosing import Annotations
 from pptrace_profilers.operations import GPU, IDLE_CALLS, LAUNCHES, operations_of
@@ -37,7 +38,7 @@ __all__ = ["check_kineto", "read_kineto", "recording_of"]
 
 _KEEP = Keep(
     categories=frozenset({*GPU, *LAUNCHES, "user_annotation"}),
-    prefixes=("c10d::", "nccl:"),
+    prefixes=("c10d::", "nccl:", MEMORY),
     without=IDLE_CALLS,
     details=("c10d::", "gloo:", "nccl"),
 )
@@ -47,6 +48,8 @@ _FAMILIAR = re.compile(r"ProfilerStep#|gloo:|nccl:|Optimizer\.")
 _NUMBER = re.compile(r"\d+")
 _LONGEST, _TOLD = 60, 3
 """Characters of a name that are told, and how many names."""
+_HOST = 0
+"""Type of device of the host's memory (c10/core/DeviceType.h)."""
 _IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 
 
@@ -73,6 +76,7 @@ def recording_of(events: Events, rules: Rules) -> Recording:
         ran=tuple(ran), ends=tuple(posts_of(events, ran, members)),
         operations=operations_of(events, rules, ran, annotations, members), notes=tuple(_notes(events, ran)),
         origin_ns=_whole(events.top.get("baseTimeNanoseconds")),
+        allocated_bytes=max((size for device, size in events.allocated.items() if device != _HOST), default=0),
     ))  # fmt: skip
 
 

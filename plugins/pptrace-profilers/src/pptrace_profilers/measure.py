@@ -84,7 +84,15 @@ def measure_recordings(
         raise TraceError(str(error), file=pipeline[0].path) from error
     overlapping = [note for one in pipeline for note in _overlaps(one)]
     told = [inferred] if inferred else []
-    return replace(measured, notes=(*notes, *assumed, *told, *overlapping, *measured.notes))
+    return replace(measured, notes=(*notes, *assumed, *told, *overlapping, *_memory(pipeline), *measured.notes))
+
+
+def _memory(pipeline: Sequence[Recording]) -> Iterator[str]:
+    """Yield what was allocated at most on each rank's GPU, where that was recorded."""
+    most = [one.allocated_bytes for one in pipeline]
+    if any(most):
+        told = ", ".join(f"{one / 2**30:.1f}" for one in most)
+        yield f"most memory that PyTorch had allocated on the ranks' GPUs: {told} GiB"
 
 
 def _overlaps(one: Recording) -> Iterator[str]:

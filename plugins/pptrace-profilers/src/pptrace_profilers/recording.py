@@ -142,6 +142,8 @@ class Recording:
     """Which of those times is 0 in the file as viewers of traces show it; None where they do not open it."""
     has_clock: bool = False
     """Whether the file names a clock of its own, as Perfetto's format does."""
+    allocated_bytes: int = 0
+    """Most memory that was allocated on its GPU at once; 0 where that is not recorded."""
     notes: tuple[str, ...] = ()
     """What was not read; one sentence each."""
     unattributed: tuple[Unattributed, ...] = ()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace_profilers.chrome.records import NO_ARGUMENTS, Arguments
+from pptrace_profilers.chrome.records import MEMORY, NO_ARGUMENTS, Arguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.model.columns import Int32s, Int64s
-    from pptrace_profilers.chrome.records import Event, Number
+    from pptrace_profilers.chrome.records import Event, Marks, Number
 
 __all__ = ["Columns"]
 
@@ -45,6 +45,8 @@ class Columns:
     """Arguments by event."""
     labels: dict[Number, list[str]] = field(default_factory=dict)
     """What processes are called."""
+    allocated: dict[int, int] = field(default_factory=dict)
+    """Most bytes that were allocated at once, by type of device."""
     blocks: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
     """The columns' parts."""
     count: int = 0
@@ -57,6 +59,8 @@ class Columns:
         """Take events; of names whose arguments are wanted, those with all of them."""
         for event in [e for e in events if e.ph == "M"]:
             self._label(event)
+        for said in [e.args for e in events if e.name == MEMORY and e.args is not None]:
+            self._allocated(said)
         events = [e for e in events if e.ph == "X"]
         names = _interned(self.names, [e.name for e in events])
         categories = _interned(self.categories, [e.cat for e in events])
@@ -99,6 +103,11 @@ class Columns:
             text = str(event.args.name or event.args.labels or "")
             if text not in said:
                 said.append(text)
+
+    def _allocated(self, said: Marks) -> None:
+        total, device = said.allocated, said.device_type
+        if isinstance(total, int) and isinstance(device, int) and 0 < total < _LARGEST_ID:
+            self.allocated[device] = max(self.allocated.get(device, 0), total)
 
     def whole(self) -> list[NDArray[Any]]:
         """Return names, categories, processes, threads, starts, ends, correlations and streams."""

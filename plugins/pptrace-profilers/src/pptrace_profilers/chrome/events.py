@@ -88,6 +88,8 @@ class Events:
     """Process and thread ids, each pair once."""
     labels: dict[Number, list[str]] = field(default_factory=dict)
     """What the file calls each process."""
+    allocated: dict[int, int] = field(default_factory=dict)
+    """Most bytes that were allocated at once, by type of device (0 is the host)."""
     size: int = 0
     """Bytes of the file, unpacked."""
     cut: bool = False
@@ -136,7 +138,7 @@ def read_events(path: Path, keep: Keep) -> Events:
         name=name, category=category, process=process, thread=thread, start_ns=start + base_ns,
         end_ns=end + base_ns, correlation=correlation, stream=stream, arguments=columns.arguments,
         processes=list(columns.processes), threads=columns.threads, labels=columns.labels,
-        size=blocks.size, cut=blocks.cut, bad=columns.bad,
+        allocated=columns.allocated, size=blocks.size, cut=blocks.cut, bad=columns.bad,
     )  # fmt: skip
 
 
@@ -183,7 +185,12 @@ def _lean(event: Event) -> Event:
     """Return an event with those arguments that every one is read for."""
     given = event.args
     marks = given and Marks(
-        correlation=given.correlation, stream=given.stream, name=given.name, labels=given.labels
+        correlation=given.correlation,
+        stream=given.stream,
+        name=given.name,
+        labels=given.labels,
+        allocated=given.allocated,
+        device_type=given.device_type,
     )
     return Event(event.ph, event.cat, event.name, event.pid, event.tid, event.ts, event.dur, marks)
 

@@ -6,9 +6,13 @@ from typing import TypeAlias
 
 import msgspec
 
-__all__ = ["NO_ARGUMENTS", "Arguments", "Detailed", "Event", "Marks", "Number", "on_its_own"]
+__all__ = ["MEMORY", "NO_ARGUMENTS", "Arguments", "Detailed", "Event", "Marks", "Number", "on_its_own"]
 
 Number: TypeAlias = "int | float | str | None"
+
+
+MEMORY = "[memory]"
+"""The name of an instant at which PyTorch's allocator says how much it holds."""
 
 
 class Marks(msgspec.Struct, gc=False):
@@ -18,6 +22,8 @@ class Marks(msgspec.Struct, gc=False):
     stream: Number = None
     name: Number = None
     labels: Number = None
+    allocated: Number = msgspec.field(name="Total Allocated", default=None)
+    device_type: Number = msgspec.field(name="Device Type", default=None)
 
 
 class Arguments(Marks, gc=False):
