@@ -20,6 +20,7 @@ __all__ = ["command"]
 
 _EXAMPLES = """\b
 pptrace calibrate run/ -o costs.yaml
+pptrace simulate costs.yaml
 pptrace simulate costs.yaml --schedule interleaved-1f1b --vp 2"""
 
 
@@ -39,8 +40,10 @@ def command(
 
     Lines of NCCL Inspector, which know no actions, give the network alone.
     """
+    from pptrace.hooks.registry import Registry
     from pptrace.stepdiff.calibrated_yaml import calibrated_yaml, calibration_lines
     from pptrace.stepdiff.calibration import calibrate
+    from pptrace.stepdiff.known_order import schedule_of
     from pptrace.stepdiff.times import performed
 
     if output is not None and not output.lower().endswith((".yaml", ".yml")):
@@ -49,10 +52,12 @@ def command(
     if not measurement.steps:
         _network_alone(measurement, traces[0], output, as_json=as_json)
         return
-    fit = calibrate([performed(step.timeline) for step in measurement.steps])
+    steps = [performed(step.timeline) for step in measurement.steps]
+    fit = calibrate(steps)
     click.echo(json.dumps(asdict(fit), indent=2) if as_json else "\n".join(calibration_lines(fit)))
     if output is not None:
-        _written(output, calibrated_yaml(fit, traces[0].name))
+        schedule = schedule_of(steps[0], Registry.load())
+        _written(output, calibrated_yaml(fit, traces[0].name, schedule))
 
 
 def _network_alone(measurement: Measurement, traces: Path, output: str | None, *, as_json: bool) -> None:

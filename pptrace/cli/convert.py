@@ -1,19 +1,21 @@
-"""``pptrace convert``: tables into tables, our own traces into traces, and a trace into its table."""
+"""``pptrace convert``: tables into tables, traces into traces, and a trace into its table."""
 
 from __future__ import annotations
 
-import gzip
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from pptrace.cli import complete
+from pptrace.cli.measured_options import measured_options, read
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from pptrace.hooks.offers import ExporterOffer
+    from pptrace.schedule.table import Schedule
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["command"]
@@ -22,10 +24,12 @@ _EXAMPLES = """\b
 pptrace convert step.pftrace step.json.gz
 pptrace convert rank0.json rank1.json step.pftrace
 pptrace convert table.csv with-messages.csv --messages asap
-pptrace convert step.pftrace order.csv"""
+pptrace convert step.pftrace order.csv
+pptrace convert run/ order.csv"""
 
-_HEAD = 4096
 _TABLES = (".csv", ".txt")
+
+Exporters: TypeAlias = "dict[str, ExporterOffer]"
 
 
 @click.command("convert", epilog=_EXAMPLES)
@@ -35,14 +39,26 @@ _TABLES = (".csv", ".txt")
     "--messages", type=click.Choice(["asap", "deferred", "none"]),
     help="Tables: put messages in place, receives as soon as sent or right before their use; or take them out.",
 )  # fmt: skip
+@measured_options
+@click.option(
+    "--step", metavar="STEP", default="median", show_default=True,
+    help="Measured traces: which step, a number or median.",
+)  # fmt: skip
 @click.option("--only", metavar="PART", multiple=True, help="Traces: keep ranks=0,7 or microbatches=0:32.")
 @click.option("--color", type=click.Choice(["kind", "microbatch"]), default="kind", help="Traces: colour by.")
 def command(
-    sources: tuple[Path, ...], target: str, messages: str | None, only: tuple[str, ...], color: str
+    sources: tuple[Path, ...],
+    target: str,
+    messages: str | None,
+    step: str,
+    only: tuple[str, ...],
+    color: str,
+    **where: Any,
 ) -> None:
     """Convert SOURCES to TARGET, each in the format that its name or content says.
 
-    Tables are .csv and .txt; traces are what pptrace wrote: .pftrace and .json, with .gz too.
+    Tables are .csv and .txt; traces are .pftrace and .json, with .gz too: what pptrace wrote, or what profilers
+    recorded, files or a folder.
     """
     from_table = sources[0].name.lower().endswith(_TABLES)
     to_table = target.lower().endswith(_TABLES)
@@ -57,31 +73,39 @@ def command(
     if to_table and only:
         raise click.UsageError("--only is for traces: name a .pftrace or .json as the target")
     if to_table:
-        paths = [_convert_table(sources, target, messages, from_table=from_table)]
+        schedule = _table(sources[0]) if from_table else _order(_read(sources, step, where))
+        paths = [_convert_table(schedule, target, messages)]
     else:
-        paths = _convert_trace(sources, target, only, color)
+        exporters = _exporters(target)
+        paths = _convert_trace(_read(sources, step, where), target, exporters, only, color)
     for path in paths:
         sys.stderr.write(f"wrote {path}\n")
 
 
-def _convert_table(sources: Sequence[Path], target: str, messages: str | None, *, from_table: bool) -> Path:
+def _table(source: Path) -> Schedule:
     from pptrace.errors import ScheduleError
-    from pptrace.export.table_file import write_table
-    from pptrace.schedule.issue_order import Receive
     from pptrace.schedule.text import load_table
     from pptrace.schedule.validate import validate
-    from pptrace.schedule.write import Dialect, in_dialect
+
+    table = load_table(source)
+    try:
+        validate(table.schedule)
+    except ScheduleError as error:
+        raise table.locate(error) from error
+    return table.schedule
+
+
+def _order(timeline: Timeline) -> Schedule:
     from pptrace.timeline.order import computed_order
 
-    if from_table:
-        table = load_table(sources[0])
-        schedule = table.schedule
-        try:
-            validate(schedule)
-        except ScheduleError as error:
-            raise table.locate(error) from error
-    else:
-        schedule = computed_order(_read(sources))
+    return computed_order(timeline)
+
+
+def _convert_table(schedule: Schedule, target: str, messages: str | None) -> Path:
+    from pptrace.export.table_file import write_table
+    from pptrace.schedule.issue_order import Receive
+    from pptrace.schedule.write import Dialect, in_dialect
+
     if messages is not None:
         dialect = Dialect.COMPUTE if messages == "none" else Dialect.COMMS
         schedule = in_dialect(schedule, dialect, Receive.ASAP if messages == "none" else Receive(messages))
@@ -89,45 +113,33 @@ def _convert_table(sources: Sequence[Path], target: str, messages: str | None, *
     return Path(target)
 
 
-def _convert_trace(sources: Sequence[Path], target: str, only: Sequence[str], color: str) -> list[Path]:
-    from pptrace.export.output import exporter_for, save
+def _exporters(target: str) -> Exporters:
+    """Return what writes traces; one of it writes the target."""
+    from pptrace.export.output import exporter_for
     from pptrace.hooks.registry import Registry
-    from pptrace.timeline.trim import parse_only, trim
 
     exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
     exporter_for(target, exporters)
-    timeline = _read(sources)
+    return exporters
+
+
+def _convert_trace(
+    timeline: Timeline, target: str, exporters: Exporters, only: Sequence[str], color: str
+) -> list[Path]:
+    from pptrace.export.output import save
+    from pptrace.timeline.trim import parse_only, trim
+
     if only:
         kept = parse_only([part for text in only for part in text.split()])
         timeline = trim(timeline, kept.ranks, kept.units)
     return save(timeline, [target], exporters, {"color": color})
 
 
-def _read(sources: Sequence[Path]) -> Timeline:
-    """Read traces that belong together, by the importer that recognises the first."""
-    from pptrace.errors import TraceError
-    from pptrace.hooks.registry import Registry
+def _read(sources: Sequence[Path], step: str, where: Mapping[str, Any]) -> Timeline:
+    """Read traces that belong together; of several measured steps the one that is asked for."""
+    from pptrace.stepdiff.sides import measured_side
 
-    head = _head(sources[0])
-    importers = Registry.load().importers
-    for provided in importers.values():
-        if provided.offer.recognises(sources[0], head):
-            return provided.offer.read(sources)
-    known = ", ".join(f"{name} ({provided.offer.summary})" for name, provided in importers.items())
-    raise TraceError(f"no importer recognises it; there are {known}", file=sources[0])
-
-
-def _head(path: Path) -> bytes:
-    from pptrace.errors import TraceError
-
-    try:
-        with path.open("rb") as file:
-            start = file.read(2)
-        if start != b"\x1f\x8b":
-            with path.open("rb") as file:
-                return file.read(_HEAD)
-        with gzip.open(path) as packed:
-            return packed.read(_HEAD)
-    except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or "is no whole gzip file"
-        raise TraceError(str(reason), file=path) from error
+    measurement = read(sources, **where)
+    if len(measurement.steps) == 1 and step in {"median", "0"}:
+        return measurement.steps[0].timeline
+    return measured_side(measurement, str(sources[0]), step).timeline

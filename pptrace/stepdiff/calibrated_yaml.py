@@ -15,8 +15,8 @@ __all__ = ["calibrated_yaml", "calibration_lines"]
 _NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", Kind.W: "weight_gradient"}
 
 
-def calibrated_yaml(fit: Calibration, source: str) -> str:
-    """Return the YAML text.
+def calibrated_yaml(fit: Calibration, source: str, schedule: str = "") -> str:
+    """Return the YAML text, which names the schedule where one has the measured order.
 
     A backward that was measured whole on some stages and split on others is given whole, with the input gradient
     where it was measured on all stages; else the simulator takes half of it.
@@ -24,8 +24,7 @@ def calibrated_yaml(fit: Calibration, source: str) -> str:
     steps = f"{fit.steps} steps" if fit.steps > 1 else "one step"
     lines = [
         f"# Medians of {steps} of {source}: pptrace calibrate. Behind # is the spread, lower to upper quartile.",
-        "# Runs with: pptrace simulate THIS.yaml --schedule 1f1b",
-        "parallel:", f"  pp: {fit.ranks}", "batch:", f"  microbatches: {fit.units}",
+        *_schedule(fit, source, schedule), "batch:", f"  microbatches: {fit.units}",
         "costs:", "  name: table", f"  slices: {fit.stages}  # stages of the measured schedule; others share them",
     ]  # fmt: skip
     lines += _times(fit)
@@ -34,6 +33,18 @@ def calibrated_yaml(fit: Calibration, source: str) -> str:
     if fit.boundary_bytes:
         lines.append(f"  boundary: {fit.boundary_bytes} B")
     return "\n".join([*lines, *_network(fit)]) + "\n"
+
+
+def _schedule(fit: Calibration, source: str, schedule: str) -> list[str]:
+    chunks = fit.stages // fit.ranks
+    parallel = ["parallel:", f"  pp: {fit.ranks}"]
+    if not schedule:
+        return [
+            "# The measured order is that of no installed schedule. Simulate another one, --schedule 1f1b, or",
+            f"# that order: pptrace convert {source} order.csv; pptrace simulate THIS.yaml --schedule order.csv",
+            *parallel,
+        ]
+    return [f"schedule: {schedule}", *parallel, *([f"  vp: {chunks}"] if chunks > 1 else [])]
 
 
 def calibration_lines(fit: Calibration) -> list[str]:

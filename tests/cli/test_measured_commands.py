@@ -53,8 +53,7 @@ def test_a_fit_of_a_simulation_gives_its_costs_back(pptrace: Any, folder: Path) 
         ("F", 0): 10_000_000, ("F", 1): 10_000_000, ("B", 0): 20_000_000, ("B", 1): 25_000_000,
     }  # fmt: skip
     assert found["link"]["median_ns"] == 1_100_000
-    again = json.loads(pptrace("simulate", "costs.yaml", "--schedule", "table.csv", "--json",
-                               "--set", "parallel.pp=null", "--set", "batch.microbatches=null").out)  # fmt: skip
+    again = json.loads(pptrace("simulate", "costs.yaml", "--schedule", "table.csv", "--json").out)
     first = json.loads(pptrace("simulate", "step.yaml", "--json").out)
     assert again["step_ns"] == first["step_ns"]
     assert (folder / "costs.yaml").exists()

@@ -17,6 +17,7 @@ from pptrace.experiment.measured import read_measurement
 from pptrace.hooks.registry import Registry
 from pptrace.stepdiff.calibrated_yaml import calibrated_yaml
 from pptrace.stepdiff.calibration import Calibration, calibrate
+from pptrace.stepdiff.known_order import schedule_of
 from pptrace.stepdiff.replay import replay
 from pptrace.stepdiff.times import Performed, performed
 from pptrace.stepdiff.what_if import what_if
@@ -93,6 +94,33 @@ def test_a_fit_says_what_one_message_size_cannot_tell() -> None:
     text = calibrated_yaml(fit("gpipe"), "gpipe")
     assert "cannot be told apart from one size" in text
     assert "bandwidth: unlimited" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [("gpipe", "gpipe"), ("1f1b", "1f1b"), ("interleaved1f1b", "interleaved-1f1b"), ("looped_bfs", "looped-bfs")],
+)
+@pytest.mark.needs_plugins
+def test_a_fit_names_the_schedule_that_was_measured(name: str, schedule: str, tmp_path: Path) -> None:
+    costs = tmp_path / "costs.yaml"
+    assert schedule_of(run(name), Registry.load()) == schedule
+
+    costs.write_text(calibrated_yaml(fit(name), name, schedule), encoding="utf-8")
+
+    assert simulate(costs).metrics.step_ns == pytest.approx(run(name).span_ns, rel=0.12)
+
+
+def test_an_order_that_no_schedule_has_can_be_simulated_as_a_table(tmp_path: Path) -> None:
+    costs, order = tmp_path / "costs.yaml", tmp_path / "order.csv"
+    assert schedule_of(run("zbv"), Registry.load()) == ""
+
+    text = calibrated_yaml(fit("zbv"), "zbv")
+    costs.write_text(text, encoding="utf-8")
+    CliRunner().invoke(cli, ["convert", str(FIXTURES / "sleep-zbv"), str(order)], catch_exceptions=False)
+
+    assert "convert zbv order.csv" in text
+    table = simulate(costs, schedule=str(order))
+    assert table.metrics.step_ns == pytest.approx(run("zbv").span_ns, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb_h1_csv", "zbv"])
