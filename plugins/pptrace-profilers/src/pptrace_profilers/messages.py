@@ -10,7 +10,7 @@ from pptrace.model.action import Action, Kind
 from pptrace.timeline.measurement import Unattributed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pptrace.timeline.measurement import Clock
     from pptrace_profilers.recording import End, Ran
@@ -179,53 +179,72 @@ def _later(end: End | None, by_ns: int) -> End | None:
 
 
 def name_messages(
-    ranks: Sequence[RankStep], messages: Iterable[Message], unattributed: list[Unattributed]
+    ranks: Sequence[RankStep], messages: Sequence[Message], unattributed: list[Unattributed]
 ) -> None:
-    """Find out what messages without annotations carry, from the order of actions, and who the ends are."""
-    orders: dict[tuple[int, Kind], list[Action]] = {}
-    holders: dict[tuple[int, int], int] = {}
-    for number, rank in enumerate(ranks):
-        for kind in _COMPUTES:
-            orders[number, kind] = [one.action for one in rank.ran if one.action.kind is kind]
-        for one in rank.ran:
-            for action in one.action.sub_actions or (one.action,):
-                if action.kind in _COMPUTES:
-                    for unit in range(action.unit, action.unit + action.span):
-                        holders.setdefault((action.stage, unit), number)
-    taken: dict[tuple[int, int], int] = defaultdict(int)
+    """Find out what messages without annotations carry, from the order of actions, and who the ends are.
+
+    A message is what its sender computed for a stage of its receiver, in that order. Where that may be of several
+    stages or directions, and there are more or fewer messages, nobody knows.
+    """
+    holders = _holders(ranks)
+    named = {(one.forward, one.stage, one.unit) for one in messages if one.stage >= 0}
     for message in messages:
-        if message.stage < 0:
-            _in_order(message, orders, taken, unattributed)
         if message.stage >= 0:
             message.source = _holder(message.source, holders.get((message.stage, message.unit)))
             message.target = _holder(message.target, holders.get((message.to_stage, message.unit)))
+    unnamed: dict[tuple[int, int], list[Message]] = defaultdict(list)
+    for message in messages:
+        if message.stage < 0:
+            unnamed[message.source, message.target].append(message)
+    for (source, target), own in unnamed.items():
+        made = _made_for(ranks[source], target, holders) if source >= 0 else []
+        made = [one for one in made if _key_of(one) not in named]
+        if len(own) != len(made) and len({(one.kind is Kind.F, one.stage) for one in made}) > 1:
+            made = []
+        for message, action in zip(own, made, strict=False):
+            message.forward, message.stage, message.unit = _key_of(action)
+            message.span = action.span
+        if len(own) > len(made):
+            unattributed.append(_nameless(source, target, own[len(made) :]))
+
+
+def _holders(ranks: Sequence[RankStep]) -> dict[tuple[int, int], int]:
+    """Return which rank has a stage and microbatch."""
+    found: dict[tuple[int, int], int] = {}
+    for number, rank in enumerate(ranks):
+        for action in _computations(rank):
+            for unit in range(action.unit, action.unit + action.span):
+                found.setdefault((action.stage, unit), number)
+    return found
+
+
+def _computations(rank: RankStep) -> Iterator[Action]:
+    for one in rank.ran:
+        for action in one.action.sub_actions or (one.action,):
+            if action.kind in _COMPUTES:
+                yield action
+
+
+def _made_for(rank: RankStep, target: int, holders: Mapping[tuple[int, int], int]) -> list[Action]:
+    """Return the actions of a rank whose activations or gradients another rank's stages take, in order."""
+    return [
+        one
+        for one in _computations(rank)
+        if one.kind is not Kind.W and holders.get((one.stage + (1 if one.kind is Kind.F else -1), one.unit)) == target
+    ]
+
+
+def _key_of(made: Action) -> _Key:
+    return made.kind is Kind.F, made.stage, made.unit
 
 
 def _holder(known: int, otherwise: int | None) -> int:
     return known if known >= 0 or otherwise is None else otherwise
 
 
-def _in_order(
-    message: Message,
-    orders: dict[tuple[int, Kind], list[Action]],
-    taken: dict[tuple[int, int], int],
-    unattributed: list[Unattributed],
-) -> None:
-    # One stage per rank: what goes to the next rank is an activation, what goes back a gradient, in order.
-    step = message.target - message.source
-    order = orders.get((message.source, Kind.F), []) if step == 1 else _gradients(orders, message.source)
-    at = taken[message.source, message.target]
-    taken[message.source, message.target] += 1
-    if abs(step) == 1 and at < len(order) and len({one.stage for one in order}) == 1:
-        message.forward, message.stage, message.unit = step == 1, order[at].stage, order[at].unit
-        message.span = order[at].span
-        return
-    received = message.received
-    length = received.end_ns - received.start_ns if received is not None else 0
-    what = f"messages to rank {message.target} that no annotation names"
-    unattributed.append(Unattributed(rank=message.source, what=what, count=1, total_ns=length))
-
-
-def _gradients(orders: dict[tuple[int, Kind], list[Action]], rank: int) -> list[Action]:
-    """Return the actions whose gradients a rank sends back."""
-    return orders.get((rank, Kind.B), []) or orders.get((rank, Kind.I), [])
+def _nameless(source: int, target: int, messages: Sequence[Message]) -> Unattributed:
+    ends = [one.received for one in messages if one.received is not None]
+    return Unattributed(
+        rank=source, what=f"messages to rank {target} that no annotation names", count=len(messages),
+        total_ns=sum(end.end_ns - end.start_ns for end in ends),
+    )  # fmt: skip

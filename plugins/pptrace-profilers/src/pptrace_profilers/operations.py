@@ -40,7 +40,8 @@ IDLE_CALLS = frozenset({
     "cudaGetDevice", "cudaSetDevice", "cudaHostAlloc", "cudaThreadExchangeStreamCaptureMode",
 })  # fmt: skip
 """Calls of the CUDA runtime that launch nothing, and are most of them."""
-_SEND_RECV = re.compile(r"SendRecv", re.IGNORECASE)
+_SEND_RECV = re.compile(r"SendRecv|Generic", re.IGNORECASE)
+"""Kernels that may carry a batch of messages: RCCL's all have one name (ROCm/roctracer, issue 101)."""
 
 
 def operations_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
     from pptrace.model.placement import Placement
     from pptrace.timeline.timeline import Timeline
     from pptrace_profilers.messages import Message, RankStep
-    from pptrace_profilers.recording import Ran
+    from pptrace_profilers.recording import End, Ran
 
 __all__ = ["timeline_of"]
 
 _STREAMS = {Kind.OFFLOAD: Stream.COPY_OUT, Kind.RELOAD: Stream.COPY_IN}
 _Lane = tuple[int, Stream, int]
+_Kernel = tuple[int, int, int, int]
+"""A kernel that carries messages: its rank, launch, start and end."""
 
 
 def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple[Timeline, Int64s, int]:
@@ -124,10 +127,12 @@ def _carried(messages: Sequence[Message]) -> list[Slice]:
     """Return the slices of each message on both ranks: from when both ends were there until it was.
 
     A message whose sender was done before the receiver began, or of which one end is known, moves at each end by
-    that end's own time.
+    that end's own time. A kernel that carries several messages ends with the last of them, so that what it
+    received was there when its sender's kernel ended, if that was before.
     """
     found: list[Slice] = []
     free: dict[_Lane, int] = {}
+    shared = Counter(kernel for one in messages for kernel in (_sending(one), _receiving(one)) if kernel)
     for message in sorted((one for one in messages if one.stage >= 0), key=_last):
         sent, received = message.sent, message.received
         kinds = (Kind.SEND_F, Kind.RECV_F) if message.forward else (Kind.SEND_B, Kind.RECV_B)
@@ -144,6 +149,8 @@ def _carried(messages: Sequence[Message]) -> list[Slice]:
             begin, end = own.start_ns, own.end_ns
             if not apart and sent is not None and received is not None:
                 begin, end = max(sent.start_ns, received.start_ns), received.end_ns
+                if shared[_receiving(message)] > 1:
+                    end = min(end, max(sent.end_ns, begin))
             end = max(end, free.get(lane, end))
             begin = min(max(begin, free.get(lane, begin)), end)
             free[lane] = end
@@ -153,6 +160,19 @@ def _carried(messages: Sequence[Message]) -> list[Slice]:
                 enter_ns=min(own.start_ns, begin),
             ))  # fmt: skip
     return found
+
+
+def _sending(message: Message) -> _Kernel | None:
+    return _kernel(message.source, message.sent)
+
+
+def _receiving(message: Message) -> _Kernel | None:
+    return _kernel(message.target, message.received)
+
+
+def _kernel(rank: int, end: End | None) -> _Kernel | None:
+    """Return which kernel an end of a message is carried by; None where the host's own post was recorded."""
+    return None if end is None or end.posted_ns < 0 else (rank, end.posted_ns, end.start_ns, end.end_ns)
 
 
 def _last(message: Message) -> int:
