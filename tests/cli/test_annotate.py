@@ -236,6 +236,73 @@ def test_megatron_s_chunks_are_stages_and_their_receives_have_no_names(torch: An
     ]
 
 
+def test_microbatches_are_counted_where_megatron_does_not_tell_them(torch: Any, log: list[str]) -> None:
+    """Megatron Core 0.5 and 0.6 call forward_step without current_microbatch and vp_stage."""
+
+    def forward_step(
+        forward_step_func: Any, data_iterator: Any, model: Any, num_microbatches: int, input_tensor: Any,
+        forward_data_store: Any, config: Any,
+    ) -> Tensor:  # fmt: skip
+        return Tensor()
+
+    megatron = Megatron(torch, chunks=2)
+    chunk = 0
+    megatron.state.get_virtual_pipeline_model_parallel_rank = lambda: chunk
+    megatron.schedules.forward_step = forward_step
+    loaded("megatron").annotate(megatron.schedules, megatron.communication, megatron.state)
+    for chunk in (0, 0, 1, 0, 1, 1) * 2:  # noqa: B007 - the stand-in above says it
+        megatron.schedules.forward_step(None, None, None, 3, None, [], None)
+
+    assert [one for one in log if one.startswith("PP:")] == [
+        "PP:1F0", "PP:1F1", "PP:4F0", "PP:1F2", "PP:4F1", "PP:4F2",
+    ] * 2  # fmt: skip
+
+
+def test_a_forward_and_a_backward_that_run_as_one_are_one_mark(torch: Any, log: list[str]) -> None:
+    """Megatron's combined_1f1b: the first call has no backward, the last no forward."""
+
+    def combined_forward_backward_step(
+        forward_step_func: Any, data_iterator: Any, f_model: Any, num_microbatches: int, input_tensor: Any,
+        forward_data_store: Any, b_model: Any, b_input_tensor: Any, b_output_tensor: Any,
+        b_output_tensor_grad: Any, config: Any, f_model_chunk_id: int | None = None, current_microbatch: int | None = None,
+    ) -> tuple[Tensor | None, int, Tensor | None]:  # fmt: skip
+        return (Tensor() if f_model else None), 3, (Tensor() if b_model else None)
+
+    megatron = Megatron(torch, chunks=2)
+    combined = SimpleNamespace(combined_forward_backward_step=combined_forward_backward_step)
+    loaded("megatron").annotate(megatron.schedules, megatron.communication, megatron.state, combined)
+
+    def run(forward: int | None, output: Tensor | None) -> tuple[Any, int, Any]:
+        found: tuple[Any, int, Any] = combined.combined_forward_backward_step(
+            None, None, None if forward is None else "model", 2, None, [], output and "model", None,
+            [output], None, None, f_model_chunk_id=None if forward is None else 1, current_microbatch=forward,
+        )  # fmt: skip
+        return found
+
+    first, _, _ = run(0, None)
+    second, _, gradient = run(1, first)
+    run(None, second)
+    torch.distributed.isend(second, 2)
+    torch.distributed.isend(gradient, 0)
+
+    assert [one for one in log if one.startswith("PP:")] == [
+        "PP:4F0", "PP:(4F1;4B0)OVERLAP_F_B", "PP:4B1", "PP:4SEND_F1", "PP:4SEND_B0",
+    ]  # fmt: skip
+
+
+def test_a_name_goes_with_its_tensor(torch: Any, log: list[str]) -> None:
+    """The last stage sends no output on, and another tensor may have its id when it is gone."""
+    module = loaded("megatron")
+    module.annotate(*(getattr(Megatron(torch), name) for name in ("schedules", "communication", "state")))
+    tensor = Tensor()
+    module._name_message(tensor, True, "PP:1SEND_F0")
+    assert list(module._names) == [(True, id(tensor))]
+
+    del tensor
+
+    assert module._names == {}
+
+
 def test_megatron_is_found_by_itself_and_marked_once(
     torch: Any, log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
