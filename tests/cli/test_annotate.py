@@ -264,7 +264,8 @@ def test_a_forward_and_a_backward_that_run_as_one_are_one_mark(torch: Any, log: 
     def combined_forward_backward_step(
         forward_step_func: Any, data_iterator: Any, f_model: Any, num_microbatches: int, input_tensor: Any,
         forward_data_store: Any, b_model: Any, b_input_tensor: Any, b_output_tensor: Any,
-        b_output_tensor_grad: Any, config: Any, f_model_chunk_id: int | None = None, current_microbatch: int | None = None,
+        b_output_tensor_grad: Any, config: Any, f_model_chunk_id: int | None = None,
+        current_microbatch: int | None = None,
     ) -> tuple[Tensor | None, int, Tensor | None]:  # fmt: skip
         return (Tensor() if f_model else None), 3, (Tensor() if b_model else None)
 
