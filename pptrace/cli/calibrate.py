@@ -32,9 +32,20 @@ pptrace simulate costs.yaml --schedule interleaved-1f1b --vp 2"""
 @click.option(
     "-o", "--output", metavar="FILE", shell_complete=complete.files(), help="Write a configuration: .yaml."
 )
+@click.option(
+    "--node-ranks", type=click.IntRange(min=2), default=None, metavar="N",
+    help="Consecutive pipeline ranks that share a node: their messages are fitted apart.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    traces: tuple[Path, ...], layout: str, replica: str, rules: Path | None, output: str | None, *, as_json: bool
+    traces: tuple[Path, ...],
+    layout: str,
+    replica: str,
+    rules: Path | None,
+    output: str | None,
+    node_ranks: int | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Fit times per stage, overhead and network to TRACES, files or a folder, all steps pooled.
 
@@ -53,7 +64,7 @@ def command(
         _network_alone(measurement, traces[0], output, as_json=as_json)
         return
     steps = [performed(step.timeline) for step in measurement.steps]
-    fit = calibrate(steps)
+    fit = calibrate(steps, node_ranks or 0)
     click.echo(json.dumps(asdict(fit), indent=2) if as_json else "\n".join(calibration_lines(fit)))
     if output is not None:
         schedule = schedule_of(steps[0], Registry.load())

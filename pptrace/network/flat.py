@@ -12,7 +12,7 @@ from pptrace.network.contract import Links, Paths
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
 
-__all__ = ["Flat", "ideal"]
+__all__ = ["Flat", "FlatNodes", "ideal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,35 @@ class Flat:
             rate_kbps=np.full(pairs, self.rate_kbps, dtype=np.int64),
             link_ptr=np.zeros(pairs + 1, dtype=np.int32),
             link=np.zeros(0, dtype=np.int32),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatNodes:
+    """Wires as those of :class:`Flat`, of one sort within a node and of another between nodes."""
+
+    node: Flat
+    """Within a node."""
+    between: Flat
+    """Between nodes."""
+    ranks: int
+    """Consecutive ranks that share a node."""
+
+    @property
+    def links(self) -> Links:
+        """None is shared."""
+        return self.between.links
+
+    def paths(self, src: Int32s, dst: Int32s) -> Paths:
+        """Return each pair's figures, by whether both are on one node."""
+        near, far = self.node.paths(src, dst), self.between.paths(src, dst)
+        same = src // self.ranks == dst // self.ranks
+        return Paths(
+            overhead_ns=np.where(same, near.overhead_ns, far.overhead_ns),
+            latency_ns=np.where(same, near.latency_ns, far.latency_ns),
+            rate_kbps=np.where(same, near.rate_kbps, far.rate_kbps),
+            link_ptr=near.link_ptr,
+            link=near.link,
         )
 
 

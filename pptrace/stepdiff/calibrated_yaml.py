@@ -8,7 +8,7 @@ from pptrace.config.quantity import format_duration, format_rate, format_size
 from pptrace.model.action import Kind
 
 if TYPE_CHECKING:
-    from pptrace.stepdiff.calibration import Calibration, Fitted
+    from pptrace.stepdiff.calibration import Calibration, Fitted, LinkFit
 
 __all__ = ["calibrated_yaml", "calibration_lines"]
 
@@ -61,7 +61,7 @@ def calibration_lines(fit: Calibration) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     lines += ["", f"overhead of an action  {format_duration(fit.overhead_ns)}"]
-    return [*lines, *(line.removeprefix("# ") for line in _about_link(fit))]
+    return [*lines, *_about_links(fit)]
 
 
 def _times(fit: Calibration) -> list[str]:
@@ -103,30 +103,38 @@ def _exact(time_ns: int) -> str:
 
 
 def _network(fit: Calibration) -> list[str]:
-    link = fit.link
+    link = fit.link or fit.node_link
     if link is None:
         return ["# no message's arrival was seen: the network is left out"]
-    lines = [*_about_link(fit), "network:", "  name: hockney"]
+    lines = [*(f"# {line}" for line in _about_links(fit)), "network:", "  name: hockney", *_wires(link)]
+    if fit.link is not None and fit.node_link is not None:
+        lines += ["  node:", f"    ranks: {fit.node_ranks}", *(f"  {line}" for line in _wires(fit.node_link))]
+    return lines
+
+
+def _wires(link: LinkFit) -> list[str]:
     if link.bytes_per_s is None or link.latency_ns is None:
-        return [*lines, "  bandwidth: unlimited", f"  latency: {link.median_ns} ns"]
-    return [*lines, f"  bandwidth: {round(link.bytes_per_s)} B/s", f"  latency: {link.latency_ns} ns"]
+        return ["  bandwidth: unlimited", f"  latency: {link.median_ns} ns"]
+    return [f"  bandwidth: {round(link.bytes_per_s)} B/s", f"  latency: {link.latency_ns} ns"]
 
 
-def _about_link(fit: Calibration) -> list[str]:
-    link = fit.link
+def _about_links(fit: Calibration) -> list[str]:
+    apart = bool(fit.node_ranks)
+    lines = _about(fit.link, " between nodes" if apart else "") + _about(fit.node_link, " within a node")
+    if fit.uneven:
+        fast, slow = fit.uneven
+        lines.append(f"ways differ: {fast}, {slow}; if nodes are why, --node-ranks N fits those within a node apart")
+    return lines
+
+
+def _about(link: LinkFit | None, where: str) -> list[str]:
     if link is None:
         return []
     sizes = ", ".join(format_size(size) for size in link.sizes)
-    seen = f"{link.count} messages of {sizes}: median {format_duration(link.median_ns)}"
+    seen = f"{link.count} messages of {sizes}{where}: median {format_duration(link.median_ns)}"
     seen += f", spread {format_duration(link.spread_ns)}"
     if link.bytes_per_s is None or link.latency_ns is None:
         why = "one size" if len(link.sizes) == 1 else "these sizes"
-        return [
-            f"# {seen}",
-            f"# latency and bandwidth cannot be told apart from {why}: all of it counts as latency",
-        ]
+        return [seen, f"latency and bandwidth cannot be told apart from {why}: all of it counts as latency"]
     fitted = f"latency {format_duration(link.latency_ns)}, {format_rate(round(link.bytes_per_s))}"
-    return [
-        f"# {seen}",
-        f"# {fitted}; half of the messages are off by less than {format_duration(link.residual_ns)}",
-    ]
+    return [seen, f"{fitted}; half of the messages are off by less than {format_duration(link.residual_ns)}"]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pptrace.config.quantity import format_duration
 from pptrace.model.action import Kind
 
 if TYPE_CHECKING:
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.model.columns import Int64s
+    from pptrace.model.columns import Int32s, Int64s
     from pptrace.stepdiff.times import Performed
 
 __all__ = ["Calibration", "Fitted", "LinkFit", "calibrate", "fit_link"]
 
 _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
-_FEWEST = 3
+_FEWEST, _FAR = 3, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,13 @@ class Calibration:
     overhead_ns: int
     """Median gap of the host before an action whose rank and inputs were ready."""
     link: LinkFit | None
-    """Messages; None where no arrival was seen."""
+    """Messages, where nodes are known those between nodes; None where no arrival was seen."""
+    node_ranks: int
+    """Consecutive ranks that share a node; 0 where nodes are not known."""
+    node_link: LinkFit | None
+    """Messages between ranks of one node; None where no arrival was seen, or nodes are not known."""
+    uneven: tuple[str, ...]
+    """The fastest and the slowest way between ranks, where they are too far apart for one sort of link."""
     boundary_bytes: int
     """Size of a message between stages; 0 where unknown."""
 
@@ -93,8 +100,12 @@ class Calibration:
         return next((one for one in self.fitted if (one.kind, one.stage) == (kind.name, stage)), None)
 
 
-def calibrate(steps: Sequence[Performed]) -> Calibration:
+def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
     """Fit several steps of one pipeline, pooled.
+
+    Args:
+        steps: what was measured.
+        node_ranks: consecutive ranks that share a node, whose messages are then fitted apart; 0 if unknown.
 
     Raises:
         ValueError: no steps, or of different sizes.
@@ -107,11 +118,15 @@ def calibrate(steps: Sequence[Performed]) -> Calibration:
     found = (_fitted(steps, kind, stage) for stage in range(stages) for kind in _KINDS)
     gaps = np.concatenate([one.gap_ns for one in steps])
     sent = np.concatenate([one.transfers.size_bytes for one in steps])
+    seen = _seen(steps)
+    near = seen.source // node_ranks == seen.target // node_ranks if node_ranks else np.zeros(len(seen), bool)
     return Calibration(
         ranks=ranks, stages=stages, units=units, steps=len(steps),
         fitted=tuple(one for one in found if one is not None),
         overhead_ns=int(np.median(gaps)) if gaps.size else 0,
-        link=_link(steps), boundary_bytes=int(np.median(sent[sent > 0])) if (sent > 0).any() else 0,
+        link=_link(seen, ~near), node_ranks=node_ranks, node_link=_link(seen, near),
+        uneven=() if node_ranks else _uneven(seen),
+        boundary_bytes=int(np.median(sent[sent > 0])) if (sent > 0).any() else 0,
     )  # fmt: skip
 
 
@@ -129,11 +144,54 @@ def _fitted(steps: Sequence[Performed], kind: Kind, stage: int) -> Fitted | None
     )  # fmt: skip
 
 
-def _link(steps: Sequence[Performed]) -> LinkFit | None:
-    seen = [one.transfers.observed & (one.transfers.took_ns >= 0) for one in steps]
-    took = np.concatenate([one.transfers.took_ns[mask] for one, mask in zip(steps, seen, strict=True)])
-    size = np.concatenate([one.transfers.size_bytes[mask] for one, mask in zip(steps, seen, strict=True)])
-    return fit_link(took, size) if took.size else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """Messages whose arrival was seen, of all steps."""
+
+    source: Int32s
+    target: Int32s
+    size_bytes: Int64s
+    took_ns: Int64s
+
+    def __len__(self) -> int:
+        return int(self.source.size)
+
+
+def _seen(steps: Sequence[Performed]) -> _Seen:
+    masks = [one.transfers.observed & (one.transfers.took_ns >= 0) for one in steps]
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(one.transfers, name)[mask] for one, mask in zip(steps, masks, strict=True)])
+
+    return _Seen(
+        source=column("source"), target=column("target"), size_bytes=column("size_bytes"),
+        took_ns=column("took_ns"),
+    )  # fmt: skip
+
+
+def _link(seen: _Seen, chosen: NDArray[np.bool_]) -> LinkFit | None:
+    return fit_link(seen.took_ns[chosen], seen.size_bytes[chosen]) if chosen.any() else None
+
+
+def _uneven(seen: _Seen) -> tuple[str, ...]:
+    """Return the fastest and the slowest way, where quartiles and medians of one size are far apart."""
+    if not len(seen):
+        return ()
+    common = np.bincount(np.unique(seen.size_bytes, return_inverse=True)[1]).argmax()
+    of_size = seen.size_bytes == np.unique(seen.size_bytes)[common]
+    ways = sorted(set(zip(seen.source[of_size].tolist(), seen.target[of_size].tolist(), strict=True)))
+    times = {way: seen.took_ns[of_size & (seen.source == way[0]) & (seen.target == way[1])] for way in ways}
+    times = {way: own for way, own in times.items() if own.size >= _FEWEST}
+    if len(times) <= 1:
+        return ()
+    slow = max(times, key=lambda way: float(np.median(times[way])))
+    fast = min(times, key=lambda way: float(np.median(times[way])))
+    apart = np.percentile(times[slow], 25) > np.percentile(times[fast], 75)
+    if not apart or np.median(times[slow]) < _FAR * np.median(times[fast]):
+        return ()
+    return tuple(
+        f"rank {way[0]} to rank {way[1]} {format_duration(int(np.median(times[way])))}" for way in (fast, slow)
+    )
 
 
 def fit_link(took: Int64s, size: Int64s) -> LinkFit:

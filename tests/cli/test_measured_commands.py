@@ -83,6 +83,53 @@ def test_two_sizes_of_messages_tell_latency_and_bandwidth_apart(pptrace: Any, fo
     assert link["bytes_per_s"] == pytest.approx(1e9, rel=0.01)
 
 
+NODES = """\
+schedule: four.csv
+costs: {name: table, forward: 10 ms, backward: 20 ms, boundary: [1 MB, 4 MB, 2 MB]}
+network:
+  {name: hockney, bandwidth: 1 GB/s, latency: 100 us, node: {ranks: 2, bandwidth: 10 GB/s, latency: 10 us}}
+"""
+
+
+def test_links_within_a_node_and_between_nodes_are_told_apart(pptrace: Any, folder: Path) -> None:
+    lines = [",".join(f"{rank}{kind}{unit}" for kind in "FB" for unit in range(4)) for rank in range(4)]
+    (folder / "four.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "nodes.yaml").write_text(NODES, encoding="utf-8")
+    pptrace("simulate", "nodes.yaml", "-o", "four.pftrace")
+
+    apart = json.loads(pptrace("calibrate", "four.pftrace", "--json", "--node-ranks", "2", "-o", "two.yaml").out)
+    told = pptrace("calibrate", "four.pftrace").out
+
+    assert apart["link"]["median_ns"] == 4_100_000
+    assert apart["node_link"]["latency_ns"] == pytest.approx(10_000, rel=0.01)
+    assert apart["node_link"]["bytes_per_s"] == pytest.approx(10e9, rel=0.01)
+    assert "node:\n    ranks: 2\n" in (folder / "two.yaml").read_text(encoding="utf-8")
+    pptrace("simulate", "two.yaml", "--schedule", "four.csv")
+    assert "ways differ" not in told  # of one size there is one way alone
+
+
+def test_ways_that_are_no_sort_of_link_are_named(pptrace: Any, folder: Path) -> None:
+    lines = [",".join(f"{rank}{kind}{unit}" for kind in "FB" for unit in range(4)) for rank in range(4)]
+    (folder / "four.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "nodes.yaml").write_text(NODES.replace("[1 MB, 4 MB, 2 MB]", "1 MB"), encoding="utf-8")
+    pptrace("simulate", "nodes.yaml", "-o", "four.pftrace")
+
+    told = pptrace("calibrate", "four.pftrace").out
+
+    assert (
+        "ways differ: rank 0 to rank 1 110 us, rank 1 to rank 2 1.1 ms; if nodes are why, --node-ranks N" in told
+    )
+
+
+def test_wires_of_a_node_have_a_bandwidth(pptrace: Any, folder: Path) -> None:
+    (folder / "nodes.yaml").write_text(NODES.replace("10 GB/s", "10 B/s"), encoding="utf-8")
+    (folder / "four.csv").write_text("0F0,0B0\n1F0,1B0\n", encoding="utf-8")
+
+    found = pptrace("simulate", "nodes.yaml", "--microbatches", "1")
+
+    assert "node.bandwidth: the smallest bandwidth is 1 kB/s" in found.err
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
