@@ -17,6 +17,7 @@ from pptrace.schedule.table import Schedule
 from pptrace.sim.action_times import ActionTimes
 from pptrace.timeline.messages import messages
 from pptrace.timeline.order import compute_rows
+from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Performed", "Transfers", "performed"]
 
+_MESSAGES = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 _WAITED_NS, _WAITED_UNSEEN_NS = 50_000, 200_000
 """From how long a wait on a message shows when that was there; longer where the wait itself is not recorded."""
 
@@ -52,6 +54,9 @@ class Transfers:
     """Its size; 0 where unknown."""
     took_ns: Int64s
     """From when both ends were ready until it was there; -1 where unknown."""
+    held_ns: Int64s
+    """What else lay between its producer's end and its consumer's start for its sake: until both ends were ready,
+    and until whatever it shared its kernel with was there. 0 where that is not known."""
     observed: NDArray[np.bool_]
     """Whether its arrival was seen: its consumer waited for it, or a simulation knows."""
 
@@ -150,7 +155,8 @@ class Performed:
         for step in (self, transfers):
             if step is not None:
                 at = _sends(step.transfers, self.placement)
-                transfer[at] = np.where(step.transfers.took_ns >= 0, step.transfers.took_ns, transfer[at])
+                whole = step.transfers.took_ns + step.transfers.held_ns
+                transfer[at] = np.where(step.transfers.took_ns >= 0, whole, transfer[at])
         return ActionTimes(duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
 
 
@@ -168,7 +174,7 @@ def performed(timeline: Timeline) -> Performed:
         before[own[1:]] = timeline.end_ns[own[:-1]]
     ready = np.maximum(before, _arrivals(timeline, carried))[rows]
     first = np.concatenate([[0], np.cumsum([own.size for own in by_rank])[:-1]]).astype(np.int64)
-    gap = np.maximum(timeline.start_ns[rows] - ready, 0)
+    gap = np.where(_brought(timeline)[rows], 0, np.maximum(timeline.start_ns[rows] - ready, 0))
     gap[first[first < rows.size]] = 0  # what comes before a rank's first action is no gap between two
     return Performed(
         placement=timeline.placement, rank=timeline.rank_of_row()[rows], kind=timeline.kind[rows],
@@ -197,20 +203,32 @@ def _arrivals(timeline: Timeline, carried: Messages) -> Int64s:
     return there
 
 
+def _brought(timeline: Timeline) -> NDArray[np.bool_]:
+    """Return, per row, whether it is known that a message released it: its own, or one that came with that."""
+    beside = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
+    carries = np.isin(timeline.kind, [int(kind) for kind in _MESSAGES]) & beside
+    found: NDArray[np.bool_] = np.append(carries, False)[timeline.cause]
+    return found
+
+
 def _transfers(timeline: Timeline, carried: Messages, before: Int64s) -> Transfers:
     known = (carried.producer >= 0) & (carried.consumer >= 0)
     producer, consumer = carried.producer[known], carried.consumer[known]
     send, recv = carried.send[known], carried.recv[known]
     rows = np.where(recv >= 0, recv, send)
     arrived = timeline.end_ns[rows] + timeline.lag_ns[rows]
-    # A simulation knows what released each slice; whatever held a message up there is part of its way.
-    simulated = timeline.cause[consumer] >= 0
-    posted = np.where((recv >= 0) & ~simulated, timeline.enter_ns[rows], 0)
-    took = np.maximum(arrived - np.maximum(timeline.end_ns[producer], posted), 0)
+    # A simulation, and a GPU's recording, know what released each slice, and when both ends were ready.
+    told = timeline.cause[consumer] >= 0
+    ready = np.where(told, timeline.start_ns[rows], np.where(recv >= 0, timeline.enter_ns[rows], 0))
+    ready = np.maximum(ready, timeline.end_ns[producer])
+    took = np.maximum(arrived - ready, 0)
+    held = np.where(told, ready - timeline.end_ns[producer], 0)
+    joined = told & _brought(timeline)[consumer]
+    held[joined] += np.maximum(timeline.start_ns[consumer] - arrived, 0)[joined]
     enter, start = timeline.enter_ns[consumer], timeline.start_ns[consumer]
     waited = np.where(enter < start, start - np.maximum(before[consumer], enter) > _WAITED_NS,
                       arrived - before[consumer] > _WAITED_UNSEEN_NS)  # fmt: skip
-    observed = simulated | waited
+    observed = told | waited
     rank = timeline.rank_of_row()
     way = rank[producer].astype(np.int64) * timeline.ranks + rank[consumer]
     for one in np.unique(way):
@@ -226,5 +244,5 @@ def _transfers(timeline: Timeline, carried: Messages, before: Int64s) -> Transfe
         kind=np.where(received_f, Kind.SEND_F, np.where(received_b, Kind.SEND_B, kind)).astype(np.int8),
         stage=(stage - received_f + received_b).astype(np.int32), unit=timeline.unit[rows],
         size_bytes=np.maximum(timeline.size_bytes[rows], np.where(send >= 0, timeline.size_bytes[send], 0)),
-        took_ns=took, observed=observed,
+        took_ns=took, held_ns=held, observed=observed,
     )  # fmt: skip

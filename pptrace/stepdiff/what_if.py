@@ -57,7 +57,8 @@ def what_if(step: Performed) -> WhatIf:
     slowest = max(ranks, key=lambda one: (one.busy_ns, -one.rank))
     own = step.rank == slowest.rank
     fixed = np.where(own, (step.duration_ns / (1 + max(slowest.share, 0.0))).astype(np.int64), step.duration_ns)
-    at_once = replace(step.transfers, took_ns=np.zeros_like(step.transfers.took_ns))
+    nothing = np.zeros_like(step.transfers.took_ns)
+    at_once = replace(step.transfers, took_ns=nothing, held_ns=nothing)
     return WhatIf(
         replayed_ns=_length(step), free_communication_ns=_length(replace(step, transfers=at_once)),
         no_gaps_ns=_length(replace(step, gap_ns=np.zeros_like(step.gap_ns))),

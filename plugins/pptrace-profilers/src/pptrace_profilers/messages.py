@@ -230,8 +230,12 @@ def _made_for(rank: RankStep, target: int, holders: Mapping[tuple[int, int], int
     return [
         one
         for one in _computations(rank)
-        if one.kind is not Kind.W and holders.get((one.stage + (1 if one.kind is Kind.F else -1), one.unit)) == target
+        if one.kind is not Kind.W and holders.get((_taker(one), one.unit)) == target
     ]
+
+
+def _taker(made: Action) -> int:
+    return made.stage + (1 if made.kind is Kind.F else -1)
 
 
 def _key_of(made: Action) -> _Key:

@@ -13,6 +13,7 @@ from pptrace.model.action import COMMUNICATION, COMPUTE, Action, Kind
 from pptrace.schedule.infer import infer_placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.timeline import Slice, Stream
+from pptrace_profilers.causes import with_causes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,11 +45,14 @@ def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple
     }
     ran = [one for number, rank in enumerate(ranks) for one in _ran(number, rank, arrived)]
     placement = _placement([one for one, _ in ran], len(ranks))
-    slices = [*ran, *((one, 0) for one in _carried(messages))]
+    slices = [*((one, gap, -1) for one, gap in ran), *((one, 0, brought) for one, brought in _carried(messages))]
     slices.sort(key=lambda each: _place(each[0]))
-    zero = min(one.start_ns for one, _ in slices)
-    timeline = from_slices([_since(one, zero) for one, _ in slices], placement)
-    return timeline, np.array([gap for _, gap in slices], dtype=np.int64), zero
+    zero = min(one.start_ns for one, _, _ in slices)
+    timeline = from_slices([_since(one, zero) for one, _, _ in slices], placement)
+    brought = np.array([-1 if done < 0 else done - zero for _, _, done in slices], dtype=np.int64)
+    if (brought >= 0).any():
+        timeline = with_causes(timeline, brought)
+    return timeline, np.array([gap for _, gap, _ in slices], dtype=np.int64), zero
 
 
 def _place(one: Slice) -> tuple[int, int, int, int, int]:
@@ -123,14 +127,16 @@ def _inside(one: Ran, number: int, members: int, length: int) -> tuple[int, int]
     return min(gap, length), min(collective, length - min(gap, length))
 
 
-def _carried(messages: Sequence[Message]) -> list[Slice]:
+def _carried(messages: Sequence[Message]) -> list[tuple[Slice, int]]:
     """Return the slices of each message on both ranks: from when both ends were there until it was.
+
+    With each comes when the kernel ended that received it, -1 where none did.
 
     A message whose sender was done before the receiver began, or of which one end is known, moves at each end by
     that end's own time. A kernel that carries several messages ends with the last of them, so that what it
     received was there when its sender's kernel ended, if that was before.
     """
-    found: list[Slice] = []
+    found: list[tuple[Slice, int]] = []
     free: dict[_Lane, int] = {}
     shared = Counter(kernel for one in messages for kernel in (_sending(one), _receiving(one)) if kernel)
     for message in sorted((one for one in messages if one.stage >= 0), key=_last):
@@ -149,16 +155,18 @@ def _carried(messages: Sequence[Message]) -> list[Slice]:
             begin, end = own.start_ns, own.end_ns
             if not apart and sent is not None and received is not None:
                 begin, end = max(sent.start_ns, received.start_ns), received.end_ns
-                if shared[_receiving(message)] > 1:
+                kernel = _receiving(message)
+                if kernel is not None and shared[kernel] > 1:
                     end = min(end, max(sent.end_ns, begin))
             end = max(end, free.get(lane, end))
             begin = min(max(begin, free.get(lane, begin)), end)
             free[lane] = end
-            found.append(Slice(
+            carried = Slice(
                 rank=rank, stream=stream, peer=peer, start_ns=begin, end_ns=end, size_bytes=size,
                 action=Action(kind=kind, stage=stage, unit=message.unit, span=message.span),
                 enter_ns=min(own.start_ns, begin),
-            ))  # fmt: skip
+            )  # fmt: skip
+            found.append((carried, own.end_ns if own is received and own.posted_ns >= 0 else -1))
     return found
 
 

@@ -1,0 +1,184 @@
+"""A simulated step as the GPUs of a run would record it: launches, kernels, and ``SendRecv`` kernels that wait.
+
+A ``SendRecv`` kernel begins when its stream gets to it and ends when all that it carries is there, so its own time
+says neither when its peer was ready nor, where it carries several messages, when each of them was there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from small_gpu_trace import AUTOGRAD, HOST, SmallGpuTrace
+
+from pptrace.model.action import COMMUNICATION, COMPUTE, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pptrace.schedule.issue_order import IssueOrder
+    from pptrace.timeline.timeline import Slice, Timeline
+
+__all__ = ["NAMES", "SAID", "GpuRun"]
+
+NAMES = (
+    "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
+    "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)",
+    "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)",
+)
+"""How NCCL since and before 2.19, and RCCL, call the kernel."""
+SAID = ("action", "posts", "arguments")
+"""What says what a kernel carries: the action around its launch, what the host posted before, its arguments."""
+_BASE_NS = 1_790_857_026_000_000_000
+_SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
+_BACKWARD = frozenset({Kind.B, Kind.I, Kind.W})
+_STREAM, _ITEM = 20, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuRun:
+    """How a step is written that was simulated under a policy with a slice on both sides of each message."""
+
+    timeline: Timeline
+    batches: IssueOrder | None = None
+    """The order of issue where neighbouring messages are one kernel; None where each is one."""
+    said: str = "action"
+    """One of :data:`SAID`."""
+    kernel: str = NAMES[0]
+    """What the kernels of messages are called."""
+    ahead: bool = False
+    """Whether the host launches everything before the GPU begins; else each kernel when its stream gets to it."""
+    shift_ns: tuple[int, ...] = ()
+    """What each rank's clock is off by."""
+    steps: int = 1
+    """How often the step comes, each time marked by the profiler where that is more than once."""
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write a file per rank."""
+        return [self._trace(rank).write(folder) for rank in range(self.timeline.ranks)]
+
+    def zero_ns(self, rank: int, step: int = 0) -> int:
+        """Return when a step begins by a rank's own clock."""
+        shift = self.shift_ns[rank] if self.shift_ns else 0
+        return _BASE_NS + shift + self._lead_ns + step * self._length_ns
+
+    def crowded(self) -> bool:
+        """Say whether a kernel carries several messages the same way, so that none knows when each was there."""
+        for rank in range(self.timeline.ranks):
+            for one in self._launches(rank):
+                ways = {(each.action.kind in _SENDS, _peer(self.timeline, each)) for each in one.messages}
+                if len(ways) < len(one.messages):
+                    return True
+        return False
+
+    @property
+    def _lead_ns(self) -> int:
+        """Return how long before the step's begin the host starts to launch."""
+        return 10_000_000 + 100_000 * len(self.timeline)
+
+    @property
+    def _length_ns(self) -> int:
+        return self._lead_ns + int(self.timeline.end_ns.max()) + 10_000_000
+
+    def _trace(self, rank: int) -> SmallGpuTrace:
+        world = self.timeline.ranks
+        groups = {"default_pg": list(range(world))}
+        trace = SmallGpuTrace(rank=rank, world=world, groups=groups, base_ns=_BASE_NS)
+        launches = self._launches(rank)
+        for step in range(self.steps):
+            zero = self.zero_ns(rank, step) - _BASE_NS
+            at = begin = zero - self._lead_ns
+            if self.steps > 1:
+                trace.annotate(f"ProfilerStep#{step + 3}", begin / 1000, (begin + self._length_ns - 1000) / 1000)
+            for number, one in enumerate(launches):
+                due = zero + one.begin_ns - 90_000
+                at = begin + 100_000 * number if self.ahead else max(due, at + 200)
+                self._write(trace, one, at, zero)
+        return trace
+
+    def _launches(self, rank: int) -> list[_Launch]:
+        """Return what a rank's host launches, in the order of issue."""
+        rows = [self.timeline[row] for row in np.flatnonzero(self.timeline.rank_of_row() == rank).tolist()]
+        if self.batches is None:
+            launches = [_Launch(slices=(one,), begin_ns=_begin(one), end_ns=one.end_ns) for one in rows]
+            return sorted(launches, key=lambda one: (one.begin_ns, bool(one.messages)))
+        by_name = {str(one.action): one for one in rows}
+        return list(_in_batches([by_name[name] for name in _issued(self.batches, rank)]))
+
+    def _write(self, trace: SmallGpuTrace, one: _Launch, at: int, zero: int) -> None:
+        begin, end = zero + one.begin_ns, zero + one.end_ns
+        if not one.messages:
+            (action,) = (each.action for each in one.slices)
+            assert action.kind in COMPUTE
+            thread = AUTOGRAD if action.kind in _BACKWARD else HOST
+            middle = begin + (end - begin) // 3
+            trace.annotate(f"PP:{action}", at / 1000, (at + 60) / 1000)
+            trace.kernel("gemm", (at + 10) / 1000, begin / 1000, middle / 1000, thread=thread)
+            trace.kernel("gelu", (at + 20) / 1000, middle / 1000, end / 1000, thread=thread)
+            return
+        args: dict[str, Any] = {}
+        for place, each in enumerate(one.messages):
+            args = self._say(trace, each, at + 10 * place)
+        launch = at + 10 * len(one.messages) - (5 if self.said == "action" else 0)
+        stream = _STREAM + 1 + one.slices[0].peer
+        trace.kernel(self.kernel, launch / 1000, begin / 1000, end / 1000, stream=stream, **args)
+
+    def _say(self, trace: SmallGpuTrace, one: Slice, at: int) -> dict[str, Any]:
+        """Write what the host says of a message; return what its kernel says."""
+        sends, peer = one.action.kind in _SENDS, _peer(self.timeline, one)
+        if self.said == "arguments":
+            size, way = one.size_bytes // _ITEM, "send" if sends else "recv"
+            end = {"Dst_Rank" if sends else "Src_Rank": peer}
+            return {"Collective_name": way, "In_msg_nelems": size, "Out_msg_nelems": size, "dtype": "Half", **end}
+        trace.annotate(f"PP:{one.action}", at / 1000, (at + 9) / 1000)
+        if self.said == "posts":
+            name = f"nccl:send {one.rank}->{peer}" if sends else f"nccl:recv {one.rank}<-{peer}"
+            trace.annotate(name, (at + 2) / 1000, (at + 5) / 1000)
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launch:
+    """An action, or the messages of one kernel, and when its kernels begin and end."""
+
+    slices: tuple[Slice, ...]
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def messages(self) -> tuple[Slice, ...]:
+        return tuple(one for one in self.slices if one.action.kind in COMMUNICATION)
+
+
+def _in_batches(rows: list[Slice]) -> Iterator[_Launch]:
+    """Yield actions and batches; a batch begins when its rank has come to it and the one before has ended."""
+    joined = computed = 0
+    batch: list[Slice] = []
+    for one in [*rows, None]:
+        if one is not None and one.action.kind in COMMUNICATION:
+            batch.append(one)
+            continue
+        if batch:
+            begin, joined = max(joined, computed), max(each.end_ns for each in batch)
+            yield _Launch(slices=tuple(batch), begin_ns=begin, end_ns=joined)
+            batch = []
+        if one is not None:
+            computed = one.end_ns
+            yield _Launch(slices=(one,), begin_ns=one.start_ns, end_ns=one.end_ns)
+
+
+def _issued(order: IssueOrder, rank: int) -> list[str]:
+    rows = range(int(order.row_ptr[rank]), int(order.row_ptr[rank + 1]))
+    return [f"{order.stage[row]}{Kind(int(order.kind[row])).name}{order.unit[row]}" for row in rows]
+
+
+def _begin(one: Slice) -> int:
+    return one.enter_ns if one.action.kind in COMMUNICATION else one.start_ns
+
+
+def _peer(timeline: Timeline, one: Slice) -> int:
+    """Return the rank at the other end."""
+    down = one.action.kind in {Kind.SEND_F, Kind.RECV_B}
+    return timeline.placement.rank_of(one.action.stage + (1 if down else -1), one.action.unit)
