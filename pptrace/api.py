@@ -187,7 +187,8 @@ def diff(
         first: a configuration, a table, a trace, a folder of traces, or what :func:`simulate` or an importer gave.
         second: what is compared with it.
         tolerance: which share counts as equal.
-        step: which recorded step: its number, or ``"median"``.
+        step: which recorded step: its number, ``"median"``, or ``"all"`` for the medians over all steps; ``"1,3"``
+            for each side's own.
         layout: sizes of a measured job such as ``"pp=4,tp=2"``, where its traces do not say.
         replica: which pipeline of it: ``"dp=0,tp=0"``, ``"slowest"`` or ``"median"``.
         rules: a YAML file of rules by which names are actions.

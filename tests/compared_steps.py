@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,9 @@ from pptrace.schedule.table import Schedule
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.stepdiff.diff import diff
+from pptrace.stepdiff.replay import run_order
 from pptrace.stepdiff.sides import Side
+from pptrace.stepdiff.times import performed
 from pptrace.timeline.measurement import Step
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from pptrace.stepdiff.diff import StepDiff
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["MS", "ROWS", "compared", "one_step", "side_of_step"]
+__all__ = ["MS", "ROWS", "compared", "one_step", "side_of_step", "slower_way", "stretched"]
 
 MS = 1_000_000
 ROWS = [
@@ -49,6 +52,24 @@ def side_of_step(timeline: Timeline, name: str = "step", *, measured: bool = Fal
     step = Step(label=name, timeline=timeline, gap_ns=np.zeros(len(timeline), dtype=np.int64))
     nothing = Workload.uniform(timeline.placement.stages, f_ns=0, b_ns=0)
     return Side(name=name, measured=measured, steps=(step,), chosen=0, workload=nothing)
+
+
+def stretched(timeline: Timeline, action: str, by_ns: int) -> Timeline:
+    """Return a step in which one action takes longer, and what waits for it comes later."""
+    found = performed(timeline)
+    at = next(i for i in range(len(found)) if str(timeline[int(found.row[i])].action) == action)
+    duration = found.duration_ns.copy()
+    duration[at] += by_ns
+    longer = replace(found, duration_ns=duration)
+    return run_order(longer.order, longer.times())
+
+
+def slower_way(timeline: Timeline, source: int, target: int, factor: float) -> Timeline:
+    """Return a step in which messages from one rank to another take so much longer."""
+    own = performed(timeline)
+    way = (own.transfers.source == source) & (own.transfers.target == target)
+    took = np.where(way, (own.transfers.took_ns * factor).astype(np.int64), own.transfers.took_ns)
+    return run_order(own.order, replace(own, transfers=replace(own.transfers, took_ns=took)).times())
 
 
 def compared(

@@ -19,6 +19,7 @@ __all__ = ["command"]
 _EXAMPLES = """\b
 pptrace diff step.yaml run/                     a simulation against a folder of measured traces
 pptrace diff yesterday/ today/ --fail-over 3%   two measurements, as a gate
+pptrace diff run/ run/ --step 1,3               two steps of one recording
 pptrace diff step.yaml run/ -o report.html -o both.pftrace
 
 Exit code: 0 where the steps are the same, 1 where they differ, 2 for trouble."""
@@ -50,7 +51,10 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
 @click.option(
     "--fail-over", type=_Share(), help="Gate: fail only where the second step is longer by more than this."
 )
-@click.option("--step", default="median", show_default=True, help="Which recorded step: a number or median.")
+@click.option(
+    "--step", default="median", show_default=True,
+    help="Which step of a recording: a number, median, or all (medians over all steps); 1,3 for each side's own.",
+)  # fmt: skip
 @click.option(
     "--layout", default="", help="Sizes of a measured job, such as pp=4,tp=2, where its traces do not say."
 )
@@ -81,16 +85,18 @@ def command(
     from pptrace.stepdiff.diff import diff
     from pptrace.stepdiff.document import diff_document
     from pptrace.stepdiff.outputs import check_targets, write_diff
-    from pptrace.stepdiff.read import notes_of, side_of
+    from pptrace.stepdiff.read import notes_on, side_of, steps_of
     from pptrace.stepdiff.text import diff_lines
     from pptrace.timeline.measurement import ImportRequest
 
     check_targets(outputs)
     registry = Registry.load()
     request = ImportRequest(layout=layout, replica=replica, rules=rules)
-    sides = [side_of(text, step, registry, request) for text in (first, second)]
+    sides = [
+        side_of(text, own, registry, request) for text, own in zip((first, second), steps_of(step), strict=True)
+    ]
     found = diff(sides[0], sides[1], tolerance)
-    notes = [note for side in sides for note in notes_of(side)]
+    notes = notes_on(sides, step, request)
     click.echo(
         json.dumps(diff_document(found, top, notes), indent=2)
         if as_json

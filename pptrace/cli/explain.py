@@ -73,7 +73,7 @@ def _summed(measurement: Measurement, name: str, *, as_json: bool) -> None:
 def _lines(
     side: Side, spans: list[int], parts: dict[str, int], ranks: tuple[RankBusy, ...], without: WhatIf
 ) -> list[str]:
-    from pptrace.stepdiff.text import ms
+    from pptrace.stepdiff.told import ms
 
     metrics, label = side.metrics, side.steps[side.chosen].label
     lines = [f"{side.name}, {label}: step {ms(metrics.step_ns)}, bubble {float(metrics.bubble):.2%}"]

@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Replay the steps in TRACES: their order, durations, transfers and gaps, never when anything started."""
     from pptrace.stepdiff.replay import replay
-    from pptrace.stepdiff.text import ms
+    from pptrace.stepdiff.told import ms
 
     measurement = read(traces, layout, replica, rules)
     found = [(step.label, replay(step.timeline)) for step in measurement.steps]

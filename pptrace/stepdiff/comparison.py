@@ -12,7 +12,7 @@ from pptrace.hooks.registry import Registry
 from pptrace.stepdiff.diff import TOLERANCE, diff
 from pptrace.stepdiff.document import diff_document
 from pptrace.stepdiff.outputs import write_diff
-from pptrace.stepdiff.read import notes_of, side_of
+from pptrace.stepdiff.read import notes_on, side_of, steps_of
 from pptrace.stepdiff.sides import measured_side, simulated_side
 from pptrace.stepdiff.text import diff_lines
 from pptrace.timeline.measurement import ImportRequest, Measurement
@@ -88,9 +88,9 @@ def compare_steps(
         raise ConfigError(f"{tolerance!r} is no share of 1 such as 0.02", key="tolerance")
     request = ImportRequest(layout=layout, replica=replica, rules=Path(rules) if rules is not None else None)
     known = registry or Registry.load()
-    a, b = (_side(one, str(step), known, request) for one in (first, second))
-    notes = tuple(note for side in (a, b) for note in notes_of(side))
-    return Diff(diff(a, b, tolerance), (a, b), notes)
+    given = zip((first, second), steps_of(str(step)), strict=True)
+    a, b = (_side(one, own, known, request) for one, own in given)
+    return Diff(diff(a, b, tolerance), (a, b), tuple(notes_on((a, b), str(step), request)))
 
 
 def _side(source: str | Path | Run | Measurement, step: str, registry: Registry, request: ImportRequest) -> Side:

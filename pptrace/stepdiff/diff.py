@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pptrace.errors import ScheduleError
-from pptrace.stepdiff.culprits import Culprit, culprits
+import numpy as np
+
+from pptrace.stepdiff.culprits import Culprit, culprits, spikes
 from pptrace.stepdiff.divergence import Divergence, first_divergence
-from pptrace.stepdiff.findings import changes, kinds, orders, spread_of, ways
-from pptrace.stepdiff.ladder import Rung, climb
-from pptrace.stepdiff.match import Matched, alike, match
-from pptrace.stepdiff.parts import parts_of
-from pptrace.stepdiff.path import Chain, Parted, chain_of, parted
+from pptrace.stepdiff.findings import changes, orders, spread_of
+from pptrace.stepdiff.match import Matched, alike
+from pptrace.stepdiff.memory import RankMemory, memory_of
+from pptrace.stepdiff.pair import One, pair_of
+from pptrace.stepdiff.path import Chain, Parted, parted
+from pptrace.stepdiff.pooled import share_of_deviation
+from pptrace.stepdiff.spreads import Replicates, deviation
 from pptrace.stepdiff.times import Performed, performed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from pptrace.model.columns import Int64s
     from pptrace.stepdiff.findings import Change, KindRow, OrderChange, Way
+    from pptrace.stepdiff.ladder import Rung
+    from pptrace.stepdiff.pair import Pair
     from pptrace.stepdiff.sides import Side
     from pptrace.timeline.metrics import Metrics
 
@@ -72,12 +78,32 @@ class StepDiff:
     """Where those part, followed back from the end; None where they are the same."""
     spans_ns: tuple[tuple[int, ...], tuple[int, ...]]
     """Lengths of the pipeline in all of a side's steps."""
+    pools: tuple[bool, bool]
+    """Whether a side's times are medians over all its steps."""
+    step_varies_ns: tuple[int | None, int | None]
+    """Standard deviation of a side's length from step to step; None where it has one step."""
+    parts_vary_ns: Mapping[str, tuple[int | None, int | None]]
+    """Those of the parts."""
+    memory: tuple[RankMemory, ...]
+    """Memory by rank; empty where nothing is known of it that differs."""
+    paths_vary_ns: tuple[Mapping[str, int | None], Mapping[str, int | None]]
+    """Those of the critical paths' times by kind."""
 
     @property
     def change(self) -> float:
         """By which share the second step is longer."""
         first, second = self.step_ns
         return second / first - 1 if first else 0.0
+
+    @property
+    def varies(self) -> bool:
+        """Whether a side has several steps, so that figures have a spread."""
+        return any(len(spans) > 1 for spans in self.spans_ns)
+
+    @property
+    def change_varies_ns(self) -> float | None:
+        """Standard deviation of the steps' difference from step to step."""
+        return deviation(*self.step_varies_ns)
 
     @property
     def same(self) -> bool:
@@ -93,43 +119,67 @@ class StepDiff:
 def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
     """Compare two steps action by action."""
     first, second, folded = alike(a.performed, b.performed)
-    matched = match(first, second)
+    ones = (One.of(a, first), One.of(b, second))
+    pair = pair_of(*ones)
+    single = (_single(a, folded), _single(b, folded))
     others = [
-        performed(step.timeline).folded(folded) if folded else performed(step.timeline)
-        for number, step in enumerate(b.steps)
-        if number != b.chosen
+        [step for at, step in enumerate(own) if at != side.chosen]
+        for side, own in zip((a, b), single, strict=True)
     ]
-    every = changes(first, second, matched, spread_of(second, others))
-    told = tuple(one for one in every if one.change_ns and not one.is_noise)
-    metrics = (a.metrics, b.metrics)
-    between = ways(first, second)
-    rungs, why = _ladder(first, second, metrics)
-    own = (parts_of(a), parts_of(b))
-    chains = (chain_of(first), chain_of(second))
+    again = _again((a, b), ones, single)
+    noise = _noise((a, b), (first, second), others, pair.matched, "duration_ns")
+    every = changes(first, second, pair.matched, noise)
+    between = again.ways(pair.ways)
+    blamed = culprits(pair.blame, between, tolerance, lambda share: again.both(lambda each: share(each.blame)))
+    blamed += tuple(spikes(first, second, pair.matched, tolerance, noise))
+    ends = _noise((a, b), (first, second), others, pair.matched, "end_ns")
     return StepDiff(
-        names=(a.name, b.name), step_ns=(metrics[0].step_ns, metrics[1].step_ns), tolerance=tolerance,
-        matched=matched, steps=(first, second), folded=folded, metrics=metrics,
-        parts={name: (own[0].get(name, 0), own[1].get(name, 0)) for name in own[0] | own[1]},
-        rungs=rungs, no_ladder=why, kinds=kinds(first, second), changes=told,
+        names=(a.name, b.name), step_ns=pair.step_ns, tolerance=tolerance, matched=pair.matched,
+        steps=(first, second), folded=folded, metrics=(ones[0].metrics, ones[1].metrics), parts=pair.parts,
+        rungs=again.rungs(pair.rungs), no_ladder=pair.no_ladder, kinds=again.kinds(pair.kinds),
+        changes=tuple(one for one in every if one.change_ns and not one.is_noise),
         noise=sum(one.is_noise and bool(one.change_ns) for one in every),
-        divergence=first_divergence(first, second, matched, tolerance),
-        culprits=culprits(first, second, matched, between, tolerance), orders=orders(first, second), ways=between,
-        chains=chains, parted=parted(first, second, chains), spans_ns=(_spans(a), _spans(b)),
+        divergence=first_divergence(first, second, pair.matched, tolerance, ends),
+        culprits=tuple(sorted(blamed, key=lambda one: (-abs(one.total_ns), one.sort, one.what))),
+        orders=orders(first, second), ways=between, chains=pair.chains, parted=parted(first, second, pair.chains),
+        spans_ns=(_spans(a), _spans(b)), pools=(a.pools, b.pools), step_varies_ns=again.step_ns(),
+        parts_vary_ns=again.parts_ns(list(pair.parts)), paths_vary_ns=again.paths(pair),
+        memory=memory_of((a, b), (ones[0].metrics, ones[1].metrics)),
     )  # fmt: skip
+
+
+def _single(side: Side, folded: tuple[int, ...]) -> list[Performed]:
+    """Return each of a side's steps with its own times."""
+    steps = [performed(step.timeline) for step in side.steps]
+    return [step.folded(folded) for step in steps] if folded else steps
+
+
+def _again(sides: tuple[Side, Side], ones: tuple[One, One], single: Sequence[Sequence[Performed]]) -> Replicates:
+    """Compare every recorded step of either side with what the other side is compared by."""
+    groups: list[list[Pair]] = [[], []]
+    for number, (side, steps) in enumerate(zip(sides, single, strict=True)):
+        for at, step in enumerate(steps) if len(steps) > 1 else ():
+            one = One.of(replace(side, chosen=at, pools=False), step)
+            groups[number].append(pair_of(one, ones[1]) if number == 0 else pair_of(ones[0], one))
+    factors = [share_of_deviation(len(side.steps)) if side.pools else 1.0 for side in sides]
+    return Replicates(groups=(groups[0], groups[1]), factors=(factors[0], factors[1]))
+
+
+def _noise(
+    sides: tuple[Side, Side],
+    steps: tuple[Performed, Performed],
+    others: Sequence[Sequence[Performed]],
+    matched: Matched,
+    column: str,
+) -> Int64s:
+    """Return, per pair, by how much both sides' steps vary."""
+    own = [
+        spread_of(step, rest, column, pooled=side.pools and column == "duration_ns").astype(np.float64)
+        for side, step, rest in zip(sides, steps, others, strict=True)
+    ]
+    found: Int64s = np.hypot(own[0][matched.first], own[1][matched.second]).astype(np.int64)
+    return found
 
 
 def _spans(side: Side) -> tuple[int, ...]:
     return tuple(performed(step.timeline).span_ns for step in side.steps)
-
-
-def _ladder(a: Performed, b: Performed, metrics: tuple[Metrics, Metrics]) -> tuple[tuple[Rung, ...], str]:
-    sizes = [(one.placement.ranks, one.placement.stages, one.placement.units) for one in (a, b)]
-    if sizes[0] != sizes[1]:
-        told = " and ".join(
-            f"{ranks} ranks, {stages} stages, {units} microbatches" for ranks, stages, units in sizes
-        )
-        return (), f"the steps have {told}"
-    try:
-        return climb(a, b, metrics[0].step_ns, metrics[1].step_ns), ""
-    except ScheduleError as error:
-        return (), f"an order cannot be replayed: {error}"

@@ -21,6 +21,7 @@ def diff_document(found: StepDiff, top: int = 10, notes: Iterable[str] = ()) -> 
         "same": found.same,
         "tolerance": found.tolerance,
         "step_ns": list(found.step_ns),
+        "step_varies_ns": list(found.step_varies_ns),
         "change": found.change,
         "matched": {
             "actions": len(pairs), "by_order": pairs.by_order,
@@ -30,6 +31,7 @@ def diff_document(found: StepDiff, top: int = 10, notes: Iterable[str] = ()) -> 
         "ladder": [asdict(rung) for rung in found.rungs],
         "no_ladder": found.no_ladder or None,
         "parts_ns": {name: list(pair) for name, pair in found.parts.items()},
+        "parts_vary_ns": {name: list(pair) for name, pair in found.parts_vary_ns.items()},
         "kinds": [{**asdict(row), "ratio": row.ratio} for row in found.kinds],
         "actions": [
             {
@@ -48,7 +50,10 @@ def diff_document(found: StepDiff, top: int = 10, notes: Iterable[str] = ()) -> 
         "orders": [asdict(one) for one in found.orders],
         "messages": [{**asdict(way), "bytes_per_s": [way.rate(0), way.rate(1)]} for way in found.ways],
         "critical_path_ns": [dict(chain.by_kind_ns) for chain in found.chains],
+        "critical_path_varies_ns": [dict(varies) for varies in found.paths_vary_ns],
         "paths_part": None if found.parted is None else asdict(found.parted),
+        "memory": [asdict(one) for one in found.memory],
         "spans_ns": [list(spans) for spans in found.spans_ns],
+        "medians_over_steps": list(found.pools),
         "notes": list(notes),
     }  # fmt: skip

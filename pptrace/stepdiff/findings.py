@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.model.action import Action, Kind
+from pptrace.stepdiff.pooled import over_steps, share_of_deviation
+from pptrace.stepdiff.spreads import within_noise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,9 +31,6 @@ __all__ = [
     "ways",
 ]
 
-_SIGMAS = 3
-"""Within how many standard deviations of the steps' own spread a change is noise."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindRow:
@@ -47,6 +46,10 @@ class KindRow:
     """Median of their times; 0 where there is none."""
     spread_ns: tuple[int, int]
     """From the lower to the upper quartile."""
+    varies_ns: tuple[int | None, int | None] = (None, None)
+    """Standard deviation of the median from step to step; None where a side has one step."""
+    ratio_varies: float | None = None
+    """That of the ratio."""
 
     @property
     def ratio(self) -> float | None:
@@ -69,7 +72,7 @@ class Change:
     at_ns: int
     """When it started in the second."""
     noise_ns: int
-    """How much it varies from step to step; 0 where there is one step."""
+    """Standard deviation of the change by both sides' variation from step to step; 0 where each has one step."""
 
     @property
     def change_ns(self) -> int:
@@ -79,7 +82,7 @@ class Change:
     @property
     def is_noise(self) -> bool:
         """Whether it varies that much by itself."""
-        return abs(self.change_ns) <= _SIGMAS * self.noise_ns
+        return within_noise(self.change_ns, self.noise_ns or None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,8 @@ class Way:
     """Median of their times, of those whose arrival was seen; -1 for none."""
     seen: tuple[int, int]
     """How many those are."""
+    varies_ns: tuple[int | None, int | None] = (None, None)
+    """Standard deviation of the median from step to step; None where a side has one step."""
 
     def rate(self, side: int) -> float | None:
         """Return bytes per second of a median message; None where that is unknown."""
@@ -141,16 +146,17 @@ def changes(a: Performed, b: Performed, matched: Matched, noise_ns: Int64s) -> t
         a: the first step.
         b: the second.
         matched: the pairs.
-        noise_ns: shape (actions of b,): how much each varies from step to step.
+        noise_ns: shape (pairs,): how much each pair's difference varies from step to step.
     """
     delta = b.duration_ns[matched.second] - a.duration_ns[matched.first]
     order = np.lexsort((b.start_ns[matched.second], -delta, -np.abs(delta)))
+    columns = (matched.first, matched.second, noise_ns)
     return tuple(
         Change(
             rank=int(b.rank[j]), action=action_at(b, j), first_ns=int(a.duration_ns[i]),
-            second_ns=int(b.duration_ns[j]), at_ns=int(b.start_ns[j]), noise_ns=int(noise_ns[j]),
+            second_ns=int(b.duration_ns[j]), at_ns=int(b.start_ns[j]), noise_ns=noise,
         )
-        for i, j in zip(matched.first[order].tolist(), matched.second[order].tolist(), strict=True)
+        for i, j, noise in zip(*(column[order].tolist() for column in columns), strict=True)
     )  # fmt: skip
 
 
@@ -162,17 +168,31 @@ def action_at(step: Performed, index: int) -> Action:
     )  # fmt: skip
 
 
-def spread_of(step: Performed, others: Sequence[Performed]) -> Int64s:
-    """Return, per action, the standard deviation of its time over this and other steps; 0 for one step."""
-    if not others:
+def spread_of(
+    step: Performed, others: Sequence[Performed], name: str = "duration_ns", *, pooled: bool = False
+) -> Int64s:
+    """Return, per action, the standard deviation of a column over this and other steps; 0 for one step.
+
+    From a few steps a single action's deviation is known badly: the median one of its kind on its stage is the
+    least that is taken for it.
+
+    Args:
+        step: the step.
+        others: the others of its side.
+        name: the column.
+        pooled: whether the median over all of them is meant, and not one step.
+    """
+    values = over_steps(step, others, name)
+    if len(values) < 2:  # noqa: PLR2004 - one step has no spread
         return np.zeros(len(step), dtype=np.int64)
-    times = [step.duration_ns.astype(np.float64)]
-    for other in others:
-        at = {int(cell): index for index, cell in enumerate(other.cells)}
-        places = np.array([at.get(int(cell), -1) for cell in step.cells])
-        times.append(np.where(places >= 0, other.duration_ns[places], np.nan))
-    spread: Int64s = np.nan_to_num(np.nanstd(np.stack(times), axis=0)).astype(np.int64)
-    return spread
+    known = (~np.isnan(values)).sum(axis=0)
+    spread = np.sqrt(np.nansum((values - np.nanmean(values, axis=0)) ** 2, axis=0) / np.maximum(known - 1, 1))
+    cells = step.kind.astype(np.int64) * step.placement.stages + step.stage
+    for cell in np.unique(cells):
+        own = cells == cell
+        spread[own] = np.maximum(spread[own], np.median(spread[own]))
+    found: Int64s = (spread * (share_of_deviation(len(values)) if pooled else 1)).astype(np.int64)
+    return found
 
 
 def orders(a: Performed, b: Performed) -> tuple[OrderChange, ...]:

@@ -29,6 +29,8 @@ class Rung:
     """By how much it lengthens the step."""
     reached_ns: int
     """How long the step is then."""
+    spread_ns: int | None = None
+    """By how much the change varies from step to step; None where each side has one."""
 
 
 def climb(a: Performed, b: Performed, a_ns: int, b_ns: int) -> tuple[Rung, ...]:

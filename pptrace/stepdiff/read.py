@@ -12,11 +12,13 @@ from pptrace.experiment.run import simulate
 from pptrace.stepdiff.sides import measured_side, simulated_side
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace.hooks.registry import Registry
     from pptrace.stepdiff.sides import Side
     from pptrace.timeline.measurement import ImportRequest
 
-__all__ = ["notes_of", "side_of"]
+__all__ = ["notes_of", "notes_on", "side_of", "steps_of"]
 
 _CONFIGURATIONS, _TABLES = frozenset({".yaml", ".yml"}), frozenset({".csv", ".txt"})
 _TOLD = 5
@@ -28,7 +30,7 @@ def side_of(source: str | Path, step: str, registry: Registry, request: ImportRe
 
     Args:
         source: a configuration (.yaml), a table (.csv, .txt), a trace, or a folder of traces of one run.
-        step: which recorded step: its number or ``median``.
+        step: which recorded step: its number, ``median`` or ``all``.
         registry: the plugins.
         request: how measured traces are read.
 
@@ -44,6 +46,36 @@ def side_of(source: str | Path, step: str, registry: Registry, request: ImportRe
         raise TraceError("there is no such file or folder", file=path)
     measurement, measured = read_measurement([path], registry, request)
     return measured_side(measurement, text, step, measured=measured)
+
+
+def steps_of(step: str) -> tuple[str, str]:
+    """Return what ``--step`` says of the first side and of the second: ``1,3``, or one word for both."""
+    first, comma, second = (word.strip() for word in step.partition(","))
+    return first or "median", (second or "median") if comma else first or "median"
+
+
+def notes_on(sides: Sequence[Side], step: str, request: ImportRequest) -> list[str]:
+    """Return what is not known of the sides, and what asks for something that the sides cannot answer."""
+    lines = list(dict.fromkeys(note for side in sides for note in notes_of(side)))
+    recorded = [side for side in sides if side.measured]
+    if recorded:
+        planned = [side for side in sides if side.run is not None and Path(side.name).suffix.lower() in _TABLES]
+        return [*lines, *(_UNIT_COSTS.format(table=one.name, run=recorded[0].name) for one in planned)]
+    asked = {"--step": step not in {"", "median"}, "--layout": request.layout, "--replica": request.replica}
+    asked["--rules"] = request.rules is not None
+    idle = [name for name, given in asked.items() if given]
+    if idle:
+        do = "does" if len(idle) == 1 else "do"
+        lines.append(f"{', '.join(idle)} {do} nothing: neither side is a measurement")
+    return lines
+
+
+_UNIT_COSTS = (
+    "{table} has unit costs (a forward is 1 ms, messages take no time): its order can be compared with {run}, its "
+    "times cannot. For those, pptrace calibrate {run} -o costs.yaml, add the line `schedule: {table}` to "
+    "costs.yaml, and name costs.yaml here"
+)
+"""What is said of a table beside a measurement."""
 
 
 def notes_of(side: Side) -> list[str]:

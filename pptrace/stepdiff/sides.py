@@ -9,6 +9,7 @@ import numpy as np
 
 from pptrace.errors import ConfigError
 from pptrace.model.workload import Workload
+from pptrace.stepdiff.pooled import pooled
 from pptrace.stepdiff.times import performed
 from pptrace.timeline.metrics import measure
 
@@ -46,6 +47,8 @@ class Side:
     """Everything that was recorded."""
     run: Run | None = None
     """The simulation."""
+    pools: bool = False
+    """Whether actions and messages take the median of their times in all steps, and not the chosen one's."""
 
     @property
     def timeline(self) -> Timeline:
@@ -55,7 +58,13 @@ class Side:
     @property
     def performed(self) -> Performed:
         """Its computations."""
-        return performed(self.timeline)
+        own = performed(self.timeline)
+        return pooled(own, self.others) if self.pools else own
+
+    @property
+    def others(self) -> list[Performed]:
+        """The computations of all other steps."""
+        return [performed(step.timeline) for number, step in enumerate(self.steps) if number != self.chosen]
 
     @property
     def metrics(self) -> Metrics:
@@ -77,7 +86,8 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
     Args:
         measurement: what was recorded.
         name: what to call it.
-        step: a step's number, or ``median`` for the one of median length.
+        step: a step's number, ``median`` for the one of median length, or ``all`` for that one with every action's
+            and message's time the median over all steps.
         measured: false for a trace that pptrace wrote of a simulation.
 
     Raises:
@@ -86,12 +96,13 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
     if not measurement.steps:
         raise ConfigError(NO_ACTIONS, file=name)
     lengths = [performed(one.timeline).span_ns for one in measurement.steps]
-    if step == "median":
+    if step in {"median", "all"}:
         chosen = int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
     elif step.isdecimal() and int(step) < len(lengths):
         chosen = int(step)
     else:
-        raise ConfigError(f"no step {step}: there are 0 to {len(lengths) - 1}, and median", file=f"--step {step}")
+        message = f"no step {step}: there are 0 to {len(lengths) - 1}, and median, and all"
+        raise ConfigError(message, file=f"--step {step}")
     placement = measurement.steps[chosen].timeline.placement
     nothing = Workload.uniform(placement.stages, edges=len(placement.edges), f_ns=0, b_ns=0)
     return Side(
@@ -101,4 +112,5 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
         chosen=chosen,
         workload=nothing,
         measurement=measurement,
+        pools=step == "all" and len(lengths) > 1,
     )

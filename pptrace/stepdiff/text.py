@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pptrace.config.quantity import format_rate
 from pptrace.model.action import Kind
+from pptrace.stepdiff.spreads import deviation
+from pptrace.stepdiff.told import (
+    aligned,
+    change_ms,
+    memory_rows,
+    memory_title,
+    ms,
+    parting_words,
+    path_rows,
+    ratio,
+    several,
+    share,
+    verdict,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from pptrace.stepdiff.diff import StepDiff
     from pptrace.stepdiff.findings import KindRow
 
-__all__ = ["aligned", "diff_lines", "ms"]
+__all__ = ["diff_lines"]
 
 _BARELY_NS = 500
 """A time that is shown as 0.000 ms."""
-
-
-def ms(time_ns: float, *, sign: bool = False) -> str:
-    """Return a time in milliseconds.
-
-    >>> ms(1_500_000), ms(-250_000, sign=True)
-    ('1.500 ms', '-0.250 ms')
-    """
-    return f"{time_ns / 1e6:{'+' if sign else ''},.3f} ms"
 
 
 def diff_lines(found: StepDiff, top: int = 10, notes: Iterable[str] = ()) -> list[str]:
@@ -40,32 +46,30 @@ def diff_lines(found: StepDiff, top: int = 10, notes: Iterable[str] = ()) -> lis
 def _head(found: StepDiff) -> list[str]:
     first, second = found.step_ns
     width = max(map(len, found.names))
-    change = f"{ms(second - first, sign=True)} ({found.change:+.2%})"
-    verdict = f"the same, to {found.tolerance:.1%}" if found.same else "different"
+    lengths = [ms(length, varies) for length, varies in zip(found.step_ns, found.step_varies_ns, strict=True)]
+    wide = max(14, *map(len, lengths))
+    change = f"{change_ms(second - first, found.change_varies_ns)} ({found.change:+.2%})"
     lines = [
-        f"{found.names[0]:<{width}}  {ms(first):>14}",
-        f"{found.names[1]:<{width}}  {ms(second):>14}  {change}: {verdict}",
+        f"{found.names[0]:<{width}}  {lengths[0]:>{wide}}",
+        f"{found.names[1]:<{width}}  {lengths[1]:>{wide}}  {change}: {verdict(found)}",
     ]
-    for name, spans in zip(found.names, found.spans_ns, strict=True):
-        if len(spans) > 1:
-            middle = sorted(spans)[(len(spans) - 1) // 2]
-            lines.append(f"{name}: {len(spans)} steps, {ms(min(spans))} to {ms(max(spans))}, median {ms(middle)}")
-    return lines
+    return [*lines, *several(found)]
 
 
 def _ladder(found: StepDiff) -> list[str]:
     if not found.rungs:
         return [f"no ladder: {found.no_ladder}"]
-    rows = [(rung.name, ms(rung.change_ns, sign=True), ms(rung.reached_ns)) for rung in found.rungs]
+    rows = [(rung.name, change_ms(rung.change_ns, rung.spread_ns), ms(rung.reached_ns)) for rung in found.rungs]
     return ["what changes it, one after another", *aligned(rows)]
 
 
 def _parts(found: StepDiff) -> list[str]:
-    rows = [
-        (name, ms(first), ms(second), ms(second - first, sign=True))
-        for name, (first, second) in found.parts.items()
-        if first or second
-    ]
+    rows = []
+    for name, (first, second) in found.parts.items():
+        if first or second:
+            varies = found.parts_vary_ns[name]
+            change = change_ms(second - first, deviation(*varies))
+            rows.append((name, ms(first, varies[0]), ms(second, varies[1]), change))
     return ["parts of the step, mean over ranks", *aligned(rows)]
 
 
@@ -75,12 +79,11 @@ def _kinds(found: StepDiff) -> list[str]:
     by = {(row.kind, row.stage): row for row in found.kinds}
     names = [kind.name for kind in Kind if any((kind.name, stage) in by for stage in stages)]
     lines = ["time of an action, second over first, by stage"]
-    for low in range(0, len(stages), _COLUMNS):
-        shown = stages[low : low + _COLUMNS]
+    columns = _COLUMNS // 2 if found.varies else _COLUMNS
+    for low in range(0, len(stages), columns):
+        shown = stages[low : low + columns]
         rows = [("", *(str(stage) for stage in shown))]
-        for name in names:
-            cells = [by.get((name, stage)) for stage in shown]
-            rows.append((name, *map(_ratio, cells)))
+        rows += [(name, *(_ratio(by.get((name, stage))) for stage in shown)) for name in names]
         lines += aligned(rows)
     lone = [row for row in found.kinds if not all(row.count)]
     if lone:
@@ -95,36 +98,33 @@ _COLUMNS = 16
 def _ratio(row: KindRow | None) -> str:
     if row is None:
         return "-"
-    return "!" if row.ratio is None else f"{row.ratio:.3f}"
+    return "!" if row.ratio is None else ratio(row)
 
 
 def _where(found: StepDiff) -> list[str]:
-    lines = []
-    if found.divergence is not None:
-        one = found.divergence
-        late = "late" if one.late_ns > 0 else "early"
-        lines.append(
-            f"parts at {ms(one.at_ns)}: rank {one.rank}, {one.action} ends {ms(abs(one.late_ns))} {late}, "
-            f"{ms(one.own_ns, sign=True)} of it its own"
-        )
-        if one.chain:
-            lines.append(f"  released by {', '.join(one.chain)}")
-    for culprit in found.culprits:
-        share = f" {culprit.share:+.1%}" if culprit.share else ""
-        lines.append(f"{culprit.sort}: {culprit.what}{share}, {ms(culprit.total_ns, sign=True)} in sum")
+    lines = [] if found.divergence is None else [f"parts {parting_words(found.divergence)}"]
+    if found.divergence is not None and found.divergence.chain:
+        lines.append(f"  released by {', '.join(found.divergence.chain)}")
+    lines += [
+        f"{one.sort}: {one.what}{f' {share(one)}' if one.share else ''}, {ms(one.total_ns, sign=True)} in sum"
+        for one in found.culprits
+    ]
     return lines
 
 
 def _changes(found: StepDiff, top: int) -> list[str]:
+    noise = f"{found.noise} more lie within the steps' own noise" if found.noise else ""
     if not found.changes:
-        return []
+        return [f"no action changed beyond the steps' own noise: {found.noise} lie within it"] if noise else []
     rows = [
-        (f"rank {one.rank}", str(one.action), ms(one.first_ns), ms(one.second_ns), ms(one.change_ns, sign=True))
+        (
+            f"rank {one.rank}", str(one.action), ms(one.first_ns), ms(one.second_ns),
+            change_ms(one.change_ns, one.noise_ns or None),
+        )
         for one in found.changes[:top]
         if abs(one.change_ns) > _BARELY_NS or one is found.changes[0]
-    ]
-    noise = f"; {found.noise} more lie within the steps' own noise" if found.noise else ""
-    return [f"actions that changed most, of {len(found.changes)}{noise}", *aligned(rows)]
+    ]  # fmt: skip
+    return [f"actions that changed most, of {len(found.changes)}{noise and f'; {noise}'}", *aligned(rows)]
 
 
 def _orders(found: StepDiff) -> list[str]:
@@ -141,24 +141,14 @@ def _ways(found: StepDiff) -> list[str]:
         cells = []
         for side in (0, 1):
             rate = way.rate(side)
-            took = ms(way.median_ns[side]) if way.median_ns[side] >= 0 else "not seen"
-            cells.append(f"{took}{f' ({rate / 1e9:.3g} GB/s)' if rate else ''}")
+            took = ms(way.median_ns[side], way.varies_ns[side]) if way.median_ns[side] >= 0 else "not seen"
+            cells += [took, format_rate(round(rate)) if rate else ""]
         rows.append((f"{way.source} to {way.target}", f"{way.count[0]}, {way.count[1]}", *cells))
-    return ["messages between ranks: how many, median time", *aligned(rows)] if rows else []
+    return ["messages between ranks: how many, median time and rate", *aligned(rows)] if rows else []
 
 
 def _paths(found: StepDiff) -> list[str]:
-    first, second = (chain.by_kind_ns for chain in found.chains)
-    rows = [
-        (
-            kind,
-            ms(first.get(kind, 0)),
-            ms(second.get(kind, 0)),
-            ms(second.get(kind, 0) - first.get(kind, 0), sign=True),
-        )
-        for kind in dict.fromkeys([*first, *second])
-    ]
-    lines = ["critical path: computations, and what lies between", *aligned(rows)]
+    lines = ["critical path: computations, and what lies between", *aligned(path_rows(found))]
     if found.parted is not None:
         one = found.parted
         before = f"{one.first or 'its beginning'} there, {one.second or 'its beginning'} here"
@@ -167,10 +157,13 @@ def _paths(found: StepDiff) -> list[str]:
 
 
 def _memory(found: StepDiff) -> list[str]:
-    first, second = (int(metrics.memory.peak_activation_bytes.max(initial=0)) for metrics in found.metrics)
-    if not (first and second):
-        return []
-    return [f"peak activations: {first / 2**30:.3g} GiB, {second / 2**30:.3g} GiB"]
+    rows = memory_rows(found)
+    more = [f"  and {len(rows) - _MOST_RANKS} further ranks"] if len(rows) > _MOST_RANKS else []
+    return [f"{memory_title(found)}, by rank", *aligned(rows[:_MOST_RANKS]), *more] if rows else []
+
+
+_MOST_RANKS = 16
+"""Ranks whose memory is listed."""
 
 
 def _matched(found: StepDiff) -> list[str]:
@@ -185,13 +178,3 @@ def _matched(found: StepDiff) -> list[str]:
         stages = ", ".join(map(str, found.folded))
         line += f"; stage {stages}: input and weight gradient taken as one backward"
     return [line]
-
-
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return rows with aligned columns, the first to the left."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    lines = []
-    for row in rows:
-        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append("  ".join(["", row[0].ljust(len(first)), *others]))
-    return lines

@@ -60,6 +60,30 @@ def test_a_gate_fails_only_where_the_second_is_longer_by_more(pptrace: Callable[
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--step", "2"), "--step does nothing"),
+        (("--step", "all", "--rules", "gone.yaml", "--layout", "pp=2"), "--step, --layout, --rules do nothing"),
+        (("--replica", "slowest"), "--replica does nothing"),
+    ],
+)
+def test_what_is_asked_of_recordings_does_nothing_where_there_are_none(
+    options: tuple[str, ...], told: str, pptrace: Callable[..., Any]
+) -> None:
+    note = f"{told}: neither side is a measurement"
+
+    assert pptrace("diff", "table.csv", "slower.yaml", *options).out.endswith(f"note: {note}\n")
+    assert json.loads(pptrace("diff", "table.csv", "slower.yaml", "--json", *options).out)["notes"] == [note]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("step", ["median", "all", "0", "0,0", ",", "0,all"])
+def test_a_step_may_be_chosen_for_both_sides_or_for_each(step: str, pptrace: Callable[..., Any]) -> None:
+    assert pptrace("diff", "step.pftrace", "step.pftrace", "--step", step).code == 0
+
+
+@pytest.mark.usefixtures("folder")
 def test_json_holds_what_the_text_says(pptrace: Callable[..., Any]) -> None:
     answer = pptrace("diff", "table.csv", "slower.yaml", "--json", "--top", "1")
 

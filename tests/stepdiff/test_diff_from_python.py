@@ -43,7 +43,8 @@ def test_a_measurement_is_a_side_with_its_notes(table: Path) -> None:
     found = diff(str(table), measurement, tolerance=0.5, step=0)
 
     assert not found.same
-    assert found.summary(top=1).endswith("note: rank 1 was late to the party")
+    assert "note: rank 1 was late to the party" in found.summary(top=1)
+    assert found.notes[1].startswith(f"{table} has unit costs")
     assert found.sides[1].measured
 
 

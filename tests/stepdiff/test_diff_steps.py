@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from compared_steps import slower_way, stretched
 
 from pptrace.model.action import Kind
 from pptrace.model.workload import Workload
@@ -58,18 +59,6 @@ def side(timeline: Timeline, name: str = "step") -> Side:
     steps = (Step(label=name, timeline=timeline, gap_ns=np.zeros(len(timeline), dtype=np.int64)),)
     workload = Workload.uniform(stages, f_ns=0, b_ns=0)
     return Side(name=name, measured=False, steps=steps, chosen=0, workload=workload)
-
-
-def stretched(timeline: Timeline, action: str, by_ns: int) -> Timeline:
-    """Return a step in which one action takes longer, and what waits for it comes later."""
-    found = performed(timeline)
-    at = next(i for i in range(len(found)) if str(timeline[int(found.row[i])].action) == action)
-    duration = found.duration_ns.copy()
-    duration[at] += by_ns
-    longer = replace(found, duration_ns=duration)
-    from pptrace.stepdiff.replay import run_order
-
-    return run_order(longer.order, longer.times())
 
 
 @pytest.mark.parametrize("policy", ["async", "sender-blocking", "ordered", "blocking"])
@@ -149,17 +138,7 @@ def test_what_all_ranks_have_in_common_is_drift() -> None:
 
 
 def test_a_slower_path_is_that_link() -> None:
-    fast = step()
-    cells = performed(fast)
-    slow = np.where(
-        (cells.transfers.source == 1) & (cells.transfers.target == 2),
-        4 * cells.transfers.took_ns,
-        cells.transfers.took_ns,
-    )
-    from pptrace.stepdiff.replay import run_order
-
-    times = replace(cells, transfers=replace(cells.transfers, took_ns=slow))
-    found = diff(side(fast), side(run_order(times.order, times.times())))
+    found = diff(side(step()), side(slower_way(step(), 1, 2, 4)))
 
     assert [(one.sort, one.what) for one in found.culprits] == [("slow link", "rank 1 to rank 2")]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.model.action import Kind
 from pptrace.stepdiff.report.elements import Markup, element, joined
-from pptrace.stepdiff.text import ms
+from pptrace.stepdiff.told import ms, ratio
 
 if TYPE_CHECKING:
     from pptrace.stepdiff.diff import StepDiff
@@ -51,10 +51,19 @@ def _cell(row: KindRow | None, reach: float) -> Markup:
     title = (
         f"{row.kind} of stage {row.stage}: {row.count[0]} and {row.count[1]} actions, "
         f"median {ms(row.median_ns[0])} and {ms(row.median_ns[1])}, "
-        f"quartiles {ms(row.spread_ns[0])} and {ms(row.spread_ns[1])} apart"
+        f"quartiles {ms(row.spread_ns[0])} and {ms(row.spread_ns[1])} apart{_varies(row)}"
     )
     if row.ratio is None:
         return element("td", "one side only", class_="soft", title=title)
     strength = min(abs(math.log(row.ratio)) / reach, 1) * _STRONGEST if row.ratio > 0 else _STRONGEST
     colour = _LONGER if row.ratio > 1 else _SHORTER
-    return element("td", f"{row.ratio:.3f}", title=title, style=f"background:rgba({colour},{strength:.3f})")
+    return element("td", ratio(row), title=title, style=f"background:rgba({colour},{strength:.3f})")
+
+
+def _varies(row: KindRow) -> str:
+    known = [
+        f"{ms(varies)} of the {side}"
+        for side, varies in zip(("first", "second"), row.varies_ns, strict=True)
+        if varies is not None
+    ]
+    return f", medians vary from step to step by {' and '.join(known)}" if known else ""

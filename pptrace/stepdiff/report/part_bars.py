@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.stepdiff.report.elements import Markup, element, joined, rectangle, table, text
-from pptrace.stepdiff.text import ms
+from pptrace.stepdiff.spreads import deviation
+from pptrace.stepdiff.told import change_ms, ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,10 +28,13 @@ def part_bars(found: StepDiff) -> Markup:
     bars = [one for side in (0, 1) for one in _bar(found, side, colour, scale)]
     drawing = element("svg", *bars, viewBox=f"0 0 {_WIDTH} {2 * _ROW}", role="img", aria_label="parts")
     rows = [
-        (joined([element("i", class_=f"key {colour[name]}"), name]), *_figures(*found.parts[name]))
+        (
+            joined([element("i", class_=f"key {colour[name]}"), name]),
+            *_figures(found.parts[name], found.parts_vary_ns[name]),
+        )
         for name in colour
     ]
-    rows.append((element("b", "the step"), *_figures(*found.step_ns)))
+    rows.append((element("b", "the step"), *_figures(found.step_ns, found.step_varies_ns)))
     return joined([drawing, table(("part", "first", "second", "change"), rows)])
 
 
@@ -48,5 +52,6 @@ def _bar(found: StepDiff, side: int, colour: dict[str, str], scale: float) -> It
     yield text(x + 8, y + 17, ms(found.step_ns[side]), "soft")
 
 
-def _figures(first: int, second: int) -> tuple[str, str, str]:
-    return ms(first), ms(second), ms(second - first, sign=True)
+def _figures(lengths: tuple[int, int], varies: tuple[int | None, int | None]) -> tuple[str, str, str]:
+    first, second = lengths
+    return ms(first, varies[0]), ms(second, varies[1]), change_ms(second - first, deviation(*varies))

@@ -4,40 +4,51 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pptrace.config.quantity import format_rate
 from pptrace.stepdiff.report.elements import Markup, element, joined, table
-from pptrace.stepdiff.text import ms
+from pptrace.stepdiff.told import (
+    change_ms,
+    memory_rows,
+    memory_title,
+    ms,
+    parting_words,
+    path_rows,
+    several,
+    share,
+    verdict,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from pptrace.stepdiff.diff import StepDiff
     from pptrace.stepdiff.findings import Way
 
 __all__ = ["blame", "head", "matched_line", "memory", "messages", "orders", "parting", "paths", "top_actions"]
 
-_MOST_ROWS = 32
+_MOST_ROWS = _MOST_RANKS = 32
 """Ranks and ways that are told one by one."""
 
 
 def head(found: StepDiff) -> Markup:
     """Return both steps' lengths, the verdict, and what was matched."""
     first, second = found.step_ns
-    changes = ("", ms(second - first, sign=True))
+    changes = ("", change_ms(second - first, found.change_varies_ns))
     cells = [
         cell
         for side, word in enumerate(("first", "second"))
         for cell in (
             element("span", element("i", class_=f"key {('one', 'two')[side]}"), word),
             element("span", found.names[side], class_="name"),
-            element("b", ms(found.step_ns[side])),
+            element("b", ms(found.step_ns[side], found.step_varies_ns[side])),
             element("b", changes[side]),
         )
     ]
-    verdict = f"the same, to {found.tolerance:.1%}" if found.same else f"different: {found.change:+.2%}"
+    told = verdict(found) if found.same else f"{found.change:+.2%}: {verdict(found)}"
     return joined([
         element("div", *cells, class_="sides"),
-        *(element("p", line, class_="soft") for line in _several(found)),
-        element("p", verdict, class_=f"verdict {'same' if found.same else 'different'}"),
+        *(element("p", line, class_="soft") for line in several(found)),
+        element("p", told, class_=f"verdict {'same' if found.same else 'different'}"),
         element("p", matched_line(found), class_="soft"),
     ])  # fmt: skip
 
@@ -47,11 +58,7 @@ def parting(found: StepDiff) -> Markup:
     one = found.divergence
     if one is None:
         return element("p", "Every action ends in time.")
-    late = "late" if one.late_ns > 0 else "early"
-    told = (
-        f"At {ms(one.at_ns)}: rank {one.rank}, {one.action} ends {ms(abs(one.late_ns))} {late}, "
-        f"{ms(one.own_ns, sign=True)} of it its own."
-    )
+    told = f"A{parting_words(one)[1:]}."
     links = [*reversed(one.chain), f"rank {one.rank}: {one.action}"]
     chain = element("ol", *(element("li", link) for link in links), class_="chain")
     return joined([element("p", told), element("p", "What released it, one after another:", class_="soft"), chain])
@@ -62,7 +69,7 @@ def blame(found: StepDiff) -> Markup:
     if not found.culprits:
         return element("p", "Nothing is slower or faster throughout by more than the tolerance.")
     rows = [
-        (one.sort, one.what, f"{one.share:+.1%}" if one.share else "", ms(one.total_ns, sign=True))
+        (one.sort, one.what, share(one) if one.share else "", ms(one.total_ns, sign=True))
         for one in found.culprits
     ]
     return table(("what", "which", "its times", "in sum"), rows, words=2)
@@ -77,12 +84,12 @@ def top_actions(found: StepDiff, top: int) -> Markup:
     rows = [
         (
             f"rank {one.rank}", str(one.action), ms(one.at_ns), ms(one.first_ns), ms(one.second_ns),
-            ms(one.change_ns, sign=True), *([ms(one.noise_ns)] if varies else []),
+            change_ms(one.change_ns, one.noise_ns if varies else None),
         )
         for one in found.changes[:top]
     ]  # fmt: skip
     told = f"{min(top, len(found.changes))} of {len(found.changes)} that changed. {noise}".strip()
-    titles = ("rank", "action", "starts at", "first", "second", "change", *(["varies by"] if varies else []))
+    titles = ("rank", "action", "starts at", "first", "second", "change")
     return joined([element("p", told, class_="soft"), table(titles, rows, words=2)])
 
 
@@ -118,9 +125,7 @@ def orders(found: StepDiff) -> Markup:
 
 def paths(found: StepDiff) -> Markup:
     """Return the critical paths by kind, and where they part."""
-    first, second = (chain.by_kind_ns for chain in found.chains)
-    pairs = [(kind, first.get(kind, 0), second.get(kind, 0)) for kind in dict.fromkeys([*first, *second])]
-    rows = [(kind, ms(before), ms(after), ms(after - before, sign=True)) for kind, before, after in pairs]
+    rows = path_rows(found)
     shown = table(("kind", "first", "second", "change"), rows)
     one = found.parted
     if one is None:
@@ -130,11 +135,15 @@ def paths(found: StepDiff) -> Markup:
 
 
 def memory(found: StepDiff) -> Markup | None:
-    """Return both peaks of activations; None where a side knows none."""
-    peaks = [int(metrics.memory.peak_activation_bytes.max(initial=0)) for metrics in found.metrics]
-    if not all(peaks):
+    """Return both peaks by rank; None where nothing is known that differs."""
+    rows = memory_rows(found)
+    if not rows:
         return None
-    return element("p", f"Peak of activations: {peaks[0] / 2**30:.3g} GiB, {peaks[1] / 2**30:.3g} GiB.")
+    more = len(rows) - _MOST_RANKS
+    told = [element("p", f"and {more} further ranks", class_="soft")] if more > 0 else []
+    title = memory_title(found)
+    about = element("p", f"{title[0].upper()}{title[1:]}.", class_="soft")
+    return joined([about, table(("rank", "first", "second", "change"), rows[:_MOST_RANKS]), *told])
 
 
 def matched_line(found: StepDiff) -> str:
@@ -150,14 +159,6 @@ def matched_line(found: StepDiff) -> str:
     return "; ".join(parts) + "."
 
 
-def _several(found: StepDiff) -> Iterator[str]:
-    """Yield what there is to say of sides with several steps."""
-    for name, spans in zip(found.names, found.spans_ns, strict=True):
-        if len(spans) > 1:
-            middle = sorted(spans)[(len(spans) - 1) // 2]
-            yield f"{name}: {len(spans)} steps, {ms(min(spans))} to {ms(max(spans))}, median {ms(middle)}."
-
-
 def _changed_most(ways: Sequence[Way]) -> list[Way]:
     """Return the ways to show, in their order: all, or those whose medians changed most."""
     order = sorted(range(len(ways)), key=lambda at: (-abs(ways[at].median_ns[1] - ways[at].median_ns[0]), at))
@@ -169,9 +170,9 @@ def _bytes(way: Way, side: int) -> str:
 
 
 def _took(way: Way, side: int) -> str:
-    return ms(way.median_ns[side]) if way.median_ns[side] >= 0 else "not seen"
+    return ms(way.median_ns[side], way.varies_ns[side]) if way.median_ns[side] >= 0 else "not seen"
 
 
 def _rate(way: Way, side: int) -> str:
     rate = way.rate(side)
-    return f"{rate / 1e9:.3g} GB/s" if rate else ""
+    return format_rate(round(rate)) if rate else ""

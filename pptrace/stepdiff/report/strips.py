@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.model.action import Kind
 from pptrace.stepdiff.findings import action_at
 from pptrace.stepdiff.report.elements import Markup, element, joined, legend, rectangle, text
-from pptrace.stepdiff.text import ms
+from pptrace.stepdiff.told import ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.stepdiff.report.elements import Markup, element, rectangle, text
-from pptrace.stepdiff.text import ms
+from pptrace.stepdiff.told import change_ms, ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,9 +42,14 @@ def waterfall(found: StepDiff) -> Markup:
             _joint(start, row),
             text(_LEFT - 10, y + 16, rung.name, anchor="end"),
             rectangle(
-                min(start, end), y + 4, width, _BAR, class_, f"{rung.name}: {ms(rung.change_ns, sign=True)}"
+                min(start, end),
+                y + 4,
+                width,
+                _BAR,
+                class_,
+                f"{rung.name}: {change_ms(rung.change_ns, rung.spread_ns)}",
             ),
-            text(max(start, end) + 8, y + 16, ms(rung.change_ns, sign=True)),
+            text(max(start, end) + 8, y + 16, change_ms(rung.change_ns, rung.spread_ns)),
             _reached(y, rung.reached_ns),
         ]
         reached = rung.reached_ns

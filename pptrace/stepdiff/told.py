@@ -1,0 +1,151 @@
+"""Figures of a diff as words, for the terminal and the report alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.config.quantity import format_size
+from pptrace.stepdiff.spreads import SIGMAS, deviation, within_noise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace.stepdiff.culprits import Culprit
+    from pptrace.stepdiff.diff import StepDiff
+    from pptrace.stepdiff.divergence import Divergence
+    from pptrace.stepdiff.findings import KindRow
+
+__all__ = [
+    "aligned",
+    "change_ms",
+    "memory_rows",
+    "memory_title",
+    "ms",
+    "parting_words",
+    "path_rows",
+    "ratio",
+    "several",
+    "share",
+    "verdict",
+]
+
+_MARK = " ~"
+"""Behind what lies within the steps' own noise."""
+
+
+def ms(time_ns: float, spread_ns: float | None = None, *, sign: bool = False) -> str:
+    """Return a time in milliseconds, with the standard deviation by which it varies where that is known.
+
+    >>> ms(1_500_000), ms(-250_000, sign=True), ms(1_500_000, 20_000)
+    ('1.500 ms', '-0.250 ms', '1.500 ±0.020 ms')
+    """
+    varies = "" if spread_ns is None else f" ±{spread_ns / 1e6:,.3f}"
+    return f"{time_ns / 1e6:{'+' if sign else ''},.3f}{varies} ms"
+
+
+def change_ms(time_ns: float, spread_ns: float | None = None) -> str:
+    """Return a change in milliseconds, marked where it lies within the steps' own noise.
+
+    >>> change_ms(1_500_000, 20_000), change_ms(50_000, 20_000)
+    ('+1.500 ±0.020 ms', '+0.050 ±0.020 ms ~')
+    """
+    quiet = _MARK if within_noise(time_ns, spread_ns) and spread_ns else ""
+    return f"{ms(time_ns, spread_ns, sign=True)}{quiet}"
+
+
+def verdict(found: StepDiff) -> str:
+    """Return whether the steps are the same."""
+    if found.same:
+        return f"the same, to {found.tolerance:.1%}"
+    change = found.step_ns[1] - found.step_ns[0]
+    quiet = (
+        within_noise(change, found.change_varies_ns)
+        and found.change_varies_ns
+        and abs(found.change) > found.tolerance
+    )
+    return f"different{', but no more than steps of one side do' if quiet else ''}"
+
+
+def several(found: StepDiff) -> list[str]:
+    """Return what there is to say of sides with several steps."""
+    lines = []
+    for name, spans, pools in zip(found.names, found.spans_ns, found.pools, strict=True):
+        if len(spans) > 1:
+            middle = sorted(spans)[(len(spans) - 1) // 2]
+            used = "; actions and messages are medians over all" if pools else ""
+            lines.append(
+                f"{name}: {len(spans)} steps, {ms(min(spans))} to {ms(max(spans))}, median {ms(middle)}{used}"
+            )
+    if found.varies:
+        pooled = ", of medians over the steps where those are compared" if any(found.pools) else ""
+        lines.append(f"± is one standard deviation from step to step{pooled}; ~ is noise: within {SIGMAS} of them")
+    return lines
+
+
+def ratio(row: KindRow) -> str:
+    """Return a kind's ratio with what it varies by, marked where that is noise."""
+    shown = f"{row.ratio:.3f}"
+    if row.ratio is None or row.ratio_varies is None:
+        return shown
+    quiet = _MARK if row.ratio_varies and within_noise(row.ratio - 1, row.ratio_varies) else ""
+    return f"{shown} ±{row.ratio_varies:.3f}{quiet}"
+
+
+def parting_words(one: Divergence) -> str:
+    """Return where the steps part, in a sentence."""
+    late = "late" if one.late_ns > 0 else "early"
+    varies = one.late_varies_ns or None
+    return (
+        f"at {ms(one.at_ns)}: rank {one.rank}, {one.action} ends {ms(abs(one.late_ns), varies)} {late}, "
+        f"{ms(one.own_ns, sign=True)} of it its own"
+    )
+
+
+def share(one: Culprit) -> str:
+    """Return by which share a culprit is slower or faster, with what that varies by."""
+    varies = "" if one.share_varies is None else f" ±{one.share_varies:.1%}"
+    return f"{one.share:+.1%}{varies}"
+
+
+def path_rows(found: StepDiff) -> list[tuple[str, str, str, str]]:
+    """Return a row per kind of what both critical paths consist of."""
+    (first, second), (vary, varies) = (chain.by_kind_ns for chain in found.chains), found.paths_vary_ns
+    rows = []
+    for kind in dict.fromkeys([*first, *second]):
+        one, other = first.get(kind, 0), second.get(kind, 0)
+        change = change_ms(other - one, deviation(vary.get(kind), varies.get(kind)))
+        rows.append((kind, ms(one, vary.get(kind)), ms(other, varies.get(kind)), change))
+    return rows
+
+
+def memory_rows(found: StepDiff) -> list[tuple[str, str, str, str]]:
+    """Return a row per rank: bytes where both sides know them, else how many microbatches' activations."""
+    rows = []
+    for one in found.memory:
+        if one.peak_bytes is not None:
+            first, second = one.peak_bytes
+            change = f"{'+' if second >= first else '-'}{format_size(abs(second - first))}"
+            rows.append((f"rank {one.rank}", format_size(first), format_size(second), change))
+        else:
+            held = one.activations
+            rows.append((f"rank {one.rank}", str(held[0]), str(held[1]), f"{held[1] - held[0]:+}"))
+    return rows
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return rows with aligned columns, the first to the left; marks stand behind their column's figures."""
+    columns = [_column(cells, right=at > 0) for at, cells in enumerate(zip(*rows, strict=True))]
+    return ["  ".join(["", *row]).rstrip() for row in zip(*columns, strict=True)]
+
+
+def _column(cells: Sequence[str], *, right: bool) -> list[str]:
+    marked = any(cell.endswith(_MARK) for cell in cells)
+    padded = [cell if cell.endswith(_MARK) or not marked else f"{cell}{' ' * len(_MARK)}" for cell in cells]
+    width = max(map(len, padded), default=0)
+    return [cell.rjust(width) if right else cell.ljust(width) for cell in padded]
+
+
+def memory_title(found: StepDiff) -> str:
+    """Return what :func:`memory_rows` are."""
+    known = any(one.peak_bytes is not None for one in found.memory)
+    return "memory at its peak" if known else "microbatches whose activations are held, at most"
