@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,8 +12,9 @@ from pptrace.cli import complete
 from pptrace.cli.measured_options import measured_options, read
 
 if TYPE_CHECKING:
-    from pptrace.stepdiff.sides import Side
-    from pptrace.stepdiff.what_if import RankBusy, WhatIf
+    from collections.abc import Iterator
+
+    from pptrace.stepdiff.explained import Explained
     from pptrace.timeline.measurement import Measurement
 
 __all__ = ["command"]
@@ -37,26 +38,38 @@ def command(
 
     Where no action of a pipeline is found: communication and computation by rank and name.
     """
-    from pptrace.stepdiff.parts import parts_of
+    from pptrace.stepdiff.explained import explained_document, explained_lines
     from pptrace.stepdiff.sides import measured_side
-    from pptrace.stepdiff.times import performed
-    from pptrace.stepdiff.what_if import busy_by_rank, what_if
 
     measurement = read(traces, layout, replica, rules, without_actions=True)
+    name = str(traces[0])
     if not measurement.steps:
-        _summed(measurement, str(traces[0]), as_json=as_json)
+        _summed(measurement, name, as_json=as_json)
         return
-    spans = [performed(one.timeline).span_ns for one in measurement.steps]
-    steps = [str(number) for number in range(len(spans))] if step == "all" else [step]
-    found = []
-    for one in steps:
-        side = measured_side(measurement, str(traces[0]), one)
-        found.append((side, spans, parts_of(side), busy_by_rank(side.performed), what_if(side.performed)))
+    chosen = None if step == "all" else measured_side(measurement, name, step).chosen
+    by_number = dict(_explained(measurement, name, chosen))
+    steps = list(by_number.values())
+    found = steps if chosen is None else [by_number[chosen]]
     if as_json:
-        documents = [_document(*one) for one in found]
-        click.echo(json.dumps(documents if step == "all" else documents[0], indent=2))
+        documents = [explained_document(one, steps, measurement) for one in found]
+        click.echo(json.dumps(documents if chosen is None else documents[0], indent=2))
     else:
-        click.echo("\n\n".join("\n".join(_lines(*one)) for one in found))
+        click.echo("\n\n".join("\n".join(explained_lines(name, one, steps, measurement)) for one in found))
+
+
+def _explained(measurement: Measurement, name: str, chosen: int | None) -> Iterator[tuple[int, Explained]]:
+    """Explain every step; one that was not asked for and that cannot be replayed is noted."""
+    from pptrace.errors import ScheduleError
+    from pptrace.stepdiff.explained import explained
+    from pptrace.stepdiff.sides import measured_side
+
+    for at, step in enumerate(measurement.steps):
+        try:
+            yield at, explained(measured_side(measurement, name, str(at)))
+        except ScheduleError as error:
+            if chosen in {None, at}:
+                raise
+            click.echo(f"note: {step.label} is left out of what varies: {error}", err=True)
 
 
 def _summed(measurement: Measurement, name: str, *, as_json: bool) -> None:
@@ -68,61 +81,3 @@ def _summed(measurement: Measurement, name: str, *, as_json: bool) -> None:
         else "\n".join(summed_lines(measurement, name))
     )
     click.echo(told)
-
-
-def _lines(
-    side: Side, spans: list[int], parts: dict[str, int], ranks: tuple[RankBusy, ...], without: WhatIf
-) -> list[str]:
-    from pptrace.stepdiff.told import ms
-
-    metrics, label = side.metrics, side.steps[side.chosen].label
-    lines = [f"{side.name}, {label}: step {ms(metrics.step_ns)}, bubble {float(metrics.bubble):.2%}"]
-    if len(spans) > 1:
-        middle = sorted(spans)[(len(spans) - 1) // 2]
-        lines.append(f"{len(spans)} steps: {ms(min(spans))} to {ms(max(spans))}, median {ms(middle)}")
-    whole = max(sum(parts.values()), 1)
-    lines += ["", "parts of the step, mean over ranks"]
-    lines += [f"  {name:<16}  {ms(time):>14}  {time / whole:6.1%}" for name, time in parts.items() if time]
-    lines += ["", "ranks: computing, idle"]
-    for one in ranks:
-        idle = int(metrics.idle_ns[one.rank].sum())
-        lines.append(
-            f"  rank {one.rank:<3}  {ms(one.busy_ns):>14}  {ms(idle):>14}  {one.share:+.1%} of the median's work"
-        )
-    lines += ["", "the pipeline would take", f"  {ms(without.replayed_ns):>14}  as it was, replayed"]
-    for text, length in (
-        ("with free communication", without.free_communication_ns),
-        ("without gaps of the host", without.no_gaps_ns),
-        (f"with rank {without.slowest.rank} repaired, the slowest", without.repaired_ns),
-        ("without any bubble", without.no_bubble_ns),
-    ):
-        lines.append(f"  {ms(length):>14}  {text} ({length / max(without.replayed_ns, 1) - 1:+.1%})")
-    measurement = side.measurement
-    return [
-        *lines,
-        *(
-            f"rank {work.rank}: {work.count} {work.what} belong to no action, {ms(work.total_ns)}"
-            for work in (measurement.unattributed if measurement else ())
-        ),
-    ]
-
-
-def _document(
-    side: Side, spans: list[int], parts: dict[str, int], ranks: tuple[RankBusy, ...], without: WhatIf
-) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    metrics, measurement = side.metrics, side.measurement
-    return {
-        "step": side.steps[side.chosen].label,
-        "step_ns": metrics.step_ns,
-        "bubble": float(metrics.bubble),
-        "spans_ns": spans,
-        "parts_ns": parts,
-        "idle_by_cause_ns": metrics.idle_by_cause_ns,
-        "exposed_communication_ns": int(metrics.exposed_ns.sum()),
-        "ranks": [asdict(one) for one in ranks],
-        "what_if": asdict(without),
-        "unattributed": [asdict(one) for one in measurement.unattributed] if measurement else [],
-        "notes": list(measurement.notes) if measurement else [],
-    }

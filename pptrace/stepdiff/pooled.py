@@ -69,17 +69,15 @@ def _median(values: NDArray[np.float64]) -> Int64s:
 
 def _transfers(own: Transfers, others: Sequence[Performed]) -> Transfers:
     """Return messages with the median of their times where their arrival was seen, else of all."""
-    seen: dict[tuple[int, int, int], list[int]] = {}
-    unseen: dict[tuple[int, int, int], list[int]] = {}
+    seen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    unseen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for one in (own, *(other.transfers for other in others)):
-        columns = (one.kind, one.stage, one.unit, one.took_ns, one.observed)
-        for kind, stage, unit, took, observed in zip(*(column.tolist() for column in columns), strict=True):
+        columns = (one.kind, one.stage, one.unit, one.took_ns, one.held_ns, one.observed)
+        for kind, stage, unit, took, held, observed in zip(*(column.tolist() for column in columns), strict=True):
             if took >= 0:
-                (seen if observed else unseen).setdefault((kind, stage, unit), []).append(took)
+                (seen if observed else unseen).setdefault((kind, stage, unit), []).append((took, held))
     keys = list(zip(own.kind.tolist(), own.stage.tolist(), own.unit.tolist(), strict=True))
-    took = [int(np.median(seen.get(key) or unseen.get(key) or [-1])) for key in keys]
-    return replace(
-        own,
-        took_ns=np.array(took, dtype=np.int64),
-        observed=np.array([key in seen for key in keys], dtype=np.bool_),
-    )
+    middle = [np.median(seen.get(key) or unseen.get(key) or [(-1, 0)], axis=0).astype(np.int64) for key in keys]
+    times = np.array(middle, dtype=np.int64).reshape(-1, 2)
+    observed = np.array([key in seen for key in keys], dtype=np.bool_)
+    return replace(own, took_ns=times[:, 0], held_ns=times[:, 1], observed=observed)

@@ -1,0 +1,63 @@
+"""An explained step: its parts sum to it, and with several steps every figure says by how much it varies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compared_steps import MS, one_step
+
+from pptrace.stepdiff.explained import Explained, explained, explained_document, explained_lines
+from pptrace.stepdiff.sides import measured_side
+from pptrace.timeline.measurement import Measurement, Step, Unattributed
+
+FACTORS = (1.0, 1.1, 1.3)
+
+
+@pytest.fixture
+def measurement() -> Measurement:
+    timelines = [one_step(slow=dict.fromkeys(range(3), factor)) for factor in FACTORS]
+    steps = [
+        Step(label=f"step {at}", timeline=one, gap_ns=np.zeros(len(one), dtype=np.int64))
+        for at, one in enumerate(timelines)
+    ]
+    lost = Unattributed(rank=1, what="memset", count=3, total_ns=2 * MS)
+    return Measurement(steps=tuple(steps), unattributed=(lost,))
+
+
+@pytest.fixture
+def steps(measurement: Measurement) -> list[Explained]:
+    return [explained(measured_side(measurement, "run", str(at))) for at in range(3)]
+
+
+def test_parts_and_the_critical_path_are_the_step(steps: list[Explained]) -> None:
+    for one in steps:
+        assert sum(one.parts_ns.values()) == one.step_ns
+        assert sum(one.critical_path_ns.values()) == one.step_ns
+        assert all(rank.busy_ns + idle == one.step_ns for rank, idle in zip(one.ranks, one.idle_ns, strict=True))
+
+
+def test_every_figure_varies_as_the_steps_do(steps: list[Explained], measurement: Measurement) -> None:
+    document = explained_document(steps[1], steps, measurement)
+
+    varies = document["varies"]
+    assert varies["step_ns"] == round(float(np.std([one.step_ns for one in steps], ddof=1)))
+    assert varies["parts_ns"]["compute"] == round(float(np.std([120 * MS * one for one in FACTORS], ddof=1)))
+    assert varies.keys() == document.keys() - {"step", "lengths_ns", "varies", "unattributed", "notes"}
+    assert len(varies["ranks"]) == len(varies["idle_ns"]) == 3
+    assert varies["what_if"].keys() == document["what_if"].keys()
+
+
+def test_the_text_has_the_deviations_and_says_what_they_are(
+    steps: list[Explained], measurement: Measurement
+) -> None:
+    text = "\n".join(explained_lines("run", steps[1], steps, measurement))
+
+    assert "3 steps:" in text
+    assert "± is one standard deviation from step to step" in text
+    assert "compute       132.000 ±18.330 ms" in text
+    assert text.endswith("rank 1: 3 memset belong to no action, 2.000 ms")
+
+
+def test_one_step_varies_by_nothing_that_is_known(steps: list[Explained], measurement: Measurement) -> None:
+    assert explained_document(steps[0], steps[:1], measurement)["varies"] is None
+    assert "±" not in "\n".join(explained_lines("run", steps[0], steps[:1], measurement))
