@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["assemble"]
 
 _EMPTY_SHARE = 0.1
+_PASSES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
 
 
 def assemble(recordings: Sequence[Recording]) -> Measurement:
@@ -34,17 +35,19 @@ def assemble(recordings: Sequence[Recording]) -> Measurement:
     Raises:
         TraceError: no step holds an action of a pipeline, or ranks hold the same stage and microbatch.
     """
-    labels, by_step = split_steps(recordings)
+    labels, by_step, left_out = split_steps(recordings)
     unattributed = [replace(one, rank=rank) for rank, each in enumerate(recordings) for one in each.unattributed]
     matched = [match_ends(step, unattributed) for step in by_step]
     clocks = align(len(recordings), list(_sent(message for step in matched for message in step)))
-    notes = [note for one in recordings for note in one.notes]
+    notes = [*(note for one in recordings for note in one.notes), *left_out]
     steps = []
     for label, ranks, messages in zip(labels, by_step, matched, strict=True):
         if not any(one.action.kind not in COMMUNICATION for rank in ranks for one in rank.ran):
+            notes.append(f"{label} holds no action: left out")
             continue
         shifted = [_shifted(rank, clock) for rank, clock in zip(ranks, clocks, strict=True)]
         carried = [on_one_clock(message, clocks) for message in messages]
+        _check_replicas(shifted, recordings)
         name_messages(shifted, carried, unattributed)
         notes += _fold_first_stage(shifted)
         timeline, gap, begins = timeline_of(shifted, carried)
@@ -113,14 +116,31 @@ def _staged(ran: Ran, rank: int) -> Ran:
     return replace(ran, action=replace(ran.action, stage=rank)) if ran.action.stage == NO_STAGE else ran
 
 
+def _check_replicas(ranks: Sequence[RankStep], recordings: Sequence[Recording]) -> None:
+    """Refuse a stage that works on one microbatch on several ranks: those are of several pipelines."""
+    holders: dict[str, int] = {}
+    for number, rank in enumerate(ranks):
+        members = [member for one in rank.ran for member in one.action.sub_actions or (one.action,)]
+        for action in (str(member) for member in members if member.kind in _PASSES):
+            first = holders.setdefault(action, number)
+            if first != number:
+                a, b = recordings[first].rank, recordings[number].rank
+                message = (
+                    f"{action} is of rank {a} and of rank {b}, so they are of two pipelines: "
+                    "say how the job is laid out, as --layout pp=2,dp=2"
+                )
+                raise TraceError(message, file=recordings[number].path)
+
+
 def _fold_first_stage(ranks: Sequence[RankStep]) -> list[str]:
     """Make one backward of the first stage's empty input gradient and what follows it.
 
     PyTorch skips the input gradient of the first stage, so that ``0I`` does nothing and ``0W`` the whole backward.
     """
     inputs = [one for rank in ranks for one in rank.ran if one.action.kind is Kind.I]
-    first = [_length(one) for one in inputs if one.action.stage == 0]
-    others = [_length(one) for one in inputs if one.action.stage > 0]
+    on_gpu = any(one.device is not None for one in inputs)
+    first = [_length(one, on_gpu=on_gpu) for one in inputs if one.action.stage == 0]
+    others = [_length(one, on_gpu=on_gpu) for one in inputs if one.action.stage > 0]
     if not first or not others or np.median(first) > _EMPTY_SHARE * np.median(others):
         return []
     for rank in ranks:
@@ -136,7 +156,8 @@ def _fold_first_stage(ranks: Sequence[RankStep]) -> list[str]:
     ]
 
 
-def _length(one: Ran) -> int:
+def _length(one: Ran, *, on_gpu: bool) -> int:
+    """Return what an action took; one without a kernel took a GPU no time."""
     if one.device is not None:
         return one.device.end_ns - one.device.start_ns
-    return one.end_ns - one.start_ns
+    return 0 if on_gpu else one.end_ns - one.start_ns

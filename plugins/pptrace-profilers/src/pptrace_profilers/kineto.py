@@ -67,7 +67,8 @@ def recording_of(events: Events, rules: Rules) -> Recording:
     path = events.path
     about = events.top.get("distributedInfo")
     info: Mapping[str, Any] = about if isinstance(about, dict) else {}
-    rank, groups = _rank(info, path), _groups(info)
+    rank = _rank(info, path)
+    groups = _groups(info, rank)
     members = pipeline_group(groups, rank)
     ran, annotations = _annotated(events, rules)
     return on_device(Recording(
@@ -113,8 +114,11 @@ def _whole(value: Any, most: int = 2**62) -> int:
     return value if isinstance(value, int) and 0 < value < most else 0
 
 
-def _groups(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the process groups that have a description and ranks; old traces write ranks as text."""
+def _groups(info: Mapping[str, Any], rank: int) -> dict[str, tuple[int, ...]]:
+    """Return the process groups that have a description and ranks; old traces write ranks as text.
+
+    Of several that are described alike, such as those of all pipelines, the one that holds ``rank`` counts.
+    """
     found: dict[str, tuple[int, ...]] = {}
     listed = info.get("pg_config")
     for group in listed if isinstance(listed, list) else ():
@@ -127,8 +131,8 @@ def _groups(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             except (ValueError, RecursionError):
                 ranks = None
         name = str(group.get("pg_desc") or group.get("pg_name") or "")
-        if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks) and _differ(ranks):
-            found[name] = tuple(ranks)
+        if isinstance(ranks, list) and all(isinstance(one, int) for one in ranks) and _differ(ranks):
+            found[name] = tuple(ranks) if rank in ranks else found.get(name, tuple(ranks))
     return found
 
 

@@ -12,7 +12,7 @@ from pptrace.model.layout import AXES, Layout
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pptrace_profilers.recording import Recording
+    from pptrace_profilers.recording import Ran, Recording
 
 __all__ = ["MOST_RANKS", "one_pipeline", "pipeline_group"]
 
@@ -23,6 +23,12 @@ MOST_RANKS = 2**22
 _TOLD = 16
 """Ranks that are named one by one."""
 _SORTS = ("slowest", "median")
+_GROUPED = {
+    "dp": re.compile(r"(?:^|[_\W])dp(?:$|[_\W])|^data_parallel", re.IGNORECASE),
+    "cp": re.compile(r"(?:^|[_\W])cp(?:$|[_\W])|^context_parallel", re.IGNORECASE),
+    "tp": re.compile(r"(?:^|[_\W])tp(?:$|[_\W])|^tensor_model_parallel", re.IGNORECASE),
+}
+"""How groups of each axis are described, by PyTorch's device meshes and by Megatron-LM."""
 
 
 def pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int) -> tuple[int, ...]:
@@ -79,14 +85,31 @@ def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
 def _of_groups(known: dict[int, Recording]) -> tuple[dict[str, tuple[int, ...]], str]:
     groups = {pipeline_group(one.groups, rank) for rank, one in known.items()} - {()}
     if groups:
-        return {f"of rank {min(ranks)}": ranks for ranks in sorted(groups)}, ""
+        pipelines = sorted(groups)
+        places = [_place(known, ranks) for ranks in pipelines]
+        if len(set(places)) < len(places) or "" in places:
+            places = [f"of rank {min(ranks)}" for ranks in pipelines]
+        return dict(zip(places, pipelines, strict=True)), ""
     world = max((one.world for one in known.values()), default=0) or len(known)
     ranks = tuple(range(world)) if world >= len(known) and set(known) <= set(range(world)) else tuple(known)
     present = tuple(rank for rank in ranks if rank in known)
     if len(present) < len(ranks):
         lost = _listed([rank for rank in ranks if rank not in known])
-        return {"": present}, f"no file of rank {lost}: the others are taken as they are"
+        counted = "" if present == ranks[: len(present)] else f", counted as ranks 0 to {len(present) - 1}"
+        return {"": present}, f"no file of rank {lost}: the others are taken as they are{counted}"
     return {"": ranks}, ""
+
+
+def _place(known: dict[int, Recording], pipeline: Sequence[int]) -> str:
+    """Return where a pipeline is, ``dp=0,tp=1``, by its first rank's place in the groups of other axes."""
+    rank = next((rank for rank in pipeline if rank in known), -1)
+    parts = []
+    for axis, described in _GROUPED.items():
+        own = (ranks for name, ranks in known[rank].groups.items() if described.search(name) and rank in ranks)
+        ranks = next(own, ())
+        if len(ranks) > 1:
+            parts.append(f"{axis}={ranks.index(rank)}")
+    return ",".join(parts)
 
 
 def _of_layout(known: dict[int, Recording], text: str) -> tuple[dict[str, tuple[int, ...]], str]:
@@ -138,13 +161,20 @@ def _zeros(wanted: set[str], place: str) -> set[str]:
 
 
 def _span(recordings: Sequence[Recording]) -> int:
-    """Return the time that a pipeline's actions, or else its operations, take."""
-    times: list[int] = []
-    for one in recordings:
-        times += [time for ran in one.ran for time in (ran.start_ns, ran.end_ns)]
-        if not one.ran and one.operations is not None and one.operations.start_ns.size:
-            times += [int(one.operations.start_ns.min()), int(one.operations.end_ns.max())]
+    """Return the longest time that a rank's actions, or else its operations, take; clocks may differ by rank."""
+    return max(_span_of(one) for one in recordings)
+
+
+def _span_of(one: Recording) -> int:
+    times = [time for ran in one.ran for time in _times(ran)]
+    if not one.ran and one.operations is not None and one.operations.start_ns.size:
+        times = [int(one.operations.start_ns.min()), int(one.operations.end_ns.max())]
     return max(times, default=0) - min(times, default=0)
+
+
+def _times(ran: Ran) -> tuple[int, int]:
+    done = ran if ran.device is None else ran.device
+    return done.start_ns, done.end_ns
 
 
 def _local(one: Recording, local: dict[int, int]) -> Recording:

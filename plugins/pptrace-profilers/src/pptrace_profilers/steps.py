@@ -10,15 +10,18 @@ import numpy as np
 from pptrace_profilers.messages import RankStep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from pptrace_profilers.recording import Recording
 
 __all__ = ["split_steps"]
 
+_TOLD = 8
+"""Steps that are named one by one."""
 
-def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[list[RankStep]]]:
-    """Return the steps' labels, and per step what each rank did, by when its host began it.
+
+def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[list[RankStep]], list[str]]:
+    """Return the steps' labels, per step what each rank did by when its host began it, and what was left out.
 
     Steps are those that the profiler marked on every rank; else an action's k-th time belongs to the k-th step,
     and what has no microbatch to the step that runs at its time.
@@ -38,7 +41,30 @@ def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[list[R
         for end, step in zip(one.ends, number[len(one.ran) :], strict=True):
             if step >= 0:
                 (steps[step][rank].sends if end.sends else steps[step][rank].receives).append(end)
-    return labels, steps
+    return labels, steps, list(_left_out(recordings, numbers, marked, labels))
+
+
+def _left_out(
+    recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], marked: Sequence[Collection[str]],
+    labels: Sequence[str],
+) -> Iterator[str]:  # fmt: skip
+    """Yield what steps and actions are in no step of all ranks."""
+    if any(marked) and not set(labels) & set(marked[0]):
+        yield "no step is marked on every rank: an action's k-th time is taken for the k-th step's"
+        return
+    some = [label for label in dict.fromkeys(label for one in marked for label in one) if label not in labels]
+    if some:
+        yield f"{_listed(some)} not marked on every rank: left out"
+    for one, number in zip(recordings, numbers, strict=True):
+        outside = [str(ran.action) for ran, step in zip(one.ran, number, strict=False) if step < 0]
+        if outside and not some:
+            told = "1 action is" if len(outside) == 1 else f"{len(outside):,} actions are"
+            yield f"{one.path.name}: {told} outside of all steps, {outside[0]} first: left out"
+
+
+def _listed(labels: Sequence[str]) -> str:
+    told = ", ".join(labels[:_TOLD]) + (f" and {len(labels) - _TOLD} others" if len(labels) > _TOLD else "")
+    return f"{told} {'is' if len(labels) == 1 else 'are'}"
 
 
 def _as_marked(one: Recording, labels: Sequence[str]) -> list[int]:
