@@ -38,13 +38,14 @@ def one_step(
     rows: Sequence[Sequence[str]] = ROWS, slow: Mapping[int, float] | None = None, rate_kbps: int = 1_000_000
 ) -> Timeline:
     """Simulate a table; ``slow`` are factors by stage."""
-    factor = np.array([(slow or {}).get(stage, 1.0) for stage in range(len(rows))])
+    schedule = Schedule.from_rows(rows)
+    factor = np.array([(slow or {}).get(stage, 1.0) for stage in range(schedule.stages)])
     costs = Workload.uniform(
-        len(rows), f_ns=(10 * MS * factor).astype(np.int64), b_ns=(20 * MS * factor).astype(np.int64),
+        schedule.stages, f_ns=(10 * MS * factor).astype(np.int64), b_ns=(20 * MS * factor).astype(np.int64),
         boundary_bytes=1_000_000,
     )  # fmt: skip
     network = Flat(rate_kbps=rate_kbps, latency_ns=50_000)
-    return simulate(Schedule.from_rows(rows), costs, network, Policy(name=PolicyName.ASYNC))
+    return simulate(schedule, costs, network, Policy(name=PolicyName.ASYNC))
 
 
 def side_of_step(timeline: Timeline, name: str = "step", *, measured: bool = False) -> Side:

@@ -34,7 +34,8 @@ class Culprit:
     """One slow or fast thing."""
 
     sort: str
-    """``drift`` (everything), ``slow rank``, ``slow stage``, ``slow link``, or ``fast`` for slow; ``spikes``."""
+    """``drift`` (everything), ``slow rank``, ``slow stage``, ``slow network`` (all links), ``slow link``;
+    ``fast`` for slow likewise; ``spikes``."""
     what: str
     """Which."""
     share: float
@@ -47,43 +48,41 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """By which share times are longer, 0 for none: medians over actions, what all have in common taken off."""
+    """By which share times are longer, 0 for none: medians over actions, what is common taken off."""
 
     common: float = 0.0
-    """What all actions have in common."""
+    """What ranks have in common."""
     ranks: Mapping[int, float]
     """Of each rank beyond that."""
     stages: Mapping[tuple[int, int], float]
     """Of each rank and stage of it beyond that."""
     ways: Mapping[tuple[int, int], float]
-    """Of messages by sender and receiver, where enough were seen on both sides."""
+    """Of messages by sender and receiver, where enough were seen on both sides, beyond what all have in common."""
+    network: float = 0.0
+    """What all of those have in common at least."""
     before_ns: Mapping[tuple[int, int], float]
     """What each rank and stage took in the first step."""
 
 
 def blame_of(a: Performed, b: Performed, matched: Matched, ways: tuple[Way, ...]) -> Blame:
     """Return by which share everything is slower."""
-    slower = {
-        (way.source, way.target): way.median_ns[1] / way.median_ns[0] - 1
-        for way in ways
-        if min(way.seen) >= _FEWEST and way.median_ns[0] > 0
-    }
+    network, slower = _network(ways)
     i, j = matched.first, matched.second
     good = a.duration_ns[i] > 0
     i, j = i[good], j[good]
     if i.size < _FEWEST:
-        return Blame(ranks={}, stages={}, ways=slower, before_ns={})
+        return Blame(ranks={}, stages={}, ways=slower, network=network, before_ns={})
     before = a.duration_ns[i].astype(np.float64)
     ratio = b.duration_ns[j] / before
-    common = float(np.median(ratio))
     rank, stage = b.rank[j], b.stage[j]
+    common = _common([float(np.median(ratio[rank == one])) for one in np.unique(rank)])
     pairs = sorted(set(zip(rank.tolist(), stage.tolist(), strict=True)))
     own = {pair: (rank == pair[0]) & (stage == pair[1]) for pair in pairs}
     return Blame(
         common=common - 1,
         ranks={r: _beyond(ratio[rank == r], common) for r in sorted(set(rank.tolist()))},
         stages={pair: _beyond(ratio[mask], common) for pair, mask in own.items()},
-        ways=slower, before_ns={pair: float(before[mask].sum()) for pair, mask in own.items()},
+        ways=slower, network=network, before_ns={pair: float(before[mask].sum()) for pair, mask in own.items()},
     )  # fmt: skip
 
 
@@ -106,6 +105,8 @@ def culprits(blame: Blame, ways: tuple[Way, ...], tolerance: float, varies: Vari
             found.append(_rank(blame, rank, own, varies))
         else:
             found += [_stage(blame, pair, varies) for pair in off]
+    if abs(blame.network) > tolerance:
+        found.append(_whole_network(blame, ways, varies))
     found += [_way(way, blame, varies) for way in ways if abs(blame.ways.get(_ends(way), 0.0)) > tolerance]
     return tuple(one for one in found if not within_noise(one.share, one.share_varies))
 
@@ -139,9 +140,31 @@ def _way(way: Way, blame: Blame, varies: Varies) -> Culprit:
     share = blame.ways[_ends(way)]
     return Culprit(
         sort=_sort(share, "link"), what=f"rank {way.source} to rank {way.target}", share=share,
-        total_ns=(way.median_ns[1] - way.median_ns[0]) * way.count[1],
+        total_ns=int(way.median_ns[1] - way.median_ns[0] * (1 + blame.network)) * way.count[1],
         share_varies=varies(lambda one: one.ways.get(_ends(way))),
     )  # fmt: skip
+
+
+def _whole_network(blame: Blame, ways: tuple[Way, ...], varies: Varies) -> Culprit:
+    before = sum(way.median_ns[0] * way.count[1] for way in ways if _ends(way) in blame.ways)
+    what = f"all {len(blame.ways)} ways between ranks"
+    return Culprit(
+        sort=_sort(blame.network, "network"), what=what, share=blame.network,
+        total_ns=int(blame.network * before), share_varies=varies(lambda one: one.network),
+    )  # fmt: skip
+
+
+def _network(ways: tuple[Way, ...]) -> tuple[float, dict[tuple[int, int], float]]:
+    """Return by which share all ways are slower or all are faster, and each of them beyond that."""
+    ratio = {
+        _ends(way): way.median_ns[1] / way.median_ns[0]
+        for way in ways
+        if min(way.seen) >= _FEWEST and way.median_ns[0] > 0
+    }
+    common = 1.0
+    if len(ratio) > 1 and (min(ratio.values()) > 1 or max(ratio.values()) < 1):
+        common = min(ratio.values(), key=lambda one: abs(one - 1))
+    return common - 1, {ends: one / common - 1 if common else 0.0 for ends, one in ratio.items()}
 
 
 def _ends(way: Way) -> tuple[int, int]:
@@ -169,6 +192,13 @@ def spikes(a: Performed, b: Performed, matched: Matched, tolerance: float, noise
         what = f"{int(own.sum())} action{'s' if own.sum() > 1 else ''} of rank {one}"
         found.append(Culprit(sort="spikes", what=what, share=0.0, total_ns=int(out[own].sum())))
     return found
+
+
+def _common(ratios: Sequence[float]) -> float:
+    """Return the middle rank's ratio; of two, as where one of two ranks is slow, the one nearer to 1."""
+    ordered = sorted(ratios)
+    middle = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return min(middle, key=lambda one: abs(one - 1))
 
 
 def _beyond(ratio: NDArray[np.float64], common: float) -> float:

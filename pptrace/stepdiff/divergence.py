@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.stepdiff.findings import action_at
-from pptrace.stepdiff.path import makers, released_by
+from pptrace.stepdiff.released import releases_of
 from pptrace.stepdiff.spreads import SIGMAS
+from pptrace.stepdiff.told import ms
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pptrace.model.action import Action
     from pptrace.model.columns import Int64s
     from pptrace.stepdiff.match import Matched
+    from pptrace.stepdiff.released import Releases
     from pptrace.stepdiff.times import Performed
 
 __all__ = ["Divergence", "first_divergence"]
@@ -36,10 +40,18 @@ class Divergence:
     """By how much it ended later than in the first, both steps starting together."""
     own_ns: int
     """The part of that which is its own duration."""
+    message_ns: int
+    """The part that its input took longer from the rank that released it; 0 where its own rank did."""
+    idle_ns: int
+    """The part that its rank left between its release and its start."""
+    released_ns: int
+    """By how much what released it ended later than in the first; these four sum to the lateness."""
+    source: int
+    """The rank that released it; -1 for none."""
     late_varies_ns: int
     """Standard deviation of the lateness by both sides' variation from step to step; 0 where each has one step."""
     chain: tuple[str, ...]
-    """The actions that released it, one after another, the last one first."""
+    """The actions that released it, one after another, the last one first, with how late each ended."""
 
 
 def first_divergence(
@@ -67,18 +79,28 @@ def first_divergence(
         return None
     at = int(off.argmax())
     i, j = int(matched.first[at]), int(matched.second[at])
+    ended = dict(zip(matched.second.tolist(), late.tolist(), strict=True))
+    releases = releases_of(b)
+    by = releases.of(j)
+    own = int((b.end_ns[j] - b.start_ns[j]) - (a.end_ns[i] - a.start_ns[i]))
+    released = ended.get(by, 0) if by is not None else 0
+    rest = int(late[at]) - own - released
+    source = -1 if by is None else int(b.rank[by])
+    idle = int(b.gap_ns[j] - a.gap_ns[i]) if source not in {-1, int(b.rank[j])} else rest
     return Divergence(
         rank=int(b.rank[j]), action=action_at(b, j), at_ns=int(b.start_ns[j]) - begin_b, late_ns=int(late[at]),
-        own_ns=int(b.duration_ns[j] - a.duration_ns[i]), late_varies_ns=int(noise_ns[at]), chain=_chain(b, j),
+        own_ns=own, message_ns=rest - idle, idle_ns=idle, released_ns=released, source=source,
+        late_varies_ns=int(noise_ns[at]), chain=_chain(releases, j, ended),
     )  # fmt: skip
 
 
-def _chain(step: Performed, index: int) -> tuple[str, ...]:
+def _chain(releases: Releases, index: int, ended: Mapping[int, int]) -> tuple[str, ...]:
     """Return what released an action, link by link."""
-    producers = makers(step)
+    step = releases.step
     found: list[str] = []
-    at = released_by(step, index, producers)
+    at = releases.of(index)
     while at is not None and len(found) < _LONGEST:
-        found.append(f"rank {step.rank[at]}: {action_at(step, at)}")
-        at = released_by(step, at, producers)
+        late = f" {ms(ended[at], sign=True)}" if at in ended else ""
+        found.append(f"rank {step.rank[at]}: {action_at(step, at)}{late}")
+        at = releases.of(at)
     return tuple(found)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pptrace.model.action import Kind
 from pptrace.stepdiff.findings import action_at
+from pptrace.stepdiff.released import releases_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pptrace.stepdiff.times import Performed
 
-__all__ = ["BETWEEN", "Chain", "Parted", "chain_of", "makers", "parted", "released_by"]
+__all__ = ["BETWEEN", "MESSAGES", "Chain", "Parted", "chain_of", "parted"]
 
 BETWEEN = "between actions"
-"""Time on the path in which no computation of it ran: messages on their way, gaps of the host."""
+"""Time on the path in which nothing of it ran: a rank that does not go on, messages that nobody saw arrive."""
+MESSAGES = "messages"
+"""Time on the path in which a message was on its way between ranks, as far as a computation waited for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +46,24 @@ class Parted:
 
 
 def chain_of(step: Performed) -> Chain:
-    """Follow back, from the computation that ends last, what released each: whichever of its inputs ended last."""
+    """Follow back, from the computation that ends last, what released each: whichever of its inputs came last."""
     if not len(step):
         return Chain(positions=(), by_kind_ns={})
-    producers = makers(step)
+    releases = releases_of(step)
     at: int | None = int(step.end_ns.argmax())
     found: list[int] = []
     while at is not None:
         found.append(at)
-        at = released_by(step, at, producers)
+        at = releases.of(at)
     found.reverse()
     by_kind: dict[str, int] = {}
     for index in found:
         kind = Kind(int(step.kind[index])).name
         by_kind[kind] = by_kind.get(kind, 0) + int(step.end_ns[index] - step.start_ns[index])
     whole = int(step.end_ns[found[-1]] - step.start_ns.min())
+    sent = sum(releases.waited_ns(before, after) for before, after in pairwise(found))
+    if sent:
+        by_kind[MESSAGES] = sent
     by_kind[BETWEEN] = whole - sum(by_kind.values())
     return Chain(positions=tuple(found), by_kind_ns=by_kind)
 
@@ -74,29 +81,3 @@ def parted(a: Performed, b: Performed, chains: tuple[Chain, Chain]) -> Parted | 
         return None
     first, second = (names[common] if common < len(names) else "" for names in told)
     return Parted(common=common, first=first, second=second)
-
-
-def makers(step: Performed) -> dict[tuple[bool, int, int], int]:
-    """Return the position of what makes each input, by direction, the stage that takes it, and microbatch."""
-    made: dict[tuple[bool, int, int], int] = {}
-    for index in range(len(step)):
-        kind, stage, unit = int(step.kind[index]), int(step.stage[index]), int(step.unit[index])
-        if kind <= Kind.I:
-            forward = kind == Kind.F
-            for each in range(unit, unit + int(step.span[index])):
-                made[forward, stage + (1 if forward else -1), each] = index
-    return made
-
-
-def released_by(step: Performed, index: int, producers: Mapping[tuple[bool, int, int], int]) -> int | None:
-    """Return what released a computation: the one before it on its rank, or an input's producer."""
-    candidates = []
-    if index > 0 and step.rank[index - 1] == step.rank[index]:
-        candidates.append((int(step.end_ns[index - 1]), index - 1))
-    kind, stage, unit = int(step.kind[index]), int(step.stage[index]), int(step.unit[index])
-    for each in range(unit, unit + int(step.span[index])) if kind <= Kind.I else ():
-        producer = producers.get((kind == Kind.F, stage, each))
-        if producer is not None and producer != index:
-            candidates.append((int(step.end_ns[producer]), producer))
-    earlier = [one for one in candidates if one[0] <= step.end_ns[index] and one[1] != index]
-    return max(earlier)[1] if earlier else None

@@ -29,6 +29,8 @@ __all__ = [
     "verdict",
 ]
 
+_BARELY_NS = 500
+"""A time that is shown as 0.000 ms."""
 _MARK = " ~"
 """Behind what lies within the steps' own noise."""
 
@@ -95,10 +97,15 @@ def parting_words(one: Divergence) -> str:
     """Return where the steps part, in a sentence."""
     late = "late" if one.late_ns > 0 else "early"
     varies = one.late_varies_ns or None
-    return (
-        f"at {ms(one.at_ns)}: rank {one.rank}, {one.action} ends {ms(abs(one.late_ns), varies)} {late}, "
-        f"{ms(one.own_ns, sign=True)} of it its own"
-    )
+    parts = [
+        (one.own_ns, "its own time"),
+        (one.message_ns, f"its input's way from rank {one.source}"),
+        (one.idle_ns, "until it was begun"),
+        (one.released_ns, "from what released it"),
+    ]
+    told = ", ".join(f"{ms(time, sign=True)} {what}" for time, what in parts if abs(time) >= _BARELY_NS)
+    ends = f"ends {ms(abs(one.late_ns), varies)} {late}"
+    return f"at {ms(one.at_ns)}: rank {one.rank}, {one.action} {ends}{told and f': {told}'}"
 
 
 def share(one: Culprit) -> str:

@@ -216,7 +216,7 @@ def test_the_order_the_divergence_and_the_culprit_are_told() -> None:
     words = Read(report(found, top=3)).words
 
     assert "rank 0 (its one stage, 0)" in words
-    assert "0F0 ends 5.000 ms late, +5.000 ms of it its own." in words
+    assert "0F0 ends 5.000 ms late: +5.000 ms its own time." in words
     assert "3 of " in words
     assert "rank 22B02F11" in words  # a row of the table: rank 2 has 2B0, then 2F1, behind 1
 
