@@ -92,8 +92,15 @@ def _as_repeated(one: Recording) -> list[int]:
         seen[name] += 1
         if len(starts) < seen[name]:
             starts.append(ran.start_ns)
+    if not starts:
+        return [*found, *[-1] * len(one.ends)]
     at = np.searchsorted(starts, list(_posts(one)), side="right") - 1
-    return [*found, *(np.maximum(at, 0).tolist() if starts else [-1] * len(one.ends))]
+    ended = np.maximum.accumulate(np.array([ran.end_ns for ran in one.ran], dtype=np.int64))
+    needed = np.searchsorted(ended, [end.end_ns for end in one.ends], side="right")
+    # What the host waits for is needed by what ends next, which a step may begin with.
+    waits = np.array([not end.sends and end.posted_ns < 0 for end in one.ends], dtype=bool)
+    later = np.array(found, dtype=np.int64)[np.minimum(needed, len(found) - 1)]
+    return [*found, *np.where(waits, later, np.maximum(at, 0)).tolist()]
 
 
 def _posts(one: Recording) -> list[int]:
