@@ -1,4 +1,4 @@
-"""What released each computation of a step: the one before it on its rank, or whoever made an input that came last."""
+"""What released each computation of a step: the one before it on its rank, or the maker of a late input."""
 
 from __future__ import annotations
 
