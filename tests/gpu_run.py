@@ -117,6 +117,7 @@ class GpuRun:
             trace.annotate(f"PP:{action}", at / 1000, (at + 60) / 1000)
             trace.kernel("gemm", (at + 10) / 1000, begin / 1000, middle / 1000, thread=thread)
             trace.kernel("gelu", (at + 20) / 1000, middle / 1000, end / 1000, thread=thread)
+            _mirror(trace, f"PP:{action}", 7, begin, end)
             return
         args: dict[str, Any] = {}
         for place, each in enumerate(one.messages):
@@ -124,6 +125,9 @@ class GpuRun:
         launch = at + 10 * len(one.messages) - (5 if self.said == "action" else 0)
         stream = _STREAM + 1 + one.slices[0].peer
         trace.kernel(self.kernel, launch / 1000, begin / 1000, end / 1000, stream=stream, **args)
+        for each in one.messages if self.said != "arguments" else ():
+            _mirror(trace, f"PP:{each.action}", stream, begin, end)
+            _mirror(trace, _posted(each, _peer(self.timeline, each)), stream, begin, end)
 
     def _say(self, trace: SmallGpuTrace, one: Slice, at: int) -> dict[str, Any]:
         """Write what the host says of a message; return what its kernel says."""
@@ -134,8 +138,7 @@ class GpuRun:
             return {"Collective_name": way, "In_msg_nelems": size, "Out_msg_nelems": size, "dtype": "Half", **end}
         trace.annotate(f"PP:{one.action}", at / 1000, (at + 9) / 1000)
         if self.said == "posts":
-            name = f"nccl:send {one.rank}->{peer}" if sends else f"nccl:recv {one.rank}<-{peer}"
-            trace.annotate(name, (at + 2) / 1000, (at + 5) / 1000)
+            trace.annotate(_posted(one, peer), (at + 2) / 1000, (at + 5) / 1000)
         return {}
 
 
@@ -172,6 +175,17 @@ def _in_batches(rows: list[Slice]) -> Iterator[_Launch]:
 def _issued(order: IssueOrder, rank: int) -> list[str]:
     rows = range(int(order.row_ptr[rank]), int(order.row_ptr[rank + 1]))
     return [f"{order.stage[row]}{Kind(int(order.kind[row])).name}{order.unit[row]}" for row in rows]
+
+
+def _posted(one: Slice, peer: int) -> str:
+    return f"nccl:send {one.rank}->{peer}" if one.action.kind in _SENDS else f"nccl:recv {one.rank}<-{peer}"
+
+
+def _mirror(trace: SmallGpuTrace, name: str, stream: int, begin: int, end: int) -> None:
+    """Write what Kineto writes on a stream for a range of the host: from its first to its last kernel."""
+    low, high = (begin - 1) / 1000, (end + 1) / 1000
+    trace.annotate(name, low, high, thread=stream, category="gpu_user_annotation")
+    trace.events[-1]["pid"] = 0
 
 
 def _begin(one: Slice) -> int:

@@ -151,3 +151,15 @@ def test_kernels_alone_are_told_by_the_threads_that_launched_them(tmp_path: Path
     ]  # fmt: skip
     assert orders(step.timeline)[2] == [f"2{kind}{n}" for n in range(6) for kind in "FB"]
     assert [(one.what, one.rank) for one in measured.unattributed] == [("adam", 0), ("adam", 1), ("adam", 2)]
+
+
+def test_ranks_that_send_each_other_nothing_are_no_pipeline(tmp_path: Path) -> None:
+    trace = SmallGpuTrace()
+    for turn in range(4):
+        trace.kernel("gemm", 100 * turn, 100 * turn + 5, 100 * turn + 20)
+        trace.kernel("gemm_backward", 100 * turn + 50, 100 * turn + 55, 100 * turn + 90, thread=AUTOGRAD)
+
+    found = measure_kineto([trace.write(tmp_path)], ImportRequest())
+
+    assert found.steps == ()
+    assert any("no message between these ranks tells a pipeline" in note for note in found.notes)

@@ -78,6 +78,10 @@ def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
         ranks = [_within_steps(one, _from_kernels(one)) for one in recordings]
     if not all(rank.forwards for rank in ranks):
         return list(recordings), ""
+    if not any(end.peer >= 0 for rank in ranks for end in rank.one.ends):
+        return list(recordings), (
+            "forwards and backwards are not inferred: no message between these ranks tells a pipeline; " + _HELP
+        )
     if any(_passes_over(rank.one, number) for number, rank in enumerate(ranks)):
         return list(recordings), (
             "forwards and backwards are not inferred: messages go to ranks that are no neighbours, so ranks hold "

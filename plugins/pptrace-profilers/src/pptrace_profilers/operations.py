@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import Ran, Said
     from pptrace_profilers.rules import Rules
 
-__all__ = ["GPU", "IDLE_CALLS", "LAUNCHES", "operations_of"]
+__all__ = ["GPU", "IDLE_CALLS", "LAUNCHES", "MIRRORS", "operations_of"]
 
 GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
 """Categories of what runs on a GPU, the older ones capitalised."""
+MIRRORS = frozenset({"gpu_user_annotation"})
+"""Categories of what repeats the host's annotations on a GPU's stream, from their first to their last kernel."""
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
 """Categories of what the host calls to launch it."""
 IDLE_CALLS = frozenset({
@@ -103,9 +105,9 @@ def _said(
 
 
 def _posts(events: Events, members: Sequence[int]) -> list[Post]:
-    """Return the host's annotations of sends and receives, by time."""
+    """Return the host's annotations of sends and receives by time, without their mirrors on a GPU's stream."""
     numbers = [number for number, name in enumerate(events.names) if posted(name, 0, ())]
-    rows = np.flatnonzero(np.isin(events.name, numbers))
+    rows = np.flatnonzero(np.isin(events.name, numbers) & ~events.of(MIRRORS))
     rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
     found = (posted(events.named(row), int(events.start_ns[row]), members) for row in rows.tolist())
     return [one for one in found if one is not None]

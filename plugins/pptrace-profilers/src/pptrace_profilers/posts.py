@@ -10,6 +10,7 @@ import numpy as np
 
 from pptrace.model.action import COMMUNICATION, Kind
 from pptrace_profilers.carried import ITEM_BYTES
+from pptrace_profilers.operations import MIRRORS
 from pptrace_profilers.recording import End
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def posts_of(events: Events, ran: Sequence[Ran], members: Sequence[int]) -> list
 
 
 def _by_start(events: Events, names: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    rows = np.flatnonzero(np.isin(events.name, names))
+    rows = np.flatnonzero(np.isin(events.name, names) & ~events.of(MIRRORS))
     return rows[np.argsort(events.start_ns[rows], kind="stable")]
 
 
