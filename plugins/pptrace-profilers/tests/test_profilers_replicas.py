@@ -176,6 +176,22 @@ def test_each_of_several_steps_is_the_step(tmp_path: Path, *, ahead: bool) -> No
     assert measured.notes == measured.unattributed == ()
 
 
+@pytest.mark.parametrize("said", ["action", "posts", "arguments"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_each_of_several_steps_is_the_step_without_marks(said: str, tmp_path: Path, *, ahead: bool) -> None:
+    paths = GpuRun(timeline=stepped(), steps=3, ahead=ahead, said=said).write(tmp_path)
+    for path in paths:
+        trace = json.loads(path.read_text())
+        trace["traceEvents"] = [one for one in trace["traceEvents"] if "ProfilerStep" not in one["name"]]
+        path.write_text(json.dumps(trace))
+
+    measured = measure_kineto(paths, ImportRequest())
+
+    assert {int(step.timeline.end_ns.max()) for step in measured.steps} == {int(stepped().end_ns.max())}
+    assert [len(step.timeline) for step in measured.steps] == [len(stepped())] * 3
+    assert measured.unattributed == ()
+
+
 def test_a_warm_up_step_without_actions_is_left_out_and_named(tmp_path: Path) -> None:
     paths = GpuRun(timeline=stepped(), steps=2, said="arguments").write(tmp_path)
     for path in paths:

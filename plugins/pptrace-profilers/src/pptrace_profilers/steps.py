@@ -96,9 +96,10 @@ def _as_repeated(one: Recording) -> list[int]:
         return [*found, *[-1] * len(one.ends)]
     at = np.searchsorted(starts, list(_posts(one)), side="right") - 1
     ended = np.maximum.accumulate(np.array([ran.end_ns for ran in one.ran], dtype=np.int64))
-    needed = np.searchsorted(ended, [end.end_ns for end in one.ends], side="right")
-    # What the host waits for is needed by what ends next, which a step may begin with.
-    waits = np.array([not end.sends and end.posted_ns < 0 for end in one.ends], dtype=bool)
+    known = [end.end_ns if end.posted_ns < 0 else end.posted_ns for end in one.ends]
+    needed = np.searchsorted(ended, known, side="right")
+    # What the host waits for, or launches, is needed by what ends next, which a step may begin with.
+    waits = np.array([not end.sends for end in one.ends], dtype=bool)
     later = np.array(found, dtype=np.int64)[np.minimum(needed, len(found) - 1)]
     return [*found, *np.where(waits, later, np.maximum(at, 0)).tolist()]
 
