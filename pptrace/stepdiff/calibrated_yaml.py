@@ -123,7 +123,7 @@ def _about_links(fit: Calibration) -> list[str]:
     lines = _about(fit.link, " between nodes" if apart else "") + _about(fit.node_link, " within a node")
     if fit.uneven:
         fast, slow = fit.uneven
-        lines.append(f"ways differ: {fast}, {slow}; if nodes are why, --node-ranks N fits those within a node apart")
+        lines.append(f"ways differ: {fast}, {slow}; if nodes are why, --node-ranks N fits each node's apart")
     return lines
 
 
