@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 
 from pptrace.model.action import Kind
@@ -140,6 +141,35 @@ def test_a_batch_s_messages_are_named_by_the_actions_around_their_posts(tmp_path
 
     assert {name for name, _ in slices(result)} >= {"0SEND_F3", "0RECV_B1", "1SEND_B1", "1RECV_F3"}
     assert result.unattributed == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "communicates"),
+    [
+        ("ncclSendRecvKernel_copy_i8(ncclColl)", True),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", True),
+        (SEND_RECV, True),
+        ("ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32(ncclSymkDevWorkArgs4K)", True),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("mscclKernel_Sum_hip_bfloat16_Simple_false(ncclDevComm*, mscclAlgo*, mscclWork*)", True),
+        ("void deep_ep::internode::dispatch<false, 8>(int4*)", True),
+        ("void dpsk::ep::internode::combine<8>(int4*)", True),
+        ("nvshmemi_transfer_rma_nbi", True),
+        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm>(T1::Params)", False),
+        ("Memcpy DtoD (Device -> Device)", False),
+    ],
+)
+def test_kernels_that_communicate_are_known_by_name(name: str, tmp_path: Path, *, communicates: bool) -> None:
+    trace = SmallGpuTrace()
+    trace.annotate("PP:0F0", 0, 10)
+    trace.kernel("gemm", 1, 10, 20)
+    trace.kernel(name, 2, 20, 30, stream=21)
+    trace.kernel("gemm", 3, 30, 40)
+
+    result = measured(tmp_path, trace)
+
+    assert slices(result)["0F0", 0].collective_ns == (10_000 if communicates else 0)
+    assert gaps(result) == {}
 
 
 def test_reductions_over_replicas_are_actions_of_the_stage_last_worked_on(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Rules tell actions by the names of annotations, and communication by the names of kernels.
 
 Sources: PyTorch's ``_PipelineScheduleRuntime`` (``PP:`` and the action) and its ``ScheduleGPipe`` (``Forward 3``);
-kernels of NCCL before and since 2.19 (``ncclKernel_``, ``ncclDevKernel_``), RCCL, DeepEP, NVSHMEM.
+kernels of NCCL before 2.9 (``ncclSendRecvKernel_``), before and since 2.19 (``ncclKernel_``, ``ncclDevKernel_``)
+and of its symmetric memory (``ncclSymkDevKernel_``), RCCL with MSCCL, DeepEP, NVSHMEM.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ BUILT_IN = Rules(
         Rule(pattern=re.compile(r"(?P<kind>Forward|Backward) (?P<microbatch>\d+)")),
     ),
     communication=re.compile(
-        r"^nccl(?:Dev)?Kernel|^rccl|^mscclpp|::ep::|deep_ep|nvshmem|internode|intranode", re.IGNORECASE
+        r"^nccl\w*Kernel|^rccl|^msccl|::ep::|deep_ep|nvshmem|internode|intranode", re.IGNORECASE
     ),
 )
 """What is recognised without a rules file."""
