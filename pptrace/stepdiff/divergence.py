@@ -48,6 +48,8 @@ class Divergence:
     """By how much what released it ended later than in the first; these four sum to the lateness."""
     source: int
     """The rank that released it; -1 for none."""
+    behind: tuple[str, str]
+    """What ran before it on its rank in both steps, where that is not the same; both empty where it is."""
     late_varies_ns: int
     """Standard deviation of the lateness by both sides' variation from step to step; 0 where each has one step."""
     chain: tuple[str, ...]
@@ -90,8 +92,18 @@ def first_divergence(
     return Divergence(
         rank=int(b.rank[j]), action=action_at(b, j), at_ns=int(b.start_ns[j]) - begin_b, late_ns=int(late[at]),
         own_ns=own, message_ns=rest - idle, idle_ns=idle, released_ns=released, source=source,
+        behind=_behind((a, i), (b, j)),
         late_varies_ns=int(noise_ns[at]), chain=_chain(releases, j, ended),
     )  # fmt: skip
+
+
+def _behind(*places: tuple[Performed, int]) -> tuple[str, str]:
+    """Return what ran before two computations on their ranks, where that is not the same."""
+    first, second = (
+        str(action_at(step, at - 1)) if at and step.rank[at - 1] == step.rank[at] else "its beginning"
+        for step, at in places
+    )
+    return ("", "") if first == second else (first, second)
 
 
 def _chain(releases: Releases, index: int, ended: Mapping[int, int]) -> tuple[str, ...]:

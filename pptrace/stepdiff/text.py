@@ -129,8 +129,8 @@ def _changes(found: StepDiff, top: int) -> list[str]:
 
 def _orders(found: StepDiff) -> list[str]:
     return [
-        f"order of rank {one.rank} parts behind {one.position} actions: {one.first or 'nothing'} there, "
-        f"{one.second or 'nothing'} here"
+        f"order of rank {one.rank} parts behind {one.position} action{'s' * (one.position != 1)}: "
+        f"{one.first or 'nothing'} there, {one.second or 'nothing'} here"
         for one in found.orders
     ]
 

@@ -56,16 +56,24 @@ def change_ms(time_ns: float, spread_ns: float | None = None) -> str:
 
 
 def verdict(found: StepDiff) -> str:
-    """Return whether the steps are the same."""
+    """Return whether the steps are the same, and what makes them different where their lengths do not."""
     if found.same:
         return f"the same, to {found.tolerance:.1%}"
-    change = found.step_ns[1] - found.step_ns[0]
-    quiet = (
-        within_noise(change, found.change_varies_ns)
-        and found.change_varies_ns
-        and abs(found.change) > found.tolerance
-    )
-    return f"different{', but no more than steps of one side do' if quiet else ''}"
+    if abs(found.change) > found.tolerance:
+        quiet = found.change_varies_ns and within_noise(
+            found.step_ns[1] - found.step_ns[0], found.change_varies_ns
+        )
+        return f"different{', but no more than steps of one side do' if quiet else ''}"
+    reasons = [f"{len(found.orders)} rank{'s' * (len(found.orders) > 1)} in order"] if found.orders else []
+    off = [row for row in found.kinds if row.ratio is None or abs(row.ratio - 1) > found.tolerance]
+    if off:
+        more = f" and {len(off) - _NAMED} more" if len(off) > _NAMED else ""
+        reasons.append(f"times of {', '.join(f'{row.stage}{row.kind}' for row in off[:_NAMED])}{more}")
+    return f"different: {' and '.join(reasons)}"
+
+
+_NAMED = 4
+"""Kinds of stages that a verdict names."""
 
 
 def several(found: StepDiff) -> list[str]:
@@ -105,7 +113,8 @@ def parting_words(one: Divergence) -> str:
     ]
     told = ", ".join(f"{ms(time, sign=True)} {what}" for time, what in parts if abs(time) >= _BARELY_NS)
     ends = f"ends {ms(abs(one.late_ns), varies)} {late}"
-    return f"at {ms(one.at_ns)}: rank {one.rank}, {one.action} {ends}{told and f': {told}'}"
+    order = f"; it comes behind {one.behind[0]} there, behind {one.behind[1]} here" if any(one.behind) else ""
+    return f"at {ms(one.at_ns)}: rank {one.rank}, {one.action} {ends}{told and f': {told}'}{order}"
 
 
 def share(one: Culprit) -> str:
@@ -154,5 +163,8 @@ def _column(cells: Sequence[str], *, right: bool) -> list[str]:
 
 def memory_title(found: StepDiff) -> str:
     """Return what :func:`memory_rows` are."""
-    known = any(one.peak_bytes is not None for one in found.memory)
-    return "memory at its peak" if known else "microbatches whose activations are held, at most"
+    if not any(one.peak_bytes is not None for one in found.memory):
+        return "microbatches whose activations are held, at most"
+    room = {metrics.memory.capacity_bytes for metrics in found.metrics} - {0}
+    devices = f" (a device has {format_size(room.pop())})" if len(room) == 1 else ""
+    return f"memory at its peak{devices}"

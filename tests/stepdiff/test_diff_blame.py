@@ -16,8 +16,10 @@ from pptrace.stepdiff.divergence import first_divergence
 from pptrace.stepdiff.match import match
 from pptrace.stepdiff.path import BETWEEN, MESSAGES, chain_of
 from pptrace.stepdiff.released import releases_of
+from pptrace.stepdiff.replay import run_order
+from pptrace.stepdiff.text import diff_lines
 from pptrace.stepdiff.times import performed
-from pptrace.stepdiff.told import parting_words
+from pptrace.stepdiff.told import parting_words, verdict
 
 if TYPE_CHECKING:
     from pptrace.stepdiff.culprits import Culprit
@@ -140,3 +142,31 @@ def test_what_released_an_action_is_what_came_last_and_not_what_ended_last() -> 
 
     assert str(own.order.rows()[1][1]) == "1F1"
     assert own.rank[releases.of(second) or 0] == 0
+
+
+def test_where_the_order_is_why_it_is_said() -> None:
+    other = [ROWS[0], ROWS[1], ["2F0", "2F1", "2B0", "2B1", "2F2", "2B2", "2F3", "2B3"]]
+
+    found = diff(side_of_step(one_step()), side_of_step(one_step(other)))
+
+    assert found.divergence is not None
+    assert found.divergence.behind == ("2B0", "2F0")
+    assert parting_words(found.divergence).endswith("; it comes behind 2B0 there, behind 2F0 here")
+    assert "order of rank 2 parts behind 1 action: 2B0 there, 2F1 here" in diff_lines(found)
+
+
+def test_a_verdict_says_what_differs_where_lengths_do_not() -> None:
+    base, tight = one_step(), one_step([*ROWS[:2], ["2F0", "2B0", "2F1", "2B1", "2F2", "2B2", "2F3", "2B3"]])
+    swapped = diff(side_of_step(base), side_of_step(tight))
+    shorter = performed(base)
+    first = np.flatnonzero((shorter.rank == 0) & (shorter.kind == 0))
+    longer = shorter.duration_ns.copy()
+    longer[first[1:]] += MS
+    slower = diff(
+        side_of_step(base),
+        side_of_step(run_order(shorter.order, replace(shorter, duration_ns=longer).times())),
+        0.05,
+    )
+
+    assert verdict(swapped) == "the same, to 2.0%"
+    assert verdict(slower) == "different: times of 0F"
