@@ -10,6 +10,7 @@ from pptrace.stepdiff.spreads import deviation
 from pptrace.stepdiff.told import (
     aligned,
     change_ms,
+    kind_rows,
     memory_rows,
     memory_title,
     ms,
@@ -19,6 +20,7 @@ from pptrace.stepdiff.told import (
     several,
     share,
     verdict,
+    way_sizes,
 )
 
 if TYPE_CHECKING:
@@ -88,9 +90,14 @@ def _kinds(found: StepDiff) -> list[str]:
     lone = [row for row in found.kinds if not all(row.count)]
     if lone:
         lines.append(f"  !: on one side only ({', '.join(f'{row.stage}{row.kind}' for row in lone[:8])})")
-    return lines
+    rows = [("", "how many", "median, first", "second", "spread, first", "second"), *kind_rows(found)]
+    more = len(rows) - 1 - _MOST_KINDS
+    lines += ["", *aligned(rows[: _MOST_KINDS + 1])]
+    return [*lines, f"  and {more} further, whose medians changed less"] if more > 0 else lines
 
 
+_MOST_KINDS = 12
+"""Kinds of stages that are told one by one."""
 _COLUMNS = 16
 """Stages beside each other."""
 
@@ -143,8 +150,8 @@ def _ways(found: StepDiff) -> list[str]:
             rate = way.rate(side)
             took = ms(way.median_ns[side], way.varies_ns[side]) if way.median_ns[side] >= 0 else "not seen"
             cells += [took, format_rate(round(rate)) if rate else ""]
-        rows.append((f"{way.source} to {way.target}", f"{way.count[0]}, {way.count[1]}", *cells))
-    return ["messages between ranks: how many, median time and rate", *aligned(rows)] if rows else []
+        rows.append((f"{way.source} to {way.target}", f"{way.count[0]}, {way.count[1]}", way_sizes(way), *cells))
+    return ["messages between ranks: how many, their size, median time and rate", *aligned(rows)] if rows else []
 
 
 def _paths(found: StepDiff) -> list[str]:

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from pptrace.stepdiff.culprits import Culprit
     from pptrace.stepdiff.diff import StepDiff
     from pptrace.stepdiff.divergence import Divergence
-    from pptrace.stepdiff.findings import KindRow
+    from pptrace.stepdiff.findings import KindRow, Way
 
 __all__ = [
     "aligned",
     "change_ms",
+    "kind_rows",
     "memory_rows",
     "memory_title",
     "ms",
@@ -27,6 +28,7 @@ __all__ = [
     "several",
     "share",
     "verdict",
+    "way_sizes",
 ]
 
 _BARELY_NS = 500
@@ -121,6 +123,25 @@ def share(one: Culprit) -> str:
     """Return by which share a culprit is slower or faster, with what that varies by."""
     varies = "" if one.share_varies is None else f" ±{one.share_varies:.1%}"
     return f"{one.share:+.1%}{varies}"
+
+
+def kind_rows(found: StepDiff) -> list[tuple[str, ...]]:
+    """Return a row per kind and stage, that which changed most first: how many, medians, and their spread."""
+    rows = sorted(found.kinds, key=lambda row: -abs(row.median_ns[1] - row.median_ns[0]))
+    return [
+        (
+            f"{row.stage}{row.kind}", f"{row.count[0]}, {row.count[1]}", ms(row.median_ns[0], row.varies_ns[0]),
+            ms(row.median_ns[1], row.varies_ns[1]), *(ms(spread) for spread in row.spread_ns),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def way_sizes(way: Way) -> str:
+    """Return the mean size of a way's messages, of both sides where they differ."""
+    sizes = [size // max(count, 1) for size, count in zip(way.size_bytes, way.count, strict=True)]
+    known = dict.fromkeys(format_size(size) if size else "?" for size in sizes)
+    return "" if set(known) == {"?"} else ", ".join(known)
 
 
 def path_rows(found: StepDiff) -> list[tuple[str, str, str, str]]:

@@ -17,9 +17,10 @@ from pptrace.stepdiff.match import match
 from pptrace.stepdiff.path import BETWEEN, MESSAGES, chain_of
 from pptrace.stepdiff.released import releases_of
 from pptrace.stepdiff.replay import run_order
+from pptrace.stepdiff.report.page import report
 from pptrace.stepdiff.text import diff_lines
 from pptrace.stepdiff.times import performed
-from pptrace.stepdiff.told import parting_words, verdict
+from pptrace.stepdiff.told import kind_rows, parting_words, verdict, way_sizes
 
 if TYPE_CHECKING:
     from pptrace.stepdiff.culprits import Culprit
@@ -170,3 +171,24 @@ def test_a_verdict_says_what_differs_where_lengths_do_not() -> None:
 
     assert verdict(swapped) == "the same, to 2.0%"
     assert verdict(slower) == "different: times of 0F"
+
+
+def test_counts_medians_and_spreads_are_told_by_kind_and_stage_what_changed_most_first() -> None:
+    found = diff(side_of_step(one_step()), side_of_step(stretched(one_step(slow={1: 1.25}), "1F2", 4 * MS)))
+
+    rows = kind_rows(found)
+
+    assert rows[0] == ("1B", "4, 4", "20.000 ms", "25.000 ms", "0.000 ms", "0.000 ms")
+    assert rows[1] == ("1F", "4, 4", "10.000 ms", "12.500 ms", "0.000 ms", "1.000 ms")
+    assert "  1B      4, 4      20.000 ms  25.000 ms       0.000 ms  0.000 ms" in diff_lines(found)
+    assert "25.000 ms" in report(found)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [((4096, 4096), "1 KiB"), ((4096, 8192), "1 KiB, 2 KiB"), ((0, 8192), "?, 2 KiB"), ((0, 0), "")],
+)
+def test_sizes_of_messages_are_told_once_where_they_are_the_same(sizes: tuple[int, int], told: str) -> None:
+    way = replace(diff(side_of_step(one_step()), side_of_step(one_step())).ways[0], size_bytes=sizes)
+
+    assert way_sizes(way) == told

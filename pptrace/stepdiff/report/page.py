@@ -62,7 +62,7 @@ def _sections(found: StepDiff, top: int, notes: list[str]) -> Iterator[Markup]:
     yield _section(
         "Time of an action, second over first",
         "Ratio of the medians by kind and stage: red is slower, green is faster.",
-        heat_map(found),
+        joined([heat_map(found), sections.kinds(found)]),
     )
     framed = " The red frame is where they part." if found.divergence is not None else ""
     yield _section(

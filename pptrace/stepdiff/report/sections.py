@@ -8,6 +8,7 @@ from pptrace.config.quantity import format_rate
 from pptrace.stepdiff.report.elements import Markup, element, joined, table
 from pptrace.stepdiff.told import (
     change_ms,
+    kind_rows,
     memory_rows,
     memory_title,
     ms,
@@ -24,7 +25,18 @@ if TYPE_CHECKING:
     from pptrace.stepdiff.diff import StepDiff
     from pptrace.stepdiff.findings import Way
 
-__all__ = ["blame", "head", "matched_line", "memory", "messages", "orders", "parting", "paths", "top_actions"]
+__all__ = [
+    "blame",
+    "head",
+    "kinds",
+    "matched_line",
+    "memory",
+    "messages",
+    "orders",
+    "parting",
+    "paths",
+    "top_actions",
+]
 
 _MOST_ROWS = _MOST_RANKS = 32
 """Ranks and ways that are told one by one."""
@@ -73,6 +85,15 @@ def blame(found: StepDiff) -> Markup:
         for one in found.culprits
     ]
     return table(("what", "which", "its times", "in sum"), rows, words=2)
+
+
+def kinds(found: StepDiff) -> Markup:
+    """Return how many actions of each kind and stage there are, their medians and spread."""
+    rows = kind_rows(found)
+    more = len(rows) - _MOST_ROWS
+    told = [element("p", f"and {more} further, whose medians changed less", class_="soft")] if more > 0 else []
+    titles = ("action", "how many", "median, first", "second", "spread, first", "second")
+    return joined([table(titles, rows[:_MOST_ROWS]), *told])
 
 
 def top_actions(found: StepDiff, top: int) -> Markup:
