@@ -192,6 +192,23 @@ def test_each_of_several_steps_is_the_step_without_marks(said: str, tmp_path: Pa
     assert measured.unattributed == ()
 
 
+def test_a_mark_around_two_runs_of_a_schedule_is_two_steps(tmp_path: Path) -> None:
+    paths = GpuRun(timeline=stepped(), steps=2, said="arguments").write(tmp_path)
+    for path in paths:
+        trace = json.loads(path.read_text())
+        first, last = (one for one in trace["traceEvents"] if one["name"].startswith("ProfilerStep"))
+        first["dur"] = last["ts"] + last["dur"] - first["ts"]
+        trace["traceEvents"].remove(last)
+        path.write_text(json.dumps(trace))
+
+    measured = measure_kineto(paths, ImportRequest())
+
+    assert [step.label for step in measured.steps] == ["ProfilerStep#3, 1 of 2", "ProfilerStep#3, 2 of 2"]
+    assert {int(step.timeline.end_ns.max()) for step in measured.steps} == {int(stepped().end_ns.max())}
+    assert measured.notes == ("ProfilerStep#3 holds actions 2 times: taken for 2 steps",)
+    assert measured.unattributed == ()
+
+
 def test_a_warm_up_step_without_actions_is_left_out_and_named(tmp_path: Path) -> None:
     paths = GpuRun(timeline=stepped(), steps=2, said="arguments").write(tmp_path)
     for path in paths:

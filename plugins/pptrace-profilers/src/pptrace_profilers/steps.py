@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ from pptrace_profilers.messages import RankStep
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from pptrace_profilers.recording import Recording
+    from pptrace_profilers.recording import End, Recording
 
 __all__ = ["split_steps"]
 
@@ -33,7 +34,16 @@ def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[list[R
     else:
         numbers = [_as_repeated(one) for one in recordings]
         labels = [f"step {number}" for number in range(1 + max(max(one, default=-1) for one in numbers))]
-    steps = [[RankStep() for _ in recordings] for _ in labels]
+    steps = _filled(recordings, numbers, len(labels))
+    left_out = list(_left_out(recordings, numbers, marked, labels))
+    if not any(marked) or not set(labels) & set(marked[0]):
+        return labels, steps, left_out
+    return _each_once(recordings, labels, steps, left_out)
+
+
+def _filled(recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], count: int) -> list[list[RankStep]]:
+    """Return per step what each rank did, from the step of each of its actions and messages."""
+    steps = [[RankStep() for _ in recordings] for _ in range(count)]
     for rank, (one, number) in enumerate(zip(recordings, numbers, strict=True)):
         for ran, step in zip(one.ran, number, strict=False):
             if step >= 0:
@@ -41,7 +51,27 @@ def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[list[R
         for end, step in zip(one.ends, number[len(one.ran) :], strict=True):
             if step >= 0:
                 (steps[step][rank].sends if end.sends else steps[step][rank].receives).append(end)
-    return labels, steps, list(_left_out(recordings, numbers, marked, labels))
+    return steps
+
+
+def _each_once(
+    recordings: Sequence[Recording], labels: Sequence[str], steps: Sequence[Sequence[RankStep]], notes: list[str]
+) -> tuple[list[str], list[list[RankStep]], list[str]]:
+    """Return steps in which no action comes twice: a mark may be around several runs of a schedule."""
+    names: list[str] = []
+    once: list[list[RankStep]] = []
+    for label, step in zip(labels, steps, strict=True):
+        own = [
+            replace(one, ran=tuple(rank.ran), ends=tuple(sorted([*rank.sends, *rank.receives], key=_post)))
+            for one, rank in zip(recordings, step, strict=True)
+        ]
+        numbers = [_as_repeated(one) for one in own]
+        times = 1 + max(0, *(max(number, default=0) for number in numbers))
+        once += _filled(own, numbers, times)
+        names += [label] if times == 1 else [f"{label}, {number + 1} of {times}" for number in range(times)]
+        if times > 1:
+            notes.append(f"{label} holds actions {times} times: taken for {times} steps")
+    return names, once, notes
 
 
 def _left_out(
@@ -105,4 +135,8 @@ def _as_repeated(one: Recording) -> list[int]:
 
 
 def _posts(one: Recording) -> list[int]:
-    return [end.posted_ns if end.posted_ns >= 0 else end.start_ns for end in one.ends]
+    return [_post(end) for end in one.ends]
+
+
+def _post(end: End) -> int:
+    return end.posted_ns if end.posted_ns >= 0 else end.start_ns
