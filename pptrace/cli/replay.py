@@ -28,6 +28,8 @@ def command(
     traces: tuple[Path, ...], layout: str, replica: str, rules: Path | None, output: str | None, *, as_json: bool
 ) -> None:
     """Replay the steps in TRACES: their order, durations, transfers and gaps, never when anything started."""
+    from statistics import mean, stdev
+
     from pptrace.stepdiff.replay import replay
     from pptrace.stepdiff.told import ms
 
@@ -48,6 +50,9 @@ def command(
         for label, one in found:
             lengths = f"measured {ms(one.step.span_ns)}, replayed {ms(one.replayed_ns)}"
             click.echo(f"{label}: {lengths}: {one.explained:.2%} explained")
+        if len(found) > 1:
+            shares = [one.explained for _, one in found]
+            click.echo(f"{len(shares)} steps: {mean(shares):.2%} ±{stdev(shares):.2%} explained")
     if output is not None:
         from pptrace.export.output import save
         from pptrace.hooks.registry import Registry

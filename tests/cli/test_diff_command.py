@@ -83,6 +83,32 @@ def test_a_step_may_be_chosen_for_both_sides_or_for_each(step: str, pptrace: Cal
     assert pptrace("diff", "step.pftrace", "step.pftrace", "--step", step).code == 0
 
 
+NODES = """
+schedule: four.csv
+costs: {name: table, forward: 10 ms, backward: 20 ms, boundary: 8 MB}
+network: {name: hockney, bandwidth: BETWEEN, latency: 10 us, node: {ranks: 2, bandwidth: 20 GB/s, latency: 10 us}}
+"""
+
+
+@pytest.mark.parametrize("gigabytes", [5, 2])
+def test_a_path_made_slower_in_the_network_is_that_link_and_no_other(
+    gigabytes: int, folder: Path, pptrace: Callable[..., Any]
+) -> None:
+    rows = [",".join(f"{stage}{kind}{unit}" for kind in "FB" for unit in range(4)) for stage in range(4)]
+    (folder / "four.csv").write_text("\n".join(rows) + "\n")
+    for name, rate in (("fast.yaml", 20), ("slow.yaml", gigabytes)):
+        (folder / name).write_text(NODES.replace("BETWEEN", f"{rate} GB/s"))
+
+    found = json.loads(pptrace("diff", "fast.yaml", "slow.yaml", "--json").out)
+
+    assert {(one["sort"], one["what"]) for one in found["culprits"]} == {
+        ("slow link", "rank 1 to rank 2"), ("slow link", "rank 2 to rank 1"),
+    }  # fmt: skip
+    longer_ns = 8_000_000 // gigabytes - 8_000_000 // 20
+    assert [one["total_ns"] for one in found["culprits"]] == [pytest.approx(4 * longer_ns, abs=8)] * 2
+    assert found["divergence"]["message_ns"] == pytest.approx(longer_ns, abs=2)
+
+
 @pytest.mark.usefixtures("folder")
 def test_json_holds_what_the_text_says(pptrace: Callable[..., Any]) -> None:
     answer = pptrace("diff", "table.csv", "slower.yaml", "--json", "--top", "1")

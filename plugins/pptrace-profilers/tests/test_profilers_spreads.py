@@ -1,0 +1,82 @@
+"""Five recorded steps: what differs between two of them is noise, and every figure says by how much it varies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pptrace.cli.main import cli
+
+RUN = Path(__file__).parent / "fixtures" / "five-steps"
+PLAN = """
+parallel: {pp: 4}
+batch: {microbatches: 8}
+schedule: 1f1b
+costs: {name: table, forward: 20 ms, backward: 40 ms}
+"""
+
+
+def invoked(*arguments: object) -> str:
+    return CliRunner().invoke(cli, [str(one) for one in arguments], catch_exceptions=False).stdout
+
+
+def diffed(*arguments: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(invoked("diff", *arguments, "--json"))
+    return found
+
+
+@pytest.mark.parametrize("steps", ["0,3", "1,2", "4,0"])
+def test_two_steps_of_one_run_differ_by_hardly_more_than_noise(steps: str) -> None:
+    found = diffed(RUN, RUN, "--step", steps)
+
+    assert len(found["spans_ns"][0]) == len(found["spans_ns"][1]) == 5
+    assert found["actions_changed"] <= 6
+    assert found["actions_within_noise"] + found["actions_changed"] == 64
+    assert [one for one in found["culprits"] if one["sort"] in {"drift", "slow rank", "slow stage"}] == []
+
+
+def test_all_steps_against_themselves_are_the_same() -> None:
+    found = diffed(RUN, RUN, "--step", "all")
+
+    assert found["same"]
+    assert found["medians_over_steps"] == [True, True]
+    assert found["actions_changed"] == found["actions_within_noise"] == 0
+
+
+@pytest.mark.parametrize("step", ["median", "all"])
+def test_every_figure_of_a_recording_has_its_spread_beside_a_plan(step: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN, encoding="utf-8")
+
+    found = diffed(plan, RUN, "--step", step)
+
+    assert found["step_varies_ns"][0] is None
+    assert found["step_varies_ns"][1] > 0
+    assert all(pair[0] is None and pair[1] is not None for pair in found["parts_vary_ns"].values())
+    assert all(rung["spread_ns"] is not None for rung in found["ladder"])
+    assert all(row["ratio_varies"] > 0 for row in found["kinds"])
+    assert all(one["noise_ns"] > 0 for one in found["actions"])
+    assert sum(rung["change_ns"] for rung in found["ladder"]) == found["step_ns"][1] - found["step_ns"][0]
+
+
+def test_medians_over_five_steps_tell_more_actions_from_noise_than_one_step_does(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN, encoding="utf-8")
+
+    one, every = (diffed(plan, RUN, "--step", step)["actions_changed"] for step in ("median", "all"))
+
+    assert every > one
+
+
+def test_an_explanation_says_by_how_much_its_figures_vary() -> None:
+    found = json.loads(invoked("explain", RUN, "--json"))
+
+    assert len(found["lengths_ns"]) == 5
+    assert found["varies"]["step_ns"] > 0
+    assert all(rank["busy_ns"] > 0 for rank in found["varies"]["ranks"])
+    assert "±" in invoked("explain", RUN)
+    assert "5 steps: " in invoked("replay", RUN)
