@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,6 +22,8 @@ __all__ = ["head_of", "importer_of", "read_measurement"]
 
 _HEAD = 4096
 _GZIP = b"\x1f\x8b"
+_OF_GZIP = 31
+"""Asks zlib for gzip's header."""
 
 
 def read_measurement(
@@ -40,7 +41,12 @@ def read_measurement(
     known: dict[str, tuple[ImporterOffer, list[Path]]] = {}
     strangers = []
     for file in files:
-        offer = importer_of(file, registry)
+        try:
+            offer = importer_of(file, registry)
+        except TraceError as error:
+            if len(files) == 1 or not isinstance(error.__cause__, zlib.error):
+                raise
+            offer = None
         if offer is None:
             strangers.append(file)
         else:
@@ -88,13 +94,13 @@ def head_of(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             start = file.read(_HEAD)
-        if start[:2] != _GZIP:
-            return start
-        with gzip.open(path) as packed:
-            return packed.read(_HEAD)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or "is no whole gzip file"
-        raise TraceError(str(reason), file=path) from error
+    except OSError as error:
+        raise TraceError(error.strerror or "cannot be read", file=path) from error
+    try:
+        # Of a file that ends in the middle, its beginning tells what it is.
+        return zlib.decompressobj(_OF_GZIP).decompress(start, _HEAD) if start[:2] == _GZIP else start
+    except zlib.error as error:
+        raise TraceError("is no whole gzip file", file=path) from error
 
 
 def _files(source: Path) -> list[Path]:

@@ -8,10 +8,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
+from pptrace.cli.explain import command
 from pptrace.errors import ConfigError, TraceError
 from pptrace.timeline.measurement import ImportRequest
+from pptrace_profilers import unpacked
 from pptrace_profilers.chrome import blocks
+from pptrace_profilers.formats import measure_inspector, measure_nccl, measure_nsys, measure_pftrace
 from pptrace_profilers.measure import measure_kineto
 
 if TYPE_CHECKING:
@@ -70,10 +74,29 @@ def test_a_file_that_is_no_trace_is_one_line(content: bytes, message: str, tmp_p
 def test_a_file_that_unfolds_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 30_000_000))
-    monkeypatch.setattr(blocks, "_RATIO_FROM", 1 << 20)
+    monkeypatch.setattr(unpacked, "RATIO_FROM", 1 << 20)
 
     with pytest.raises(TraceError, match="unfolds more than 300 times: unpack it first if it really is a trace"):
         measured(path)
+
+
+BOMBS = {
+    "pytorch-perfetto": (measure_pftrace, b"\n\x00", 2_000_000),
+    "nccl-inspector": (measure_inspector, b"\n", 4_000_000),
+    "nccl-profiler": (measure_nccl, b"{},", 2_000_000),
+}
+
+
+@pytest.mark.parametrize(("measure", "unit", "count"), BOMBS.values(), ids=BOMBS.keys())
+def test_no_format_unfolds_without_end(
+    measure: Any, unit: bytes, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rank0.gz"
+    path.write_bytes(gzip.compress((b"[" if unit == b"{}," else b"") + unit * count))
+    monkeypatch.setattr(unpacked, "RATIO_FROM", 1 << 20)
+
+    with pytest.raises(TraceError, match="unfolds more than 300 times"):
+        measure([path], ImportRequest())
 
 
 def test_an_event_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,3 +247,39 @@ def test_a_file_without_any_action_gives_sums_of_its_kernels(tmp_path: Path) -> 
     sums = [(one.what, one.communicates, one.count, one.total_ns) for one in found.summaries]
     assert sums == [("gemm", False, 2, 10_000), ("ncclDevKernel_AllReduce_Sum(x)", True, 1, 5000)]
     assert "no action of a pipeline was found: communication and computation are summed" in found.notes[-1]
+
+
+def explained(folder: Path) -> Any:
+    return CliRunner().invoke(command, [str(folder)])
+
+
+@pytest.mark.parametrize("cut", [0.6, 0.01], ids=["in the middle", "in its first bytes"])
+def test_a_packed_file_that_was_cut_costs_that_rank_alone(pipeline: Any, cut: float, tmp_path: Path) -> None:
+    """Cut so early that not even its first bytes can be unpacked, it is named all the same."""
+    _, second = pipeline.kineto(tmp_path)
+    raw = second.read_bytes()
+    second.write_bytes(raw[: int(len(raw) * cut) + 2])
+
+    told = explained(tmp_path)
+
+    assert told.exit_code == 0
+    assert "step" in told.stdout
+    assert "rank1.json.gz" in told.stderr
+
+
+def test_a_damaged_gzip_file_among_others_is_named_and_left_out(pipeline: Any, tmp_path: Path) -> None:
+    _, second = pipeline.kineto(tmp_path)
+    second.write_bytes(b"\x1f\x8bnothing of the sort")
+
+    told = explained(tmp_path)
+
+    assert told.exit_code == 0
+    assert "note: rank1.json.gz is no trace that an importer knows: left out" in told.stderr
+
+
+def test_a_database_without_kernels_says_whose_time_its_actions_have(pipeline: Any, tmp_path: Path) -> None:
+    path = pipeline.nsys(tmp_path / "run.sqlite", drop="CUPTI_ACTIVITY_KIND_KERNEL")
+
+    notes = " ".join(measure_nsys([path], ImportRequest()).notes)
+
+    assert "has no CUPTI_ACTIVITY_KIND_KERNEL: actions last as long as their ranges on the host" in notes

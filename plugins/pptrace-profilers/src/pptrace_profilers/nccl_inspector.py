@@ -16,6 +16,7 @@ import msgspec
 
 from pptrace.errors import TraceError
 from pptrace_profilers.numbers import microseconds, whole
+from pptrace_profilers.unpacked import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -93,10 +94,7 @@ def read_inspector(path: Path) -> list[Transfer]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            file = gzip.GzipFile(fileobj=raw) if packed else raw
+        with unpacked(path) as file:
             while line := file.readline(_LONGEST_LINE):
                 if len(line) == _LONGEST_LINE:
                     raise TraceError(f"a line is longer than {_LONGEST_LINE >> 20} MiB: not a trace", file=path)

@@ -98,6 +98,8 @@ class _Export:
         notes = list(one.notes)
         if _KERNEL in self.tables and _RUNTIME not in self.tables:
             notes.append(f"{self.path.name} has no {_RUNTIME}: its kernels belong to no action")
+        if _KERNEL not in self.tables:
+            notes.append(f"{self.path.name} has no {_KERNEL}: actions last as long as their ranges on the host")
         if len(processes) > 1 and not self.said:
             notes.append(f"{self.path.name}: ranks of its {len(processes)} processes are taken from their GPUs")
         return replace(one, epoch=self.offset is not None, origin_ns=None, notes=tuple(notes))

@@ -22,6 +22,7 @@ from pptrace_profilers.chrome.events import Arguments
 from pptrace_profilers.chrome.gathered import Gathered
 from pptrace_profilers.kineto import recording_of
 from pptrace_profilers.numbers import whole
+from pptrace_profilers.unpacked import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,6 +35,7 @@ __all__ = ["read_pftrace"]
 
 MOST_BYTES = 4 << 30
 """Largest trace that is read, unpacked: all of it is held."""
+_PART = 1 << 20
 _CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]\w*")
 _PACKET_TAG, _LONGEST_VARINT, _MORE = 0x0A, 10, 0x80
 _MOST_OPEN = 10_000
@@ -53,19 +55,18 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
     raw = _unpacked(path)
     for start, stop in _packets(raw, path, slices):
         try:
-            slices.take(TracePacket.FromString(raw[start:stop]))
+            slices.take(TracePacket.FromString(bytes(raw[start:stop])))
         except DecodeError:
             raise TraceError(f"is damaged: the packet at byte {start} is none", file=path) from None
     return slices.recording(rules)
 
 
-def _unpacked(path: Path) -> bytes:
+def _unpacked(path: Path) -> bytearray:
     try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            stream = gzip.GzipFile(fileobj=file) if packed else file
-            raw = stream.read(MOST_BYTES + 1)
+        raw = bytearray()
+        with unpacked(path) as file:
+            while len(raw) <= MOST_BYTES and (more := file.read(_PART)):
+                raw += more
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"cannot be unpacked: {error}", file=path) from None
     except OSError as error:
@@ -77,7 +78,7 @@ def _unpacked(path: Path) -> bytes:
     return raw
 
 
-def _packets(raw: bytes, path: Path, slices: _Slices) -> Iterator[tuple[int, int]]:
+def _packets(raw: bytearray, path: Path, slices: _Slices) -> Iterator[tuple[int, int]]:
     """Yield where each packet of ``Trace`` starts and stops."""
     at = 0
     while at < len(raw):

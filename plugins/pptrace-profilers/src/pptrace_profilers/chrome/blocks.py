@@ -11,29 +11,27 @@ import json
 import re
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import TraceError
+from pptrace_profilers.unpacked import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from io import BufferedReader
     from pathlib import Path
+
+    from pptrace_profilers.unpacked import Unpacked
 
 __all__ = ["MOST_EVENT_BYTES", "Blocks"]
 
-_File: TypeAlias = "BufferedReader | gzip.GzipFile"
-
 _BLOCK = 96 << 10  # larger ones leave the processor's cache, and at 128 KiB malloc maps each anew
-MOST_EVENT_BYTES = 64 << 20
+MOST_EVENT_BYTES = 16 << 20
 """Bytes within which an event must end, and which the part before the events may have."""
-_MOST_RATIO, _RATIO_FROM = 300, 256 << 20
-"""How far a compressed file may unfold, and from which size on that is looked at; traces unfold 10 to 40 times."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY = re.compile(rb'\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id|bp|s|tts|tdur|sf|cname)"\s*:')
 _BLANK = b" \t\r\n"
-_MOST_BLANKS = 256
-"""Blanks that may stand between two events where a block is cut."""
+_LONGEST_KEY, _MOST_BLANKS = 4096, 256
+"""Bytes before an event's first key is whole, and blanks between two events, where a block is cut."""
 
 
 @dataclass(slots=True)
@@ -59,10 +57,8 @@ class Blocks:
             TraceError: the file cannot be read, is no Chrome JSON, or unfolds without end.
         """
         try:
-            with self.path.open("rb") as raw:
-                packed = raw.read(2) == b"\x1f\x8b"
-                raw.seek(0)
-                yield from self._split(gzip.GzipFile(fileobj=raw) if packed else raw, raw if packed else None)
+            with unpacked(self.path) as file:
+                yield from self._split(file)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise TraceError(f"cannot be unpacked: {error}", file=self.path) from None
         except OSError as error:
@@ -78,14 +74,15 @@ class Blocks:
         except ValueError:
             self.cut = True
 
-    def _split(self, file: _File, packed: BufferedReader | None) -> Iterator[bytes]:
-        held = self._begin(file, packed)
+    def _split(self, file: Unpacked) -> Iterator[bytes]:
+        held, seen = self._begin(file), 0
         while True:
-            more = self._more(file, packed)
+            more = self._more(file, len(held))
             held += more
             if not more:
                 break
-            at, end = _last_start(held)
+            at, end = _last_start(held, seen)
+            seen = len(held) - at
             if at > 0:
                 yield held[:end]
                 held = held[at:]
@@ -98,11 +95,11 @@ class Blocks:
         if held[at:].strip(_BLANK):
             yield held[at:]
 
-    def _begin(self, file: _File, packed: BufferedReader | None) -> bytes:
+    def _begin(self, file: Unpacked) -> bytes:
         """Read up to the first event, and return what was read of the events."""
         held = b""
         while len(held) <= MOST_EVENT_BYTES:
-            more = self._more(file, packed)
+            more = self._more(file, len(held))
             held += more
             text = held.lstrip(b"\xef\xbb\xbf" + _BLANK)
             if text.startswith(b"["):
@@ -125,25 +122,28 @@ class Blocks:
         except (ValueError, RecursionError) as error:
             raise TraceError(f"cannot be read before its events: {error}", file=self.path) from None
 
-    def _more(self, file: _File, packed: BufferedReader | None) -> bytes:
+    def _more(self, file: Unpacked, held: int) -> bytes:
+        """Return the next bytes, as many as are held where that is much: an event's end is soon found or never."""
         try:
-            more = file.read(_BLOCK)
+            more = file.read(max(_BLOCK, held))
         except (EOFError, zlib.error):
             if not self.size:
                 raise
             self.cut = True
             return b""
         self.size += len(more)
-        if packed is not None and self.size > max(_RATIO_FROM, _MOST_RATIO * packed.tell()):
-            message = f"unfolds more than {_MOST_RATIO} times: unpack it first if it really is a trace"
-            raise TraceError(message, file=self.path)
         return more
 
 
-def _last_start(text: bytes) -> tuple[int, int]:
-    """Return where the last event starts that another one comes before, and where that one ends; 0, 0 for none."""
-    at = len(text)
-    while (at := text.rfind(b"{", 0, at)) > 0:
+def _last_start(text: bytes, seen: int = 0) -> tuple[int, int]:
+    """Return where the last event starts that another one comes before, and where that one ends; 0, 0 for none.
+
+    Args:
+        text: the text.
+        seen: how much of its beginning was searched in vain before.
+    """
+    at, first = len(text), max(seen - _LONGEST_KEY, 0)
+    while (at := text.rfind(b"{", first, at)) > 0:
         before = text[max(at - _MOST_BLANKS, 0) : at].rstrip(_BLANK)
         comma = max(at - _MOST_BLANKS, 0) + len(before) - 1
         closed = before.endswith(b",") and before[:-1].rstrip(_BLANK).endswith(b"}")
