@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import DrawFn
 
+    from pptrace.model.columns import Int32s
+    from pptrace.network.contract import Paths
     from pptrace.schedule.issue_order import IssueOrder
     from pptrace.schedule.table import Schedule
     from pptrace.timeline.timeline import Timeline
@@ -167,6 +170,35 @@ def test_a_simulated_step_does_not_differ_from_its_kernels(name: str, policy: Po
     assert batches or all(way.median_ns[0] == way.median_ns[1] for way in result.ways)
     again = replay(step)
     assert again.replayed_ns == again.step.span_ns
+
+
+@dataclass(frozen=True)
+class OneSlowWay(Flat):
+    """A network with a quarter of its rate from rank 1 to rank 2."""
+
+    def paths(self, src: Int32s, dst: Int32s) -> Paths:
+        found = super().paths(src, dst)
+        slow = (src == 1) & (dst == 2)
+        return replace(found, rate_kbps=np.where(slow, found.rate_kbps // 4, found.rate_kbps))
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_a_slow_way_is_that_link_and_waits_for_peers_are_none(name: str) -> None:
+    schedule = pptrace.simulate(schedule=name, pp=4, microbatches=8).prepared.schedule
+    costs = Workload.uniform(4, f_ns=10_000 * US, b_ns=20_000 * US, boundary_bytes=20_000_000)
+    rates = {"rate_kbps": 20_000_000, "overhead_ns": 5_000}
+    plan = simulate(schedule, costs, Flat(**rates), Policy(name=PolicyName.ASYNC))
+    blamed = {}
+    for network in (Flat(**rates), OneSlowWay(**rates)):
+        timeline = simulate(schedule, costs, network, ORDERED[-1])
+        shift = (0, 50_000_000, -3_000_000, 7)
+        step = read_back(GpuRun(timeline=timeline, said="posts", shift_ns=shift)).steps[0].timeline
+        found = diff(side_of_step(plan), side_of_step(step, measured=True))
+        blamed[type(network)] = [(one.sort, one.what) for one in found.culprits]
+        assert max(found.rungs, key=lambda rung: rung.change_ns).name == "transfers"
+
+    assert blamed == {Flat: [], OneSlowWay: [("slow link", "rank 1 to rank 2")]}
 
 
 def scheduled(name: str) -> Schedule:

@@ -11,13 +11,13 @@ from pptrace.errors import TraceError
 from pptrace.model.action import COMMUNICATION, Kind
 from pptrace.timeline.measurement import Measurement, Source, Step, Unattributed
 from pptrace_profilers.clocks import align
-from pptrace_profilers.messages import RankStep, match_ends, name_messages, on_one_clock
+from pptrace_profilers.messages import RankStep, kernel_of, kernels, match_ends, name_messages, on_one_clock
 from pptrace_profilers.rows import timeline_of
 from pptrace_profilers.rules import NO_STAGE
 from pptrace_profilers.steps import split_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from pptrace.timeline.measurement import Clock
     from pptrace_profilers.messages import Message
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["assemble"]
 
 _EMPTY_SHARE = 0.1
+_ENDING_NS = 20_000
+"""The most by which a kernel that sends ends later than its last byte is there."""
 _PASSES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
 
 
@@ -38,7 +40,7 @@ def assemble(recordings: Sequence[Recording]) -> Measurement:
     labels, by_step, left_out = split_steps(recordings)
     unattributed = [replace(one, rank=rank) for rank, each in enumerate(recordings) for one in each.unattributed]
     matched = [match_ends(step, unattributed) for step in by_step]
-    clocks = align(len(recordings), list(_sent(message for step in matched for message in step)))
+    clocks = align(len(recordings), _sent([message for step in matched for message in step]))
     notes = [*(note for one in recordings for note in one.notes), *left_out]
     steps = []
     for label, ranks, messages in zip(labels, by_step, matched, strict=True):
@@ -70,10 +72,25 @@ def _sources(recordings: Sequence[Recording]) -> tuple[Source, ...]:
     return tuple(found) if len(found) == len(recordings) else ()
 
 
-def _sent(messages: Iterable[Message]) -> Iterable[tuple[int, int, int, int]]:
-    for one in messages:
-        if one.sent is not None and one.received is not None:
-            yield one.source, one.target, one.sent.start_ns, one.received.end_ns
+def _sent(messages: Sequence[Message]) -> list[tuple[int, int, int, int]]:
+    """Return sender, receiver, and by their own clocks when a message had not yet left and when it was there.
+
+    A kernel that carries nothing else ends when its message has left, much later than it starts where it waits for
+    its peer. That is used where it is known both ways, for clocks are set to the middle of what both ways allow.
+    """
+    carried_by = kernels(messages)
+    whole = [
+        (one, one.sent, one.received) for one in messages if one.sent is not None and one.received is not None
+    ]
+    alone = [carried_by[kernel_of(one.source, sent)] == 1 for one, sent, _ in whole]
+    ways = {(one.source, one.target) for (one, _, _), own in zip(whole, alone, strict=True) if own}
+    found = []
+    for (one, sent, received), own in zip(whole, alone, strict=True):
+        left = sent.start_ns
+        if own and (one.target, one.source) in ways:
+            left = max(left, sent.end_ns - _ENDING_NS)
+        found.append((one.source, one.target, left, received.end_ns))
+    return found
 
 
 def _summed(unattributed: Sequence[Unattributed]) -> tuple[Unattributed, ...]:

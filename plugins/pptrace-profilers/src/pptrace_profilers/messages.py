@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -10,16 +10,27 @@ from pptrace.model.action import Action, Kind
 from pptrace.timeline.measurement import Unattributed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pptrace.timeline.measurement import Clock
     from pptrace_profilers.recording import End, Ran
 
-__all__ = ["Message", "RankStep", "match_ends", "name_messages", "on_one_clock"]
+__all__ = [
+    "Kernel",
+    "Message",
+    "RankStep",
+    "kernel_of",
+    "kernels",
+    "match_ends",
+    "name_messages",
+    "on_one_clock",
+]
 
 _COMPUTES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
 _FORWARD = frozenset({Kind.SEND_F, Kind.RECV_F})
 _SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
+Kernel = tuple[int, int, int, int]
+"""A kernel that carries messages: its rank, launch, start and end."""
 _Key = tuple[bool, int, int]
 """Whether a message is an activation, the stage that sends it, and its first microbatch."""
 
@@ -159,6 +170,19 @@ def _named(message: Message) -> Message:
             message.span = end.action.span
             break
     return message
+
+
+def kernel_of(rank: int, end: End) -> Kernel | None:
+    """Return which kernel carries an end of a message; None where the host's own post was recorded."""
+    return None if end.posted_ns < 0 else (rank, end.posted_ns, end.start_ns, end.end_ns)
+
+
+def kernels(messages: Iterable[Message]) -> Counter[Kernel | None]:
+    """Return how many ends of messages each kernel carries; 0 for None, which is no kernel."""
+    ends = ((rank, end) for one in messages for rank, end in ((one.source, one.sent), (one.target, one.received)))
+    found = Counter(kernel_of(rank, end) for rank, end in ends if end is not None)
+    del found[None]
+    return found
 
 
 def on_one_clock(message: Message, clocks: Sequence[Clock]) -> Message:

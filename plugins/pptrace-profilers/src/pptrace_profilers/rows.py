@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from pptrace.schedule.infer import infer_placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.timeline import Slice, Stream
 from pptrace_profilers.causes import with_causes
+from pptrace_profilers.messages import kernel_of, kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from pptrace.model.placement import Placement
     from pptrace.timeline.timeline import Timeline
     from pptrace_profilers.messages import Message, RankStep
-    from pptrace_profilers.recording import End, Ran
+    from pptrace_profilers.recording import Ran
 
 __all__ = ["timeline_of"]
 
 _STREAMS = {Kind.OFFLOAD: Stream.COPY_OUT, Kind.RELOAD: Stream.COPY_IN}
 _Lane = tuple[int, Stream, int]
-_Kernel = tuple[int, int, int, int]
-"""A kernel that carries messages: its rank, launch, start and end."""
 
 
 def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple[Timeline, Int64s, int]:
@@ -138,7 +136,7 @@ def _carried(messages: Sequence[Message]) -> list[tuple[Slice, int]]:
     """
     found: list[tuple[Slice, int]] = []
     free: dict[_Lane, int] = {}
-    shared = Counter(kernel for one in messages for kernel in (_sending(one), _receiving(one)) if kernel)
+    carried_by = kernels(messages)
     for message in sorted((one for one in messages if one.stage >= 0), key=_last):
         sent, received = message.sent, message.received
         kinds = (Kind.SEND_F, Kind.RECV_F) if message.forward else (Kind.SEND_B, Kind.RECV_B)
@@ -155,8 +153,7 @@ def _carried(messages: Sequence[Message]) -> list[tuple[Slice, int]]:
             begin, end = own.start_ns, own.end_ns
             if not apart and sent is not None and received is not None:
                 begin, end = max(sent.start_ns, received.start_ns), received.end_ns
-                kernel = _receiving(message)
-                if kernel is not None and shared[kernel] > 1:
+                if carried_by[kernel_of(message.target, received)] > 1:
                     end = min(end, max(sent.end_ns, begin))
             end = max(end, free.get(lane, end))
             begin = min(max(begin, free.get(lane, begin)), end)
@@ -168,19 +165,6 @@ def _carried(messages: Sequence[Message]) -> list[tuple[Slice, int]]:
             )  # fmt: skip
             found.append((carried, own.end_ns if own is received and own.posted_ns >= 0 else -1))
     return found
-
-
-def _sending(message: Message) -> _Kernel | None:
-    return _kernel(message.source, message.sent)
-
-
-def _receiving(message: Message) -> _Kernel | None:
-    return _kernel(message.target, message.received)
-
-
-def _kernel(rank: int, end: End | None) -> _Kernel | None:
-    """Return which kernel an end of a message is carried by; None where the host's own post was recorded."""
-    return None if end is None or end.posted_ns < 0 else (rank, end.posted_ns, end.start_ns, end.end_ns)
 
 
 def _last(message: Message) -> int:
