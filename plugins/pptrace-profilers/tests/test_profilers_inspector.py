@@ -161,6 +161,12 @@ def test_times_that_are_no_kernels_are_left_out(tmp_path: Path) -> None:
     assert any("1 operations have no bytes, or no time of their kernel" in note for note in found.notes)
 
 
+def test_a_collective_that_moves_more_than_there_is_is_none(tmp_path: Path) -> None:
+    path = written(tmp_path, COLLECTIVE.replace("17179869184", str(2**62 - 1)))
+
+    assert measure_inspector([path], ImportRequest()).by_size == ()
+
+
 def test_lines_of_another_sort_are_passed_over(tmp_path: Path) -> None:
     other = '{"header":{"id":"0x1","rank":0},"proxy_op":{"proxy_id":1}}\n'
 

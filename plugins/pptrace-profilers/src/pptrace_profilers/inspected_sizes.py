@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["by_size"]
 
+_LARGEST = 2**62
+
 
 def by_size(transfers: Sequence[Transfer]) -> tuple[tuple[BySize, ...], list[str]]:
     """Return sizes and times by sort, messages first, and notes on what is not among them or less sure."""
@@ -91,7 +93,7 @@ def _collectives(transfers: Iterable[Transfer]) -> Sizes:
     found: Sizes = defaultdict(list)
     for one in shortest.values():
         moved = _moved(one)
-        if moved > 0:
+        if 0 < moved < _LARGEST:
             where = f" ({one.communicator_name})" if one.communicator_name else ""
             found[f"{one.what} of {one.ranks} ranks{where}", False].append((moved, one.exec_ns))
     return found
