@@ -17,6 +17,7 @@ from pptrace.stepdiff.replay import run_order
 from pptrace.stepdiff.sides import Side
 from pptrace.stepdiff.times import performed
 from pptrace.timeline.measurement import Step
+from pptrace.timeline.timeline import ROW_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace.stepdiff.diff import StepDiff
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["MS", "ROWS", "compared", "one_step", "side_of_step", "slower_way", "stretched"]
+__all__ = ["MS", "ROWS", "compared", "one_step", "side_of_step", "slower_way", "stretched", "without_row"]
 
 MS = 1_000_000
 ROWS = [
@@ -71,6 +72,14 @@ def slower_way(timeline: Timeline, source: int, target: int, factor: float) -> T
     way = (own.transfers.source == source) & (own.transfers.target == target)
     took = np.where(way, (own.transfers.took_ns * factor).astype(np.int64), own.transfers.took_ns)
     return run_order(own.order, replace(own, transfers=replace(own.transfers, took_ns=took)).times())
+
+
+def without_row(timeline: Timeline, row: int) -> Timeline:
+    """Return a step as it would be recorded with one slice lost."""
+    columns = {name: np.delete(getattr(timeline, name), row) for name in ROW_COLUMNS}
+    cause = columns["cause"]
+    columns["cause"] = np.where(cause == row, -1, cause - (cause > row))
+    return replace(timeline, lane_ptr=timeline.lane_ptr - (timeline.lane_ptr > row), **columns)
 
 
 def compared(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,6 @@ from pptrace.cli import complete
 from pptrace.cli.measured_options import measured_options, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pptrace.stepdiff.explained import Explained
     from pptrace.timeline.measurement import Measurement
 
 __all__ = ["command"]
@@ -38,7 +36,7 @@ def command(
 
     Where no action of a pipeline is found: communication and computation by rank and name.
     """
-    from pptrace.stepdiff.explained import explained_document, explained_lines
+    from pptrace.stepdiff.explained import explained, explained_document, explained_lines
     from pptrace.stepdiff.sides import measured_side
 
     measurement = read(traces, layout, replica, rules, without_actions=True)
@@ -46,30 +44,16 @@ def command(
     if not measurement.steps:
         _summed(measurement, name, as_json=as_json)
         return
-    chosen = None if step == "all" else measured_side(measurement, name, step).chosen
-    by_number = dict(_explained(measurement, name, chosen))
-    steps = list(by_number.values())
-    found = steps if chosen is None else [by_number[chosen]]
+    side = measured_side(measurement, name, step)
+    for told in side.incomplete:
+        click.echo(f"note: {told}", err=True)
+    steps = [explained(replace(side, chosen=at, pools=False)) for at in range(len(side.steps))]
+    found = steps if step == "all" else [steps[side.chosen]]
     if as_json:
         documents = [explained_document(one, steps, measurement) for one in found]
-        click.echo(json.dumps(documents if chosen is None else documents[0], indent=2))
+        click.echo(json.dumps(documents if step == "all" else documents[0], indent=2))
     else:
         click.echo("\n\n".join("\n".join(explained_lines(name, one, steps, measurement)) for one in found))
-
-
-def _explained(measurement: Measurement, name: str, chosen: int | None) -> Iterator[tuple[int, Explained]]:
-    """Explain every step; one that was not asked for and that cannot be replayed is noted."""
-    from pptrace.errors import ScheduleError
-    from pptrace.stepdiff.explained import explained
-    from pptrace.stepdiff.sides import measured_side
-
-    for at, step in enumerate(measurement.steps):
-        try:
-            yield at, explained(measured_side(measurement, name, str(at)))
-        except ScheduleError as error:
-            if chosen in {None, at}:
-                raise
-            click.echo(f"note: {step.label} is left out of what varies: {error}", err=True)
 
 
 def _summed(measurement: Measurement, name: str, *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pptrace.errors import ScheduleError
 from pptrace.stepdiff.parts import parts_of
 from pptrace.stepdiff.path import chain_of
 from pptrace.stepdiff.told import aligned, ms
@@ -43,22 +44,26 @@ class Explained:
     """What each rank computed."""
     idle_ns: tuple[int, ...]
     """What each rank waited."""
-    what_if: WhatIf
-    """Its length without one thing after another."""
+    what_if: WhatIf | None
+    """Its length without one thing after another; None where it cannot be replayed."""
+    no_what_if: str
+    """Why not."""
 
 
 def explained(side: Side) -> Explained:
-    """Explain a side's step.
-
-    Raises:
-        ScheduleError: its order is no pipeline's.
-    """
+    """Explain a side's step."""
     metrics, step = side.metrics, side.performed
+    without, why = None, ""
+    try:
+        without = what_if(step)
+    except ScheduleError as error:
+        why = str(error)
     return Explained(
         step=side.steps[side.chosen].label, step_ns=metrics.step_ns, bubble=float(metrics.bubble),
         parts_ns=parts_of(side), idle_by_cause_ns=metrics.idle_by_cause_ns,
         exposed_communication_ns=int(metrics.exposed_ns.sum()), critical_path_ns=dict(chain_of(step).by_kind_ns),
-        ranks=busy_by_rank(step), idle_ns=tuple(metrics.idle_ns.sum(axis=1).tolist()), what_if=what_if(step),
+        ranks=busy_by_rank(step), idle_ns=tuple(metrics.idle_ns.sum(axis=1).tolist()), what_if=without,
+        no_what_if=why,
     )  # fmt: skip
 
 
@@ -95,7 +100,8 @@ def explained_lines(name: str, one: Explained, steps: Sequence[Explained], measu
 
 def _varies(values: Sequence[Any]) -> Any:
     """Return the standard deviations of documents of one form, figure by figure; what is no figure is left out."""
-    first = values[0]
+    values = [value for value in values if value is not None]
+    first = values[0] if values else None
     if isinstance(first, dict):
         found = {key: _varies([value.get(key) for value in values]) for key in first if key != "rank"}
         return {key: one for key, one in found.items() if one is not None}
@@ -160,6 +166,8 @@ def _path(one: Explained, varies: Any) -> list[str]:
 
 def _without(one: Explained, varies: Any) -> list[str]:
     without = one.what_if
+    if without is None:
+        return [f"what would shorten the pipeline is not known, for it cannot be replayed: {one.no_what_if}"]
     rows = [(ms(without.replayed_ns, _at(varies, "what_if", "replayed_ns")), "as it was, replayed")]
     for text, name in (
         ("with free communication", "free_communication_ns"),

@@ -83,7 +83,7 @@ def notes_of(side: Side) -> list[str]:
     measurement = side.measurement
     if measurement is None:
         return []
-    lines = list(measurement.notes)
+    lines = [*measurement.notes, *(f"{side.name}: {told}" for told in side.incomplete)]
     moved = [clock for clock in measurement.clocks if clock.pairs]
     if moved:
         told = ", ".join(f"{clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f})" for clock in moved)

@@ -38,7 +38,7 @@ class Side:
     measured: bool
     """Whether it was recorded, and not simulated."""
     steps: tuple[Step, ...]
-    """Its steps, one where it is simulated."""
+    """Its steps, one where it is simulated; of recorded ones, those that lack no action that another has."""
     chosen: int
     """The step that is compared."""
     workload: Workload
@@ -47,6 +47,8 @@ class Side:
     """Everything that was recorded."""
     run: Run | None = None
     """The simulation."""
+    incomplete: tuple[str, ...] = ()
+    """What is to be said of each recorded step that is left out."""
     pools: bool = False
     """Whether actions and messages take the median of their times in all steps, and not the chosen one's."""
 
@@ -81,7 +83,7 @@ def simulated_side(run: Run, name: str) -> Side:
 
 
 def measured_side(measurement: Measurement, name: str, step: str = "median", *, measured: bool = True) -> Side:
-    """Return a side of recorded steps.
+    """Return a side of recorded steps; those that lack actions are left out unless one is asked for.
 
     Args:
         measurement: what was recorded.
@@ -95,22 +97,31 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
     """
     if not measurement.steps:
         raise ConfigError(NO_ACTIONS, file=name)
-    lengths = [performed(one.timeline).span_ns for one in measurement.steps]
+    every = [performed(one.timeline) for one in measurement.steps]
+    most = max(len(one) for one in every)
+    whole = [number for number, one in enumerate(every) if len(one) == most]
     if step in {"median", "all"}:
-        chosen = int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
-    elif step.isdecimal() and int(step) < len(lengths):
+        lengths = [every[number].span_ns for number in whole]
+        chosen = whole[int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])]
+    elif step.isdecimal() and int(step) < len(every):
         chosen = int(step)
     else:
-        message = f"no step {step}: there are 0 to {len(lengths) - 1}, and median, and all"
+        message = f"no step {step}: there are 0 to {len(every) - 1}, and median, and all"
         raise ConfigError(message, file=f"--step {step}")
+    kept = whole if chosen in whole else [chosen]
     placement = measurement.steps[chosen].timeline.placement
-    nothing = Workload.uniform(placement.stages, edges=len(placement.edges), f_ns=0, b_ns=0)
     return Side(
         name=name,
         measured=measured,
-        steps=measurement.steps,
-        chosen=chosen,
-        workload=nothing,
+        steps=tuple(measurement.steps[number] for number in kept),
+        chosen=kept.index(chosen),
+        workload=Workload.uniform(placement.stages, edges=len(placement.edges), f_ns=0, b_ns=0),
         measurement=measurement,
-        pools=step == "all" and len(lengths) > 1,
+        incomplete=tuple(
+            f"{measurement.steps[number].label} has {len(one)} of {most} actions"
+            f"{': left out' if number not in kept else ''}"
+            for number, one in enumerate(every)
+            if len(one) < most
+        ),
+        pools=step == "all" and len(kept) > 1,
     )
