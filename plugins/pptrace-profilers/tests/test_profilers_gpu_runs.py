@@ -78,6 +78,11 @@ def moved(timeline: Timeline) -> dict[tuple[int, str], tuple[int, int]]:
     return dict(sorted(ends.items()))
 
 
+def sizes(timeline: Timeline) -> dict[tuple[int, str], int]:
+    rows = [timeline[row] for row in range(len(timeline))]
+    return {(one.rank, str(one.action)): one.size_bytes for one in rows if one.action.kind in COMMUNICATION}
+
+
 @st.composite
 def schedules(draw: DrawFn) -> Schedule:
     """Draw a schedule of two ranks or more, split backwards and V shapes among them."""
@@ -124,6 +129,7 @@ def test_who_waited_for_what_reads_back_from_kernels(data: st.DataObject) -> Non
     (step,) = measured.steps
     assert measured.unattributed == ()
     assert not step.gap_ns.any()
+    assert run.said == "action" or sizes(step.timeline) == sizes(timeline)
     assert found(measured) == truth(run)
     off = [clock.offset_ns - (run.zero_ns(0) - run.zero_ns(clock.rank)) for clock in measured.clocks]
     assert all(abs(by) <= clock.bound_ns for by, clock in zip(off, measured.clocks, strict=True) if clock.pairs)

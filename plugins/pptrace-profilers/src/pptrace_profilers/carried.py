@@ -7,6 +7,8 @@ A batch of sends and receives is launched as one kernel without arguments, behin
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from pptrace_profilers.chrome.events import Arguments
     from pptrace_profilers.recording import Ran
 
-__all__ = ["ITEM_BYTES", "Post", "batched", "posted", "said_by"]
+__all__ = ["ITEM_BYTES", "Post", "batched", "posted", "said_by", "size_of"]
 
 ITEM_BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "long": 8, "long int": 8, "int": 4, "short": 2,
@@ -45,6 +47,8 @@ class Post:
     """Whether it sends."""
     peer: int = -1
     """Global rank at the other end; -1 where it does not say."""
+    size_bytes: int = 0
+    """Its size; 0 where it does not say."""
     action: Action | None = None
     """The action that says the same."""
 
@@ -80,6 +84,16 @@ def said_by(arguments: Arguments) -> Said | None:
     )
 
 
+def size_of(arguments: Arguments | None) -> int:
+    """Return the bytes of an annotation's inputs: their elements times the size of their type; 0 where unknown."""
+    try:
+        dims = json.loads(bytes(arguments.input_dims)) if arguments is not None else []
+        types = json.loads(bytes(arguments.input_type)) if arguments is not None else []
+        return sum(math.prod(d) * ITEM_BYTES.get(t.lower(), 0) for d, t in zip(dims, types, strict=True) if d)
+    except (ValueError, TypeError, AttributeError):
+        return 0
+
+
 def batched(launches: Mapping[int, int], posts: Sequence[Post], ran: Sequence[Ran]) -> dict[int, tuple[Said, ...]]:
     """Return what kernels without arguments carry: all that was posted since the launch before.
 
@@ -107,7 +121,7 @@ def _named(posts: Sequence[Post], marks: Sequence[Post]) -> list[Said]:
     waiting = {sends: [one.action for one in marks if one.sends == sends] for sends in (True, False)}
     return [
         Said(
-            what="send" if one.sends else "recv", peer=one.peer,
+            what="send" if one.sends else "recv", peer=one.peer, size_bytes=one.size_bytes,
             action=waiting[one.sends].pop(0) if waiting[one.sends] else None,
         )
         for one in posts

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace_profilers.carried import batched, posted, said_by
+from pptrace_profilers.carried import batched, posted, said_by, size_of
 from pptrace_profilers.recording import Operations
 
 if TYPE_CHECKING:
@@ -109,5 +109,9 @@ def _posts(events: Events, members: Sequence[int]) -> list[Post]:
     numbers = [number for number, name in enumerate(events.names) if posted(name, 0, ())]
     rows = np.flatnonzero(np.isin(events.name, numbers) & ~events.of(MIRRORS))
     rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
-    found = (posted(events.named(row), int(events.start_ns[row]), members) for row in rows.tolist())
-    return [one for one in found if one is not None]
+    found = []
+    for row in rows.tolist():
+        one = posted(events.named(row), int(events.start_ns[row]), members)
+        if one is not None:
+            found.append(replace(one, size_bytes=size_of(events.arguments.get(row))))
+    return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.model.action import COMMUNICATION, Kind
-from pptrace_profilers.carried import ITEM_BYTES
+from pptrace_profilers.carried import size_of
 from pptrace_profilers.operations import MIRRORS
 from pptrace_profilers.recording import End
 
@@ -54,7 +54,7 @@ def posts_of(events: Events, ran: Sequence[Ran], members: Sequence[int]) -> list
         found.append(End(
             sends=sends, peer=members[peer] if 0 <= peer < len(members) else peer, tag=tag,
             start_ns=start, end_ns=int(events.end_ns[own if own >= 0 else row]),
-            size_bytes=_size(events.arguments.get(own)) or _size(events.arguments.get(row)),
+            size_bytes=size_of(events.arguments.get(own)) or size_of(events.arguments.get(row)),
             action=_around(moves[max(first - _MOST_AROUND, 0) : first], start, sends=sends),
         ))  # fmt: skip
     return found
@@ -80,13 +80,3 @@ def _peer(arguments: Arguments | None) -> tuple[int, int]:
         return int(values[-2]), int(values[-1])
     except (ValueError, IndexError, TypeError):
         return -1, 0
-
-
-def _size(arguments: Arguments | None) -> int:
-    """Return the bytes of a backend's annotation: its inputs' elements times the size of their type."""
-    try:
-        dims = json.loads(bytes(arguments.input_dims)) if arguments is not None else []
-        types = json.loads(bytes(arguments.input_type)) if arguments is not None else []
-        return sum(int(np.prod(d)) * ITEM_BYTES.get(t.lower(), 0) for d, t in zip(dims, types, strict=True) if d)
-    except (ValueError, TypeError, AttributeError):
-        return 0
