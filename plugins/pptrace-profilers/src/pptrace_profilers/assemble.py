@@ -11,7 +11,8 @@ from pptrace.errors import TraceError
 from pptrace.model.action import COMMUNICATION, Kind
 from pptrace.timeline.measurement import Measurement, Source, Step, Unattributed
 from pptrace_profilers.clocks import align
-from pptrace_profilers.messages import RankStep, kernel_of, kernels, match_ends, name_messages, on_one_clock
+from pptrace_profilers.messages import RankStep, kernel_of, kernels, match_ends, on_one_clock
+from pptrace_profilers.naming import name_messages
 from pptrace_profilers.rows import timeline_of
 from pptrace_profilers.rules import NO_STAGE
 from pptrace_profilers.steps import split_steps
