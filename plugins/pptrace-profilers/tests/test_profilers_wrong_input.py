@@ -283,3 +283,17 @@ def test_a_database_without_kernels_says_whose_time_its_actions_have(pipeline: A
     notes = " ".join(measure_nsys([path], ImportRequest()).notes)
 
     assert "has no CUPTI_ACTIVITY_KIND_KERNEL: actions last as long as their ranges on the host" in notes
+
+
+def test_a_message_of_a_microbatch_that_nobody_computed_is_no_part_of_a_step(
+    pipeline: Any, tmp_path: Path
+) -> None:
+    """Of the second rank alone, without the annotations of its second microbatch's computations."""
+    path = pipeline.kineto(tmp_path)[1]
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    trace["traceEvents"] = [one for one in trace["traceEvents"] if one["name"] not in {"PP:1F1", "PP:1B1"}]
+    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+
+    (step,) = measure_kineto([path], ImportRequest()).steps
+
+    assert {str(one.action) for one in step.timeline} == {"1F0", "1B0", "1RECV_F0", "1SEND_B0"}

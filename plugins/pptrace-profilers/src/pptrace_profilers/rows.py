@@ -43,7 +43,9 @@ def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple
     }
     ran = [one for number, rank in enumerate(ranks) for one in _ran(number, rank, arrived)]
     placement = _placement([one for one, _ in ran], len(ranks))
-    slices = [*((one, gap, -1) for one, gap in ran), *((one, 0, brought) for one, brought in _carried(messages))]
+    # A message of a microbatch that was nowhere computed has no place in the step.
+    sent = ((one, 0, brought) for one, brought in _carried(messages) if _within(one.action, placement))
+    slices = [*((one, gap, -1) for one, gap in ran), *sent]
     slices.sort(key=lambda each: _place(each[0]))
     zero = min(one.start_ns for one, _, _ in slices)
     timeline = from_slices([_since(one, zero) for one, _, _ in slices], placement)
@@ -51,6 +53,10 @@ def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple
     if (brought >= 0).any():
         timeline = with_causes(timeline, brought)
     return timeline, np.array([gap for _, gap, _ in slices], dtype=np.int64), zero
+
+
+def _within(action: Action, placement: Placement) -> bool:
+    return action.unit + action.span <= placement.units and action.stage < placement.stages
 
 
 def _place(one: Slice) -> tuple[int, int, int, int, int]:
