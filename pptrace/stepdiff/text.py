@@ -36,13 +36,22 @@ _BARELY_NS = 500
 
 
 def diff_lines(found: StepDiff, top: int = 10, notes: Iterable[str] = ()) -> list[str]:
-    """Return the report's lines; ``top`` bounds the actions that are listed."""
-    sections = [
-        _head(found), _ladder(found), _parts(found), _kinds(found), _where(found), _changes(found, top),
-        _orders(found), _ways(found), _paths(found), _memory(found), _matched(found),
-    ]  # fmt: skip
+    """Return the report's lines, few where nothing differs; ``top`` bounds the actions that are listed."""
+    first, second = found.steps
+    if found.step_ns[0] == found.step_ns[1] and first.equals(second):
+        sections = [_head(found), [_nothing(found)]]
+    else:
+        sections = [
+            _head(found), _ladder(found), _parts(found), _kinds(found), _where(found), _changes(found, top),
+            _orders(found), _ways(found), _paths(found), _memory(found), _matched(found),
+        ]  # fmt: skip
     lines = [line for section in sections if section for line in (*section, "")]
     return [*lines[:-1], *(f"note: {note}" for note in notes)]
+
+
+def _nothing(found: StepDiff) -> str:
+    step = found.steps[0]
+    return f"no difference: {len(step)} actions in the same order, {len(step.transfers)} messages, all times equal"
 
 
 def _head(found: StepDiff) -> list[str]:

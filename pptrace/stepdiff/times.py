@@ -118,6 +118,14 @@ class Performed:
         """From the first one's start to the last one's end."""
         return int(self.end_ns.max() - self.start_ns.min()) if len(self) else 0
 
+    def equals(self, other: Performed) -> bool:
+        """Return whether another step did the same at the same times, to the nanosecond, on the same ranks."""
+        own = ("rank", "kind", "stage", "unit", "span", "braid", "start_ns", "end_ns", "duration_ns", "gap_ns")
+        carried = ("source", "target", "kind", "stage", "unit", "size_bytes", "took_ns")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in own) and all(
+            np.array_equal(getattr(self.transfers, name), getattr(other.transfers, name)) for name in carried
+        )
+
     def folded(self, stages: Collection[int]) -> Self:
         """Return this with each input gradient of some stages made one backward with its weight gradient.
 
