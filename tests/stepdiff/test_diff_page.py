@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_the_output_on_the_page_is_the_example_s(root: Path) -> None:
-    page = (root / "docs" / "diff.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("page", "example"), [("diff.md", "diff.out"), ("measured.md", "measured.out")])
+def test_the_output_on_a_page_is_the_example_s(page: str, example: str, root: Path) -> None:
+    page = (root / "docs" / page).read_text(encoding="utf-8")
     shown = re.search(r"```text\n(.*?)```", page, re.DOTALL)
     assert shown
 
-    assert shown[1] in (root / "examples" / "diff.out").read_text(encoding="utf-8")
+    assert shown[1] in (root / "examples" / example).read_text(encoding="utf-8")
 
 
 @pytest.mark.needs_plugins
