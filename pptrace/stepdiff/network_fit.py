@@ -20,6 +20,9 @@ _NO_COSTS = (
     "no action of a pipeline was recorded: what computations take is not known, the network alone is fitted"
 )
 
+_SLOWEST = 1000
+"""Bytes per second: a network's smallest rate."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortFit:
@@ -52,7 +55,7 @@ def network_yaml(fits: Sequence[SortFit], source: str) -> str:
 
     The slowest messages of which latency and rate are known count, else the slowest collective's rate.
     """
-    known = [one for one in fits if one.link.bytes_per_s is not None]
+    known = [one for one in fits if one.link.bytes_per_s is not None and one.link.bytes_per_s >= _SLOWEST]
     chosen = min(known, key=lambda one: (not one.messages, one.link.bytes_per_s), default=None)
     if chosen is None or chosen.link.bytes_per_s is None:
         return ""

@@ -59,3 +59,7 @@ def test_one_size_is_no_network_and_says_so() -> None:
 
     assert network_yaml(fits, "run") == ""
     assert network_lines(fits)[-1] == "  latency and bandwidth cannot be told apart from one size"
+
+
+def test_a_rate_below_the_smallest_of_a_network_is_not_written() -> None:
+    assert network_yaml(fit_network([sort("messages", latency_ns=0, ns_per_kb=2_000_000_000)]), "run") == ""
