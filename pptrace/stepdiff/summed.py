@@ -12,7 +12,7 @@ from pptrace.stepdiff.told import aligned, ms
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pptrace.timeline.measurement import Measurement, Summary
+    from pptrace.timeline.measurement import Measurement, Occupied, Summary
 
 __all__ = ["TO_SEE_ACTIONS", "brief", "summed_document", "summed_lines"]
 
@@ -30,6 +30,8 @@ def summed_lines(measurement: Measurement, name: str, top: int = 10) -> list[str
     found = measurement.summaries
     lines = [f"{name}: no action of a pipeline was found; its operations, times in sum", ""]
     lines += ["by rank", *aligned(_ranks(found))]
+    if measurement.occupied:
+        lines += ["", "each GPU from its first operation to its last", *aligned(_occupied(measurement.occupied))]
     for communicates, title in ((True, "communication"), (False, "computation")):
         own = [one for one in found if one.communicates == communicates]
         if own:
@@ -49,6 +51,7 @@ def summed_document(measurement: Measurement) -> dict[str, Any]:
     return {
         "step": None,
         "ranks": ranks,
+        "occupied": [asdict(one) for one in measurement.occupied],
         "summaries": [asdict(one) for one in measurement.summaries],
         "clocks": [asdict(one) for one in measurement.clocks],
         "unattributed": [asdict(one) for one in measurement.unattributed],
@@ -90,6 +93,17 @@ def _ranks(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
             f"rank {rank}", ms(told[0]["total_ns"]), f"{told[0]['count']:,}", _size(told[0]["size_bytes"]),
             ms(told[1]["total_ns"]), f"{told[1]['count']:,}",
         ))  # fmt: skip
+    return rows
+
+
+def _occupied(gpus: Sequence[Occupied]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("", "in all", "computing", "exposed communication", "idle")]
+    for one in gpus:
+        parts = (one.computing_ns, one.exposed_ns, one.idle_ns)
+        whole = sum(parts)
+        rows.append(
+            (f"rank {one.rank}", ms(whole), *(f"{ms(part)} {part / max(whole, 1):6.1%}" for part in parts))
+        )
     return rows
 
 

@@ -14,7 +14,17 @@ if TYPE_CHECKING:
 
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["BySize", "Clock", "ImportRequest", "Measurement", "Source", "Step", "Summary", "Unattributed"]
+__all__ = [
+    "BySize",
+    "Clock",
+    "ImportRequest",
+    "Measurement",
+    "Occupied",
+    "Source",
+    "Step",
+    "Summary",
+    "Unattributed",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +100,20 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Occupied:
+    """What one rank's GPU did from its first operation to its last; the three parts sum to that."""
+
+    rank: int
+    """The rank."""
+    computing_ns: int
+    """Time in which something computed."""
+    exposed_ns: int
+    """Time in which something communicated and nothing computed."""
+    idle_ns: int
+    """Time in which nothing ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BySize:
     """What operations of one sort took, by size, where nothing says what they were for."""
 
@@ -138,6 +162,8 @@ class Measurement:
     """What belongs to no action, the longest first."""
     summaries: tuple[Summary, ...] = ()
     """Communication and computation by rank and name, each rank's longest first; only where there are no steps."""
+    occupied: tuple[Occupied, ...] = ()
+    """One per rank with a GPU; likewise."""
     by_size: tuple[BySize, ...] = ()
     """Operations of a profiler that records communication alone; a network can be fitted to them."""
     sources: tuple[Source, ...] = ()

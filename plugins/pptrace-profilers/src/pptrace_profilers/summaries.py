@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import TraceError
-from pptrace.timeline.measurement import Measurement, Summary
+from pptrace.timeline.measurement import Measurement, Occupied, Summary
 from pptrace_profilers.clocks import align
+from pptrace_profilers.unions import covered_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from pptrace_profilers.recording import Operations, Recording
 
@@ -38,6 +41,11 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
         steps=(),
         clocks=tuple(align(len(recordings), _matched(recordings))),
         summaries=tuple(summaries),
+        occupied=tuple(
+            _occupied(rank, one.operations)
+            for rank, one in enumerate(recordings)
+            if one.operations is not None and one.operations.name.size
+        ),
         notes=(*notes, told),
     )
 
@@ -80,6 +88,21 @@ def _of_operations(rank: int, operations: Operations) -> list[Summary]:
         )
         for key, many, time, size_bytes in columns
     ]  # fmt: skip
+
+
+def _occupied(rank: int, operations: Operations) -> Occupied:
+    order = np.argsort(operations.start_ns, kind="stable")
+    start, end = operations.start_ns[order], operations.end_ns[order]
+    computes = ~operations.communicates[order]
+
+    def union(chosen: NDArray[np.bool_]) -> int:
+        return int(covered_ns(np.zeros(int(chosen.sum()), dtype=np.int64), start[chosen], end[chosen], 1)[0])
+
+    computing, busy = union(computes), union(np.ones_like(computes))
+    return Occupied(
+        rank=rank, computing_ns=computing, exposed_ns=busy - computing,
+        idle_ns=int(end.max() - start.min()) - busy,
+    )  # fmt: skip
 
 
 def _of_messages(rank: int, recording: Recording) -> list[Summary]:

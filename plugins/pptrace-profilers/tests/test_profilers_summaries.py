@@ -1,0 +1,56 @@
+"""What a GPU did in a run without actions: parts that sum to the time from its first operation to its last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+from small_gpu_trace import SmallGpuTrace
+
+from pptrace.stepdiff.summed import summed_document, summed_lines
+from pptrace.timeline.measurement import ImportRequest, Occupied
+from pptrace_profilers.measure import measure_kineto
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+REDUCE = "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def test_computing_exposed_communication_and_idle_time_are_told(tmp_path: Path) -> None:
+    trace = SmallGpuTrace()
+    trace.kernel("gemm", 0, 10, 30)
+    trace.kernel("gemm", 1, 20, 40, stream=8)  # two streams compute: once
+    trace.kernel(REDUCE, 2, 35, 60, stream=9)  # 20 us of it behind the computation
+    trace.kernel("adam", 3, 80, 90)
+    found = measure_kineto([trace.write(tmp_path)], ImportRequest())
+
+    assert found.occupied == (Occupied(rank=0, computing_ns=40_000, exposed_ns=20_000, idle_ns=20_000),)
+    assert summed_document(found)["occupied"][0]["idle_ns"] == 20_000
+    (line,) = [line for line in summed_lines(found, "run") if "50.0%" in line]
+    assert line.split() == ["rank", "0", "0.080", "ms", "0.040", "ms", "50.0%", *("0.020", "ms", "25.0%") * 2]
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9), st.booleans()), min_size=1, max_size=8),
+)
+def test_the_parts_are_those_of_counting_every_microsecond(
+    spans: list[tuple[int, int, bool]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    trace = SmallGpuTrace()
+    for at, (start, length, reduces) in enumerate(spans):
+        trace.kernel(REDUCE if reduces else "gemm", None, start, start + length, stream=at)
+    found = measure_kineto([trace.write(tmp_path_factory.mktemp("run"))], ImportRequest())
+
+    first, last = min(start for start, _, _ in spans), max(start + length for start, length, _ in spans)
+    computing = exposed = 0
+    for now in range(first, last):
+        running = {reduces for start, length, reduces in spans if start <= now < start + length}
+        computing += False in running
+        exposed += running == {True}
+    (one,) = found.occupied
+    assert (one.computing_ns, one.exposed_ns) == (1000 * computing, 1000 * exposed)
+    assert one.computing_ns + one.exposed_ns + one.idle_ns == 1000 * (last - first)
