@@ -13,9 +13,9 @@ from pptrace.schedule.table import Schedule
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.stepdiff.diff import diff
-from pptrace.stepdiff.replay import run_order
-from pptrace.stepdiff.sides import Side
-from pptrace.stepdiff.times import performed
+from pptrace.steps.replay import run_order
+from pptrace.steps.sides import Side
+from pptrace.steps.times import performed
 from pptrace.timeline.measurement import Step
 from pptrace.timeline.timeline import ROW_COLUMNS
 

@@ -51,11 +51,11 @@ def command(
 
     Lines of NCCL Inspector, which know no actions, give the network alone.
     """
+    from pptrace.calibration.fit import calibrate
+    from pptrace.calibration.fit_yaml import calibrated_yaml, calibration_lines
+    from pptrace.calibration.known_order import schedule_of
     from pptrace.hooks.registry import Registry
-    from pptrace.stepdiff.calibrated_yaml import calibrated_yaml, calibration_lines
-    from pptrace.stepdiff.calibration import calibrate
-    from pptrace.stepdiff.known_order import schedule_of
-    from pptrace.stepdiff.times import performed
+    from pptrace.steps.times import performed
 
     if output is not None and not output.lower().endswith((".yaml", ".yml")):
         raise click.UsageError(f"{output}: a calibration is written as .yaml")
@@ -77,9 +77,9 @@ def _network_alone(measurement: Measurement, traces: Path, output: str | None, *
     Raises:
         TraceError: not even that was, or nothing of it can be told.
     """
+    from pptrace.calibration.network_fit import fit_network, network_lines, network_yaml
     from pptrace.errors import TraceError
-    from pptrace.stepdiff.network_fit import fit_network, network_lines, network_yaml
-    from pptrace.stepdiff.sides import NO_ACTIONS
+    from pptrace.steps.sides import NO_ACTIONS
 
     if not measurement.by_size:
         raise TraceError(NO_ACTIONS, file=traces)

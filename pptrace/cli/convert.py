@@ -137,7 +137,7 @@ def _convert_trace(
 
 def _read(sources: Sequence[Path], step: str, where: Mapping[str, Any]) -> Timeline:
     """Read traces that belong together; of several measured steps the one that is asked for."""
-    from pptrace.stepdiff.sides import measured_side
+    from pptrace.steps.sides import measured_side
 
     measurement = read(sources, **where)
     if len(measurement.steps) == 1 and step in {"median", "0"}:

@@ -85,8 +85,8 @@ def command(
     from pptrace.stepdiff.diff import diff
     from pptrace.stepdiff.document import diff_document
     from pptrace.stepdiff.outputs import check_targets, write_diff
-    from pptrace.stepdiff.read import notes_on, side_of, steps_of
     from pptrace.stepdiff.text import diff_lines
+    from pptrace.steps.read import notes_on, side_of, steps_of
     from pptrace.timeline.measurement import ImportRequest
 
     check_targets(outputs)

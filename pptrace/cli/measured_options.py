@@ -41,7 +41,7 @@ def read(
     from pptrace.errors import TraceError
     from pptrace.experiment.measured import read_measurement
     from pptrace.hooks.registry import Registry
-    from pptrace.stepdiff.sides import NO_ACTIONS
+    from pptrace.steps.sides import NO_ACTIONS
     from pptrace.timeline.measurement import ImportRequest
 
     request = ImportRequest(layout=layout, replica=replica, rules=rules)

@@ -31,8 +31,8 @@ def command(
     from statistics import mean, stdev
 
     from pptrace.errors import ScheduleError
-    from pptrace.stepdiff.replay import replay
-    from pptrace.stepdiff.told import ms
+    from pptrace.steps.replay import replay
+    from pptrace.steps.words import ms
 
     measurement = read(traces, layout, replica, rules)
     found, failed = [], []

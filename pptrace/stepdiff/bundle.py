@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.stepdiff.diff import StepDiff
-    from pptrace.stepdiff.sides import Side
+    from pptrace.steps.sides import Side
     from pptrace.timeline.measurement import Source
 
 __all__ = ["write_bundle"]

@@ -12,14 +12,14 @@ from pptrace.hooks.registry import Registry
 from pptrace.stepdiff.diff import TOLERANCE, diff
 from pptrace.stepdiff.document import diff_document
 from pptrace.stepdiff.outputs import write_diff
-from pptrace.stepdiff.read import notes_on, side_of, steps_of
-from pptrace.stepdiff.sides import measured_side, simulated_side
 from pptrace.stepdiff.text import diff_lines
+from pptrace.steps.read import notes_on, side_of, steps_of
+from pptrace.steps.sides import measured_side, simulated_side
 from pptrace.timeline.measurement import ImportRequest, Measurement
 
 if TYPE_CHECKING:
     from pptrace.stepdiff.diff import StepDiff
-    from pptrace.stepdiff.sides import Side
+    from pptrace.steps.sides import Side
 
 __all__ = ["Diff", "compare_steps"]
 

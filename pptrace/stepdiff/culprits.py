@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from pptrace.model.columns import Int64s
     from pptrace.stepdiff.findings import Way
-    from pptrace.stepdiff.match import Matched
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.match import Matched
+    from pptrace.steps.times import Performed
 
     Varies: TypeAlias = Callable[[Callable[["Blame"], float | None]], float | None]
 

@@ -10,13 +10,13 @@ import numpy as np
 from pptrace.stepdiff.culprits import Culprit, culprits, spikes
 from pptrace.stepdiff.divergence import Divergence, first_divergence
 from pptrace.stepdiff.findings import changes, orders, spread_of
-from pptrace.stepdiff.match import Matched, alike
 from pptrace.stepdiff.memory import RankMemory, memory_of
 from pptrace.stepdiff.pair import One, pair_of
-from pptrace.stepdiff.path import Chain, Parted, parted
-from pptrace.stepdiff.pooled import share_of_deviation
 from pptrace.stepdiff.spreads import Replicates, deviation
-from pptrace.stepdiff.times import Performed, performed
+from pptrace.steps.match import Matched, alike
+from pptrace.steps.path import Chain, Parted, parted
+from pptrace.steps.pooled import share_of_deviation
+from pptrace.steps.times import Performed, performed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace.stepdiff.findings import Change, KindRow, OrderChange, Way
     from pptrace.stepdiff.ladder import Rung
     from pptrace.stepdiff.pair import Pair
-    from pptrace.stepdiff.sides import Side
+    from pptrace.steps.sides import Side
     from pptrace.timeline.metrics import Metrics
 
 __all__ = ["TOLERANCE", "StepDiff", "diff"]

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.stepdiff.findings import action_at
-from pptrace.stepdiff.released import releases_of
 from pptrace.stepdiff.spreads import SIGMAS
-from pptrace.stepdiff.told import ms
+from pptrace.steps.released import releases_of
+from pptrace.steps.times import action_at
+from pptrace.steps.words import ms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pptrace.model.action import Action
     from pptrace.model.columns import Int64s
-    from pptrace.stepdiff.match import Matched
-    from pptrace.stepdiff.released import Releases
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.match import Matched
+    from pptrace.steps.released import Releases
+    from pptrace.steps.times import Performed
 
 __all__ = ["Divergence", "first_divergence"]
 

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.model.action import Action, Kind
-from pptrace.stepdiff.pooled import over_steps, share_of_deviation
 from pptrace.stepdiff.spreads import within_noise
+from pptrace.steps.pooled import over_steps, share_of_deviation
+from pptrace.steps.times import action_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pptrace.model.columns import Int64s
-    from pptrace.stepdiff.match import Matched
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.match import Matched
+    from pptrace.steps.times import Performed
 
 __all__ = [
     "Change",
     "KindRow",
     "OrderChange",
     "Way",
-    "action_at",
     "changes",
     "kinds",
     "orders",
@@ -157,14 +157,6 @@ def changes(a: Performed, b: Performed, matched: Matched, noise_ns: Int64s) -> t
             second_ns=int(b.duration_ns[j]), at_ns=int(b.start_ns[j]), noise_ns=noise,
         )
         for i, j, noise in zip(*(column[order].tolist() for column in columns), strict=True)
-    )  # fmt: skip
-
-
-def action_at(step: Performed, index: int) -> Action:
-    """Return what one computation is."""
-    return Action(
-        kind=Kind(int(step.kind[index])), stage=int(step.stage[index]), unit=int(step.unit[index]),
-        span=int(step.span[index]),
     )  # fmt: skip
 
 

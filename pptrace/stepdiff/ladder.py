@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from pptrace.stepdiff.replay import run_order
-from pptrace.stepdiff.times import performed
+from pptrace.steps.replay import run_order
+from pptrace.steps.times import performed
 
 if TYPE_CHECKING:
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.times import Performed
 
 __all__ = ["Rung", "climb"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
-    from pptrace.stepdiff.sides import Side
+    from pptrace.steps.sides import Side
     from pptrace.timeline.metrics import Metrics
 
 __all__ = ["RankMemory", "memory_of"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pptrace.stepdiff.diff import StepDiff
-    from pptrace.stepdiff.sides import Side
+    from pptrace.steps.sides import Side
 
 __all__ = ["check_targets", "write_diff"]
 

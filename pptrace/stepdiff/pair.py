@@ -9,16 +9,16 @@ from pptrace.errors import ScheduleError
 from pptrace.stepdiff.culprits import Blame, blame_of
 from pptrace.stepdiff.findings import kinds, ways
 from pptrace.stepdiff.ladder import Rung, climb
-from pptrace.stepdiff.match import Matched, match
-from pptrace.stepdiff.parts import parts_of
-from pptrace.stepdiff.path import Chain, chain_of
+from pptrace.steps.match import Matched, match
+from pptrace.steps.parts import parts_of
+from pptrace.steps.path import Chain, chain_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pptrace.stepdiff.findings import KindRow, Way
-    from pptrace.stepdiff.sides import Side
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.sides import Side
+    from pptrace.steps.times import Performed
     from pptrace.timeline.metrics import Metrics
 
 __all__ = ["One", "Pair", "pair_of"]

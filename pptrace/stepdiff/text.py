@@ -8,12 +8,10 @@ from pptrace.config.quantity import format_rate
 from pptrace.model.action import Kind
 from pptrace.stepdiff.spreads import deviation
 from pptrace.stepdiff.told import (
-    aligned,
     change_ms,
     kind_rows,
     memory_rows,
     memory_title,
-    ms,
     parting_words,
     path_rows,
     ratio,
@@ -22,6 +20,7 @@ from pptrace.stepdiff.told import (
     verdict,
     way_sizes,
 )
+from pptrace.steps.words import aligned, ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

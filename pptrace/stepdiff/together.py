@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pptrace.export.perfetto.layout import Run
     from pptrace.stepdiff.diff import StepDiff
-    from pptrace.stepdiff.sides import Side
+    from pptrace.steps.sides import Side
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["labels", "write_together"]

@@ -6,22 +6,19 @@ from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import format_size
 from pptrace.stepdiff.spreads import SIGMAS, deviation, within_noise
+from pptrace.steps.words import MARK, ms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pptrace.stepdiff.culprits import Culprit
     from pptrace.stepdiff.diff import StepDiff
     from pptrace.stepdiff.divergence import Divergence
     from pptrace.stepdiff.findings import KindRow, Way
 
 __all__ = [
-    "aligned",
     "change_ms",
     "kind_rows",
     "memory_rows",
     "memory_title",
-    "ms",
     "parting_words",
     "path_rows",
     "ratio",
@@ -33,18 +30,6 @@ __all__ = [
 
 _BARELY_NS = 500
 """A time that is shown as 0.000 ms."""
-_MARK = " ~"
-"""Behind what lies within the steps' own noise."""
-
-
-def ms(time_ns: float, spread_ns: float | None = None, *, sign: bool = False) -> str:
-    """Return a time in milliseconds, with the standard deviation by which it varies where that is known.
-
-    >>> ms(1_500_000), ms(-250_000, sign=True), ms(1_500_000, 20_000)
-    ('1.500 ms', '-0.250 ms', '1.500 ±0.020 ms')
-    """
-    varies = "" if spread_ns is None else f" ±{spread_ns / 1e6:,.3f}"
-    return f"{time_ns / 1e6:{'+' if sign else ''},.3f}{varies} ms"
 
 
 def change_ms(time_ns: float, spread_ns: float | None = None) -> str:
@@ -53,7 +38,7 @@ def change_ms(time_ns: float, spread_ns: float | None = None) -> str:
     >>> change_ms(1_500_000, 20_000), change_ms(50_000, 20_000)
     ('+1.500 ±0.020 ms', '+0.050 ±0.020 ms ~')
     """
-    quiet = _MARK if within_noise(time_ns, spread_ns) and spread_ns else ""
+    quiet = MARK if within_noise(time_ns, spread_ns) and spread_ns else ""
     return f"{ms(time_ns, spread_ns, sign=True)}{quiet}"
 
 
@@ -99,7 +84,7 @@ def ratio(row: KindRow) -> str:
     shown = f"{row.ratio:.3f}"
     if row.ratio is None or row.ratio_varies is None:
         return shown
-    quiet = _MARK if row.ratio_varies and within_noise(row.ratio - 1, row.ratio_varies) else ""
+    quiet = MARK if row.ratio_varies and within_noise(row.ratio - 1, row.ratio_varies) else ""
     return f"{shown} ±{row.ratio_varies:.3f}{quiet}"
 
 
@@ -167,19 +152,6 @@ def memory_rows(found: StepDiff) -> list[tuple[str, str, str, str]]:
             held = one.activations
             rows.append((f"rank {one.rank}", str(held[0]), str(held[1]), f"{held[1] - held[0]:+}"))
     return rows
-
-
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return rows with aligned columns, the first to the left; marks stand behind their column's figures."""
-    columns = [_column(cells, right=at > 0) for at, cells in enumerate(zip(*rows, strict=True))]
-    return ["  ".join(["", *row]).rstrip() for row in zip(*columns, strict=True)]
-
-
-def _column(cells: Sequence[str], *, right: bool) -> list[str]:
-    marked = any(cell.endswith(_MARK) for cell in cells)
-    padded = [cell if cell.endswith(_MARK) or not marked else f"{cell}{' ' * len(_MARK)}" for cell in cells]
-    width = max(map(len, padded), default=0)
-    return [cell.rjust(width) if right else cell.ljust(width) for cell in padded]
 
 
 def memory_title(found: StepDiff) -> str:

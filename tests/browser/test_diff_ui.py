@@ -10,7 +10,7 @@ from recorded_side import recorded
 
 from pptrace.stepdiff.diff import diff
 from pptrace.stepdiff.outputs import write_diff
-from pptrace.stepdiff.times import performed
+from pptrace.steps.times import performed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,8 @@ LAYERS = (
     {"export", "builtin", "show"},
     {"hooks"},
     {"experiment"},
-    {"study", "stepdiff"},
+    {"study", "steps"},
+    {"stepdiff", "calibration", "explanation"},
     {"api", "testing"},
     {"cli"},
 )

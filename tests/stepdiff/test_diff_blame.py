@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from pptrace.stepdiff.diff import diff
 from pptrace.stepdiff.divergence import first_divergence
-from pptrace.stepdiff.match import match
-from pptrace.stepdiff.path import BETWEEN, MESSAGES, chain_of
-from pptrace.stepdiff.released import releases_of
-from pptrace.stepdiff.replay import run_order
 from pptrace.stepdiff.report.page import report
 from pptrace.stepdiff.text import diff_lines
-from pptrace.stepdiff.times import performed
 from pptrace.stepdiff.told import kind_rows, parting_words, verdict, way_sizes
+from pptrace.steps.match import match
+from pptrace.steps.path import BETWEEN, MESSAGES, chain_of
+from pptrace.steps.released import releases_of
+from pptrace.steps.replay import run_order
+from pptrace.steps.times import performed
 
 if TYPE_CHECKING:
     from pptrace.stepdiff.culprits import Culprit

@@ -23,7 +23,7 @@ from pptrace.stepdiff.outputs import write_diff
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pptrace.stepdiff.sides import Side
+    from pptrace.steps.sides import Side
 
 
 def archive(folder: Path, sides: list[Side], name: str = "both.tar") -> dict[str, bytes]:

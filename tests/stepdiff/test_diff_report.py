@@ -14,7 +14,7 @@ from pptrace.stepdiff.outputs import write_diff
 from pptrace.stepdiff.report import sections, strips
 from pptrace.stepdiff.report.elements import Markup, element
 from pptrace.stepdiff.report.page import report
-from pptrace.stepdiff.told import ms
+from pptrace.steps.words import ms
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from pptrace.model.workload import Workload
 from pptrace.stepdiff.diff import diff
 from pptrace.stepdiff.document import diff_document
-from pptrace.stepdiff.pooled import over_steps, pooled, share_of_deviation
 from pptrace.stepdiff.report.page import report
-from pptrace.stepdiff.sides import Side, measured_side
 from pptrace.stepdiff.spreads import deviation, within_noise
 from pptrace.stepdiff.text import diff_lines
-from pptrace.stepdiff.times import performed
+from pptrace.steps.pooled import over_steps, pooled, share_of_deviation
+from pptrace.steps.sides import Side, measured_side
+from pptrace.steps.times import performed
 from pptrace.timeline.measurement import Measurement, Step
 
 if TYPE_CHECKING:

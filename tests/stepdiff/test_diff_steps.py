@@ -16,10 +16,10 @@ from pptrace.schedule.table import Schedule
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.stepdiff.diff import diff
-from pptrace.stepdiff.match import alike
-from pptrace.stepdiff.replay import replay
-from pptrace.stepdiff.sides import Side, simulated_side
-from pptrace.stepdiff.times import performed
+from pptrace.steps.match import alike
+from pptrace.steps.replay import replay
+from pptrace.steps.sides import Side, simulated_side
+from pptrace.steps.times import performed
 from pptrace.timeline.measurement import Step
 
 if TYPE_CHECKING:

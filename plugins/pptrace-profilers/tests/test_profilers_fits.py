@@ -12,15 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 from pptrace.api import simulate
+from pptrace.calibration.fit import Calibration, calibrate
+from pptrace.calibration.fit_yaml import calibrated_yaml
+from pptrace.calibration.known_order import schedule_of
 from pptrace.cli.main import cli
 from pptrace.experiment.measured import read_measurement
+from pptrace.explanation.what_if import what_if
 from pptrace.hooks.registry import Registry
-from pptrace.stepdiff.calibrated_yaml import calibrated_yaml
-from pptrace.stepdiff.calibration import Calibration, calibrate
-from pptrace.stepdiff.known_order import schedule_of
-from pptrace.stepdiff.replay import replay
-from pptrace.stepdiff.times import Performed, performed
-from pptrace.stepdiff.what_if import what_if
+from pptrace.steps.replay import replay
+from pptrace.steps.times import Performed, performed
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RUNS = (

@@ -24,7 +24,7 @@ from pptrace.schedule.issue_order import with_messages
 from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.simulate import simulate
 from pptrace.stepdiff.diff import diff
-from pptrace.stepdiff.replay import replay
+from pptrace.steps.replay import replay
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.metrics import IdleCause
 from pptrace_profilers.measure import measure_kineto

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pptrace.model.action import Kind
 from pptrace.stepdiff.report.elements import Markup, element, joined
-from pptrace.stepdiff.told import ms, ratio
+from pptrace.stepdiff.told import ratio
+from pptrace.steps.words import ms
 
 if TYPE_CHECKING:
     from pptrace.stepdiff.diff import StepDiff

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from pptrace.stepdiff.report.elements import Markup, element, joined, rectangle, table, text
 from pptrace.stepdiff.spreads import deviation
-from pptrace.stepdiff.told import change_ms, ms
+from pptrace.stepdiff.told import change_ms
+from pptrace.steps.words import ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

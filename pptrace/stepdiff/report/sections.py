@@ -11,13 +11,13 @@ from pptrace.stepdiff.told import (
     kind_rows,
     memory_rows,
     memory_title,
-    ms,
     parting_words,
     path_rows,
     several,
     share,
     verdict,
 )
+from pptrace.steps.words import ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.model.action import Kind
-from pptrace.stepdiff.findings import action_at
 from pptrace.stepdiff.report.elements import Markup, element, joined, legend, rectangle, text
-from pptrace.stepdiff.told import ms
+from pptrace.steps.times import action_at
+from pptrace.steps.words import ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pptrace.stepdiff.diff import StepDiff
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.times import Performed
 
 __all__ = ["strips"]
 

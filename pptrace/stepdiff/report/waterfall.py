@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.stepdiff.report.elements import Markup, element, rectangle, text
-from pptrace.stepdiff.told import change_ms, ms
+from pptrace.stepdiff.told import change_ms
+from pptrace.steps.words import ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

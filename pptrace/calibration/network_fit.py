@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pptrace.calibration.fit import fit_link
 from pptrace.config.quantity import format_duration, format_rate, format_size
-from pptrace.stepdiff.calibration import fit_link
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.stepdiff.calibration import LinkFit
+    from pptrace.calibration.fit import LinkFit
     from pptrace.timeline.measurement import BySize
 
 __all__ = ["SortFit", "fit_network", "network_lines", "network_yaml"]

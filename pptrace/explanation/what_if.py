@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.stepdiff.replay import run_order
-from pptrace.stepdiff.times import performed
+from pptrace.steps.replay import run_order
+from pptrace.steps.times import performed
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.times import Performed
 
 __all__ = ["RankBusy", "WhatIf", "busy_by_rank", "what_if"]
 

@@ -12,13 +12,13 @@ from pptrace.hooks.build import build_schedule
 from pptrace.model.request import ScheduleRequest
 from pptrace.model.workload import Workload
 from pptrace.sim.simulate import simulate
-from pptrace.stepdiff.match import alike
-from pptrace.stepdiff.times import performed
+from pptrace.steps.match import alike
+from pptrace.steps.times import performed
 
 if TYPE_CHECKING:
     from pptrace.hooks.registry import Registry
     from pptrace.schedule.table import Schedule
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.times import Performed
 
 __all__ = ["schedule_of"]
 

@@ -7,13 +7,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pptrace.model.action import Kind
-from pptrace.stepdiff.findings import action_at
-from pptrace.stepdiff.released import releases_of
+from pptrace.steps.released import releases_of
+from pptrace.steps.times import action_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.times import Performed
 
 __all__ = ["BETWEEN", "MESSAGES", "Chain", "Parted", "chain_of", "parted"]
 

@@ -9,13 +9,13 @@ from pptrace.config.resolve import load
 from pptrace.errors import TraceError
 from pptrace.experiment.measured import read_measurement
 from pptrace.experiment.run import simulate
-from pptrace.stepdiff.sides import measured_side, simulated_side
+from pptrace.steps.sides import measured_side, simulated_side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pptrace.hooks.registry import Registry
-    from pptrace.stepdiff.sides import Side
+    from pptrace.steps.sides import Side
     from pptrace.timeline.measurement import ImportRequest
 
 __all__ = ["notes_of", "notes_on", "side_of", "steps_of"]

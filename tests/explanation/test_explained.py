@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from compared_steps import MS, one_step, side_of_step, without_row
 
+from pptrace.explanation.explained import Explained, explained, explained_document, explained_lines
 from pptrace.model.action import Kind
-from pptrace.stepdiff.explained import Explained, explained, explained_document, explained_lines
-from pptrace.stepdiff.read import notes_of
-from pptrace.stepdiff.sides import measured_side
-from pptrace.stepdiff.times import performed
+from pptrace.steps.read import notes_of
+from pptrace.steps.sides import measured_side
+from pptrace.steps.times import performed
 from pptrace.timeline.measurement import Measurement, Step, Unattributed
 
 if TYPE_CHECKING:

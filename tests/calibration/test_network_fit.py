@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pptrace.stepdiff.network_fit import fit_network, network_lines, network_yaml
+from pptrace.calibration.network_fit import fit_network, network_lines, network_yaml
 from pptrace.timeline.measurement import BySize
 
 SIZES = np.array([1_000, 100_000, 1_000_000, 8_000_000])

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantity import format_rate, format_size
-from pptrace.stepdiff.told import aligned, ms
+from pptrace.steps.words import aligned, ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.model.columns import Int32s, Int64s
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.times import Performed
 
 __all__ = ["Calibration", "Fitted", "LinkFit", "calibrate", "fit_link"]
 

@@ -11,7 +11,7 @@ from pptrace.model.action import Kind
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.times import Performed
 
 __all__ = ["Matched", "alike", "match"]
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.stepdiff.parts import parts_of
-from pptrace.stepdiff.path import chain_of
-from pptrace.stepdiff.told import aligned, ms
-from pptrace.stepdiff.what_if import RankBusy, WhatIf, busy_by_rank, what_if
+from pptrace.explanation.what_if import RankBusy, WhatIf, busy_by_rank, what_if
+from pptrace.steps.parts import parts_of
+from pptrace.steps.path import chain_of
+from pptrace.steps.words import aligned, ms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pptrace.stepdiff.sides import Side
+    from pptrace.steps.sides import Side
     from pptrace.timeline.measurement import Measurement
 
 __all__ = ["Explained", "explained", "explained_document", "explained_lines"]

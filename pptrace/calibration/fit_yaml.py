@@ -8,7 +8,7 @@ from pptrace.config.quantity import format_duration, format_rate, format_size
 from pptrace.model.action import Kind
 
 if TYPE_CHECKING:
-    from pptrace.stepdiff.calibration import Calibration, Fitted, LinkFit
+    from pptrace.calibration.fit import Calibration, Fitted, LinkFit
 
 __all__ = ["calibrated_yaml", "calibration_lines"]
 

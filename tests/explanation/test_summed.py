@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pptrace.stepdiff.summed import TO_SEE_ACTIONS, brief, summed_document, summed_lines
+from pptrace.explanation.summed import TO_SEE_ACTIONS, brief, summed_document, summed_lines
 from pptrace.timeline.measurement import Clock, Measurement, Summary
 
 KERNEL = "void at::native::(anonymous namespace)::add<float, (kind)2>(float*, long)"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.model.action import Kind
+from pptrace.model.action import Action, Kind
 from pptrace.schedule.table import Schedule
 from pptrace.sim.action_times import ActionTimes
 from pptrace.timeline.messages import messages
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Performed", "Transfers", "performed"]
+__all__ = ["Performed", "Transfers", "action_at", "performed"]
 
 _MESSAGES = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 _WAITED_NS, _WAITED_UNSEEN_NS = 50_000, 200_000
@@ -190,6 +190,14 @@ def performed(timeline: Timeline) -> Performed:
         row=rows.astype(np.int64), start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
         duration_ns=(timeline.end_ns - timeline.start_ns)[rows], gap_ns=gap,
         transfers=_transfers(timeline, carried, before),
+    )  # fmt: skip
+
+
+def action_at(step: Performed, index: int) -> Action:
+    """Return what one computation is."""
+    return Action(
+        kind=Kind(int(step.kind[index])), stage=int(step.stage[index]), unit=int(step.unit[index]),
+        span=int(step.span[index]),
     )  # fmt: skip
 
 

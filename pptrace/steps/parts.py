@@ -9,7 +9,7 @@ import numpy as np
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
-    from pptrace.stepdiff.sides import Side
+    from pptrace.steps.sides import Side
 
 __all__ = ["parts_of"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.model.workload import Workload
 from pptrace.sim.simulate import simulate
-from pptrace.stepdiff.times import Performed, performed
+from pptrace.steps.times import Performed, performed
 
 if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule

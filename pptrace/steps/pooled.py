@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.model.columns import Int64s
-    from pptrace.stepdiff.times import Performed, Transfers
+    from pptrace.steps.times import Performed, Transfers
 
 __all__ = ["over_steps", "pooled", "share_of_deviation"]
 

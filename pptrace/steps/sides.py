@@ -9,13 +9,13 @@ import numpy as np
 
 from pptrace.errors import ConfigError
 from pptrace.model.workload import Workload
-from pptrace.stepdiff.pooled import pooled
-from pptrace.stepdiff.times import performed
+from pptrace.steps.pooled import pooled
+from pptrace.steps.times import performed
 from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
     from pptrace.experiment.run import Run
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.times import Performed
     from pptrace.timeline.measurement import Measurement, Step
     from pptrace.timeline.metrics import Metrics
     from pptrace.timeline.timeline import Timeline

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import TypeAlias
 
-    from pptrace.stepdiff.times import Performed
+    from pptrace.steps.times import Performed
 
     Input: TypeAlias = tuple[bool, int, int]
     """Whether it goes forward, the stage that takes it, and the microbatch."""
