@@ -108,6 +108,12 @@ def command(
 
 
 def _code(found: StepDiff, fail_over: float | None) -> int:
+    from pptrace.errors import TraceError
+
     if fail_over is not None:
+        if found.ranks[0] != found.ranks[1]:
+            first, second = found.ranks
+            message = f"--fail-over gates steps of as many ranks: the first has {first}, this one {second}"
+            raise TraceError(message, file=found.names[1])
         return _DIFFERENT if found.change > fail_over else _SAME
     return _SAME if found.same else _DIFFERENT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -13,13 +13,13 @@ from pptrace.stepdiff.findings import changes, orders, spread_of
 from pptrace.stepdiff.memory import RankMemory, memory_of
 from pptrace.stepdiff.pair import One, pair_of
 from pptrace.stepdiff.spreads import Replicates, deviation
-from pptrace.steps.match import Matched, alike
+from pptrace.steps.match import Matched, alike, same_stages
 from pptrace.steps.path import Chain, Parted, parted
 from pptrace.steps.pooled import share_of_deviation
 from pptrace.steps.times import Performed, performed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pptrace.model.columns import Int64s
     from pptrace.stepdiff.findings import Change, KindRow, OrderChange, Way
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pptrace.timeline.metrics import Metrics
 
 __all__ = ["TOLERANCE", "StepDiff", "diff"]
+
+Renumber: TypeAlias = "Callable[[Performed], Performed]"
 
 TOLERANCE = 0.02
 """By which share the step and each kind's median may differ unless said otherwise."""
@@ -113,15 +115,31 @@ class StepDiff:
             abs(self.change) <= self.tolerance
             and all(ratio is not None and abs(ratio - 1) <= self.tolerance for ratio in ratios)
             and not self.orders
+            and not self.unlike
         )
+
+    @property
+    def unlike(self) -> str:
+        """Why no action of one step is one of the other; empty where they can be the same."""
+        if same_stages(*self.steps):
+            return ""
+        first, second = (one.placement.stages for one in self.steps)
+        return f"{first} and {second} stages are not the same parts of the model"
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """How many ranks each side has."""
+        first, second = (one.ranks for one in self.metrics)
+        return first, second
 
 
 def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
     """Compare two steps action by action."""
-    first, second, folded = alike(a.performed, b.performed)
+    numbers = _numbers(a, b)
+    first, second, folded = alike(*(one(side.performed) for one, side in zip(numbers, (a, b), strict=True)))
     ones = (One.of(a, first), One.of(b, second))
     pair = pair_of(*ones)
-    single = (_single(a, folded), _single(b, folded))
+    single = (_single(a, folded, numbers[0]), _single(b, folded, numbers[1]))
     others = [
         [step for at, step in enumerate(own) if at != side.chosen]
         for side, own in zip((a, b), single, strict=True)
@@ -148,9 +166,22 @@ def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
     )  # fmt: skip
 
 
-def _single(side: Side, folded: tuple[int, ...]) -> list[Performed]:
+def _numbers(a: Side, b: Side) -> tuple[Renumber, Renumber]:
+    """Return what gives the ranks of either side their numbers where recordings lack ranks."""
+    known = [one.measurement.numbers if one.measurement is not None else () for one in (a, b)]
+    ranks = max(
+        one.performed.placement.ranks if not own else own[-1] + 1 for one, own in zip((a, b), known, strict=True)
+    )
+
+    def renumber(own: tuple[int, ...]) -> Renumber:
+        return lambda step: step.renumbered(own, ranks) if own else step
+
+    return renumber(known[0]), renumber(known[1])
+
+
+def _single(side: Side, folded: tuple[int, ...], renumber: Renumber) -> list[Performed]:
     """Return each of a side's steps with its own times."""
-    steps = [performed(step.timeline) for step in side.steps]
+    steps = [renumber(performed(step.timeline)) for step in side.steps]
     return [step.folded(folded) for step in steps] if folded else steps
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from pptrace.model.action import Action, Kind
 from pptrace.stepdiff.spreads import within_noise
+from pptrace.steps.match import same_stages
 from pptrace.steps.pooled import over_steps, share_of_deviation
 from pptrace.steps.times import action_at
 
@@ -126,7 +127,9 @@ class Way:
 
 
 def kinds(a: Performed, b: Performed) -> tuple[KindRow, ...]:
-    """Return a row per kind and stage of either step."""
+    """Return a row per kind and stage of either step; none where stages are not the same parts of the model."""
+    if not same_stages(a, b):
+        return ()
     pairs = sorted({(int(k), int(s)) for one in (a, b) for k, s in zip(one.kind, one.stage, strict=True)})
     found = []
     for kind, stage in pairs:
@@ -188,7 +191,9 @@ def spread_of(
 
 
 def orders(a: Performed, b: Performed) -> tuple[OrderChange, ...]:
-    """Return where each rank's order parts first."""
+    """Return where each rank's order parts first; nothing where stages are not the same parts of the model."""
+    if not same_stages(a, b):
+        return ()
     found = []
     for rank in range(max(a.placement.ranks, b.placement.ranks)):
         rows = [[str(action_at(one, i)) for i in np.flatnonzero(one.rank == rank).tolist()] for one in (a, b)]

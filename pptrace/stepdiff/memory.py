@@ -28,7 +28,9 @@ class RankMemory:
 
 
 def memory_of(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -> tuple[RankMemory, ...]:
-    """Return every rank of both steps; nothing where no bytes are known and as many activations are held."""
+    """Return every rank of both steps; nothing of other numbers of ranks, or where it is alike."""
+    if metrics[0].ranks != metrics[1].ranks:
+        return ()
     peaks = [_peaks(side, one) for side, one in zip(sides, metrics, strict=True)]
     held = [one.memory.peak_activations for one in metrics]
     found = tuple(
@@ -39,7 +41,7 @@ def memory_of(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -> tup
             else (int(peaks[0][rank]), int(peaks[1][rank])),
             activations=(int(held[0][rank]), int(held[1][rank])),
         )
-        for rank in range(min(one.ranks for one in metrics))
+        for rank in range(metrics[0].ranks)
     )
     told = any(one.peak_bytes is not None or one.activations[0] != one.activations[1] for one in found)
     return found if told else ()

@@ -63,6 +63,8 @@ def _head(found: StepDiff) -> list[str]:
         f"{found.names[0]:<{width}}  {lengths[0]:>{wide}}",
         f"{found.names[1]:<{width}}  {lengths[1]:>{wide}}  {change}: {verdict(found)}",
     ]
+    if found.ranks[0] != found.ranks[1]:
+        lines.append(f"the first has {found.ranks[0]} ranks, the second {found.ranks[1]}")
     return [*lines, *several(found)]
 
 
@@ -85,6 +87,8 @@ def _parts(found: StepDiff) -> list[str]:
 
 def _kinds(found: StepDiff) -> list[str]:
     """Return a map of the ratios of medians, a line per kind and a column per stage."""
+    if not found.kinds:
+        return []
     stages = sorted({row.stage for row in found.kinds})
     by = {(row.kind, row.stage): row for row in found.kinds}
     names = [kind.name for kind in Kind if any((kind.name, stage) in by for stage in stages)]
@@ -184,6 +188,8 @@ _MOST_RANKS = 16
 def _matched(found: StepDiff) -> list[str]:
     pairs = found.matched
     alone = (pairs.only_first.size, pairs.only_second.size)
+    if found.unlike:
+        return [f"actions are not compared: {found.unlike}"]
     line = f"matched {len(pairs)} actions"
     if pairs.by_order:
         line += f", {pairs.by_order} of them by order alone"

@@ -56,6 +56,8 @@ def verdict(found: StepDiff) -> str:
     if off:
         more = f" and {len(off) - _NAMED} more" if len(off) > _NAMED else ""
         reasons.append(f"times of {', '.join(f'{row.stage}{row.kind}' for row in off[:_NAMED])}{more}")
+    if found.unlike:
+        reasons.append("number of stages")
     return f"different: {' and '.join(reasons)}"
 
 

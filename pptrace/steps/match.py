@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
     from pptrace.steps.times import Performed
 
-__all__ = ["Matched", "alike", "match"]
+__all__ = ["Matched", "alike", "match", "same_stages"]
 
 _MOST_RANKS = 4096
 
@@ -50,8 +50,19 @@ def alike(a: Performed, b: Performed) -> tuple[Performed, Performed, tuple[int, 
     return a.folded(folded), b.folded(folded), folded
 
 
+def same_stages(a: Performed, b: Performed) -> bool:
+    """Return whether stages are the same parts of the model; one step may lack some whose ranks are missing."""
+    less, more = sorted((a, b), key=lambda one: one.placement.stages)
+    return less.placement.stages == more.placement.stages or less.lacks_ranks
+
+
 def match(a: Performed, b: Performed) -> Matched:
-    """Pair the computations of two steps."""
+    """Pair the computations of two steps; none where the model is cut into other numbers of stages."""
+    if not same_stages(a, b):
+        none = np.zeros(0, dtype=np.int64)
+        return Matched(
+            first=none, second=none, by_order=0, only_first=np.arange(len(a)), only_second=np.arange(len(b))
+        )
     stages = max(a.placement.stages, b.placement.stages)
     units = max(a.placement.units, b.placement.units)
     own, theirs = (_keys(one, stages, units) for one in (a, b))

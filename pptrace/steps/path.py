@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pptrace.model.action import Kind
+from pptrace.steps.match import same_stages
 from pptrace.steps.released import releases_of
 from pptrace.steps.times import action_at
 
@@ -69,7 +70,9 @@ def chain_of(step: Performed) -> Chain:
 
 
 def parted(a: Performed, b: Performed, chains: tuple[Chain, Chain]) -> Parted | None:
-    """Return where two steps' paths part; None where they are the same."""
+    """Return where two steps' paths part; None where they are the same, or stages are not alike."""
+    if not same_stages(a, b):
+        return None
     told = [
         [f"rank {step.rank[i]}: {action_at(step, i)}" for i in reversed(chain.positions)]
         for step, chain in zip((a, b), chains, strict=True)

@@ -7,7 +7,7 @@ a message from when both ends were ready until it was there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -20,7 +20,7 @@ from pptrace.timeline.order import compute_rows
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -125,6 +125,19 @@ class Performed:
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in own) and all(
             np.array_equal(getattr(self.transfers, name), getattr(other.transfers, name)) for name in carried
         )
+
+    @property
+    def lacks_ranks(self) -> bool:
+        """Whether ranks are missing whose recordings nobody has."""
+        return bool(np.setdiff1d(np.arange(self.placement.ranks), self.rank).size)
+
+    def renumbered(self, numbers: Sequence[int], ranks: int) -> Self:
+        """Return this with other, ascending numbers for its ranks, of ``ranks`` in all."""
+        new = np.array(numbers, dtype=np.int32)
+        table = self.placement.stage_rank
+        placement = replace(self.placement, ranks=ranks, stage_rank=np.where(table >= 0, new[table], -1))
+        carried = replace(self.transfers, source=new[self.transfers.source], target=new[self.transfers.target])
+        return replace(self, placement=placement, rank=new[self.rank], transfers=carried)
 
     def folded(self, stages: Collection[int]) -> Self:
         """Return this with each input gradient of some stages made one backward with its weight gradient.

@@ -158,6 +158,8 @@ class Measurement:
     """The steps, first to last; none where no action of a pipeline was found."""
     clocks: tuple[Clock, ...] = ()
     """One per rank."""
+    numbers: tuple[int, ...] = ()
+    """Each rank's number in the pipeline where recordings of other ranks are missing; empty where none is."""
     unattributed: tuple[Unattributed, ...] = ()
     """What belongs to no action, the longest first."""
     summaries: tuple[Summary, ...] = ()

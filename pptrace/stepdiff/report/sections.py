@@ -170,6 +170,8 @@ def memory(found: StepDiff) -> Markup | None:
 def matched_line(found: StepDiff) -> str:
     """Return what was matched with what, in a sentence."""
     pairs = found.matched
+    if found.unlike:
+        return f"Actions are not compared: {found.unlike}."
     parts = [f"{len(pairs)} actions matched"]
     if pairs.by_order:
         parts.append(f"{pairs.by_order} of them by order alone")

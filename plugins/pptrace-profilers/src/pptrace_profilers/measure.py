@@ -10,7 +10,7 @@ from pptrace.model.action import COMMUNICATION, COMPUTE
 from pptrace_profilers.assemble import assemble
 from pptrace_profilers.inference import infer
 from pptrace_profilers.kineto import read_kineto
-from pptrace_profilers.ranks import one_pipeline
+from pptrace_profilers.ranks import numbers_of, one_pipeline
 from pptrace_profilers.rules_file import read_rules
 from pptrace_profilers.summaries import without_actions
 
@@ -84,7 +84,11 @@ def measure_recordings(
         raise TraceError(str(error), file=pipeline[0].path) from error
     overlapping = [note for one in pipeline for note in _overlaps(one)]
     told = [inferred] if inferred else []
-    return replace(measured, notes=(*notes, *assumed, *told, *overlapping, *_memory(pipeline), *measured.notes))
+    return replace(
+        measured,
+        notes=(*notes, *assumed, *told, *overlapping, *_memory(pipeline), *measured.notes),
+        numbers=numbers_of(pipeline, recordings, request.layout),
+    )
 
 
 def _memory(pipeline: Sequence[Recording]) -> Iterator[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pptrace_profilers.recording import Ran, Recording
 
-__all__ = ["MOST_RANKS", "one_pipeline", "pipeline_group"]
+__all__ = ["MOST_RANKS", "numbers_of", "one_pipeline", "pipeline_group"]
 
 _PIPELINE = re.compile(r"(?:^|[_\W])pp(?:$|[_\W])|pipeline", re.IGNORECASE)
 _SIZE = re.compile(r"([a-z]+)=(\d+)")
@@ -66,6 +66,15 @@ def one_pipeline(
         notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {_listed(ranks)}")
     local = {rank: number for number, rank in enumerate(ranks)}
     return [_local(known[rank], local) for rank in ranks], tuple(notes)
+
+
+def numbers_of(pipeline: Sequence[Recording], known: Sequence[Recording], layout: str = "") -> tuple[int, ...]:
+    """Return the ranks' numbers where the trace describes no groups and files of other ranks are missing."""
+    if layout or any(pipeline_group(one.groups, one.rank) for one in known):
+        return ()
+    world = max((one.world for one in known), default=0)
+    ranks = tuple(one.rank for one in pipeline)
+    return ranks if len(ranks) < world and max(ranks) < world else ()
 
 
 def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
