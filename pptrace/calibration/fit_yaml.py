@@ -41,7 +41,7 @@ def _schedule(fit: Calibration, source: str, schedule: str) -> list[str]:
     if not schedule:
         return [
             "# The measured order is that of no installed schedule. Simulate another one, --schedule 1f1b, or",
-            f"# that order: pptrace convert {source} order.csv; pptrace simulate THIS.yaml --schedule order.csv",
+            f"# that order: pptrace convert {source} order.csv --messages asap, then --schedule order.csv",
             *parallel,
         ]
     return [f"schedule: {schedule}", *parallel, *([f"  vp: {chunks}"] if chunks > 1 else [])]

@@ -54,6 +54,7 @@ def command(
     from pptrace.calibration.fit import calibrate
     from pptrace.calibration.fit_yaml import calibrated_yaml, calibration_lines
     from pptrace.calibration.known_order import schedule_of
+    from pptrace.errors import TraceError
     from pptrace.hooks.registry import Registry
     from pptrace.steps.times import performed
 
@@ -64,6 +65,8 @@ def command(
         _network_alone(measurement, traces[0], output, as_json=as_json)
         return
     steps = [performed(step.timeline) for step in measurement.steps]
+    if measurement.numbers or any(one.lacks_stages for one in steps):
+        raise TraceError("files of ranks are missing, and with them stages: a fit needs them all", file=traces[0])
     fit = calibrate(steps, node_ranks or 0)
     click.echo(json.dumps(asdict(fit), indent=2) if as_json else "\n".join(calibration_lines(fit)))
     if output is not None:

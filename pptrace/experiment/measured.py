@@ -53,11 +53,14 @@ def read_measurement(
             known.setdefault(offer.name, (offer, []))[1].append(file)
     if not known:
         raise _unknown(sources[0], strangers, registry)
-    if len(known) > 1:
-        told = ", ".join(f"{len(own)} of {name}" for name, (_, own) in known.items())
-        raise TraceError(f"holds traces of several sorts ({told}): name one sort", file=sources[0])
-    ((offer, own),) = known.values()
-    notes = tuple(f"{file.name} is no trace that an importer knows: left out" for file in strangers[:_TOLD])
+    most = sorted(known.values(), key=lambda one: -len(one[1]))
+    offer, own = most[0]
+    odd = [(file, other.name) for other, files in most[1:] for file in files]
+    if odd and (len(own) == len(most[1][1]) or not any(source.is_dir() for source in sources)):
+        told = ", ".join(f"{files[0].name} of {one.name}" for one, files in most)
+        raise TraceError(f"holds traces of several sorts ({told}): leave one sort", file=sources[0])
+    notes = tuple(f"{file.name} is a trace of {name}, the others of {offer.name}: left out" for file, name in odd)
+    notes += tuple(f"{file.name} is no trace that an importer knows: left out" for file in strangers[:_TOLD])
     if len(strangers) > _TOLD:
         notes += (f"{len(strangers) - _TOLD} further files are none either",)
     if offer.measure is None:

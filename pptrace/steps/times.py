@@ -131,6 +131,11 @@ class Performed:
         """Whether ranks are missing whose recordings nobody has."""
         return bool(np.setdiff1d(np.arange(self.placement.ranks), self.rank).size)
 
+    @property
+    def lacks_stages(self) -> bool:
+        """Whether nobody computed on some stage."""
+        return bool(np.setdiff1d(np.arange(self.placement.stages), self.stage).size)
+
     def renumbered(self, numbers: Sequence[int], ranks: int) -> Self:
         """Return this with other, ascending numbers for its ranks, of ``ranks`` in all."""
         new = np.array(numbers, dtype=np.int32)

@@ -51,6 +51,8 @@ class Clock:
     """How far that may be off; 0 where ranks share a clock."""
     pairs: int = 0
     """Messages that it was found from; 0 where ranks share a clock, or nothing is known."""
+    contradicted_ns: int = 0
+    """By how much messages seem to arrive before they left, whatever the offset; 0 where one offset fits all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

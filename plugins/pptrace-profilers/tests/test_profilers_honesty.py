@@ -157,3 +157,91 @@ def without_autograd(rank: int, trace: dict[str, Any]) -> None:
     renamed(rank, trace)
     for event in trace["traceEvents"]:
         event.get("args", {}).pop("Sequence number", None)
+
+
+def failed(*words: str) -> str:
+    """Return the one line of a command that cannot do what is asked."""
+    message = str(CliRunner().invoke(cli, words).exception)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_the_other_ranks_keep_their_numbers_where_one_is_missing(rank: int, tmp_path: Path) -> None:
+    late = (rank + 1) % 4
+
+    def stretch(number: int, trace: dict[str, Any]) -> None:
+        for event in trace["traceEvents"] if number == late else []:
+            if event.get("name") == f"PP:{late}F3":
+                event["dur"] += 3000
+
+    folder = changed(tmp_path / "missing", stretch)
+    (folder / f"rank{rank}.json.gz").unlink()
+    _, found = diffed(RUN, folder)
+
+    assert found["matched"]["actions"] == 48
+    assert {one["rank"] for one in found["orders"]} == {rank}
+    first = found["actions"][0]
+    assert (first["rank"], first["action"], first["change_ns"]) == (late, f"{late}F3", 3_000_000)
+    assert "as many ranks" in failed("diff", str(RUN), str(folder), "--fail-over", "3%")
+    assert "a fit needs them all" in failed("calibrate", str(folder))
+
+
+def test_steps_of_other_numbers_of_stages_compare_no_action() -> None:
+    interleaved = RUN.parent / "sleep-interleaved1f1b"
+
+    code, found = diffed(RUN, interleaved)
+
+    assert code == 1
+    assert found["actions"] == found["kinds"] == found["orders"] == []
+    assert found["divergence"] is None
+    assert {one["sort"] for one in found["culprits"]} <= {"slow link", "fast link", "slow network", "fast network"}
+    told = CliRunner().invoke(cli, ["diff", str(RUN), str(interleaved)]).stdout
+    assert "actions are not compared: 4 and 8 stages are not the same parts of the model" in told
+
+
+def test_a_trace_of_another_sort_in_the_folder_is_named_and_left_out(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "mixed", untouched)
+    (folder / "other.json").write_text('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1}]}')
+
+    code, found = diffed(RUN, folder)
+
+    assert code == 0
+    assert any(
+        "other.json is a trace of chrome, the others of pytorch: left out" in note for note in found["notes"]
+    )
+    assert "leave one sort" in failed("explain", str(folder / "other.json"), str(folder / "rank0.json.gz"))
+
+
+def test_a_rank_whose_times_count_from_elsewhere_is_set_by_its_messages(tmp_path: Path) -> None:
+    def without_base(rank: int, trace: dict[str, Any]) -> None:
+        if rank == 1:
+            del trace["baseTimeNanoseconds"]
+
+    code, found = diffed(RUN, changed(tmp_path / "apart", without_base))
+
+    assert code == 0
+    assert found["actions"] == []
+
+
+def test_clocks_that_contradict_their_messages_are_told(tmp_path: Path) -> None:
+    def drift(rank: int, trace: dict[str, Any]) -> None:
+        middle = sorted(event["ts"] for event in trace["traceEvents"] if "ts" in event)[-200]
+        for event in trace["traceEvents"] if rank == 1 else []:
+            if event.get("ts", 0) > middle:
+                event["ts"] += 5000
+
+    _, found = diffed(RUN, changed(tmp_path / "drift", drift))
+
+    assert any("contradict their messages by up to" in note for note in found["notes"])
+    assert not any("contradict" in note for note in diffed(RUN, RUN)[1]["notes"])
+
+
+def test_a_braid_s_time_is_shared_as_its_members_take_alone() -> None:
+    run = RUN.parent / "sleep-dualpipev"
+    found = json.loads(CliRunner().invoke(cli, ["calibrate", str(run), "--json"]).stdout)
+    fitted = {(one["kind"], one["stage"]): one for one in found["fitted"]}
+
+    assert fitted["B", 0]["in_braids"]
+    assert fitted["B", 0]["median_ns"] == pytest.approx(fitted["B", 1]["median_ns"], rel=0.05)
+    assert fitted["F", 0]["median_ns"] == pytest.approx(10_300_000, rel=0.02)

@@ -29,6 +29,8 @@ __all__ = ["assemble"]
 _EMPTY_SHARE = 0.1
 _ENDING_NS = 20_000
 """The most by which a kernel that sends ends later than its last byte is there."""
+_CONTRADICTED_NS = 50_000
+"""From how much on it is told that no one offset of a clock fits."""
 _PASSES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
 
 
@@ -42,7 +44,7 @@ def assemble(recordings: Sequence[Recording]) -> Measurement:
     unattributed = [replace(one, rank=rank) for rank, each in enumerate(recordings) for one in each.unattributed]
     matched = [match_ends(step, unattributed) for step in by_step]
     clocks = align(len(recordings), _sent([message for step in matched for message in step]))
-    notes = [*(note for one in recordings for note in one.notes), *left_out]
+    notes = [*(note for one in recordings for note in one.notes), *left_out, *_contradicted(clocks)]
     steps = []
     for label, ranks, messages in zip(labels, by_step, matched, strict=True):
         if not any(one.action.kind not in COMMUNICATION for rank in ranks for one in rank.ran):
@@ -62,6 +64,15 @@ def assemble(recordings: Sequence[Recording]) -> Measurement:
         steps=tuple(steps), clocks=tuple(clocks), unattributed=_summed(unattributed),
         sources=_sources(recordings), notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
+
+
+def _contradicted(clocks: Sequence[Clock]) -> list[str]:
+    off = [one for one in clocks if one.contradicted_ns > _CONTRADICTED_NS]
+    if not off:
+        return []
+    ranks, worst = ", ".join(str(one.rank) for one in off), max(one.contradicted_ns for one in off)
+    told = f"clocks of ranks {ranks} contradict their messages by up to {worst / 1e6:.3f} ms, however they are set"
+    return [f"{told}: they drift, or times are wrong, and what links take is known no better than that"]
 
 
 def _sources(recordings: Sequence[Recording]) -> tuple[Source, ...]:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["align"]
 
-_UNBOUND = np.int64(2**61)
+_UNBOUND = np.int64(2**62 - 1)
+"""Beyond any time since 1970, and no overflow in sums of two."""
 
 
 def align(ranks: int, sent: Sequence[tuple[int, int, int, int]]) -> list[Clock]:
@@ -52,4 +53,7 @@ def _clock(rank: int, slack: Int64s, pairs: int) -> Clock:
     half = _UNBOUND // 2
     if rank == 0 or most > half or least < -half:
         return Clock(rank=rank, offset_ns=0, bound_ns=0, pairs=0)
-    return Clock(rank=rank, offset_ns=(most + least) // 2, bound_ns=abs(most - least) // 2, pairs=pairs)
+    return Clock(
+        rank=rank, offset_ns=(most + least) // 2, bound_ns=abs(most - least) // 2, pairs=pairs,
+        contradicted_ns=max(least - most, 0),
+    )  # fmt: skip

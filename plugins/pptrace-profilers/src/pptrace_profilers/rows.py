@@ -14,6 +14,7 @@ from pptrace.timeline.build import from_slices
 from pptrace.timeline.timeline import Slice, Stream
 from pptrace_profilers.causes import with_causes
 from pptrace_profilers.messages import kernel_of, kernels
+from pptrace_profilers.shares import Usual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +42,8 @@ def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple
         for message in messages
         if message.stage >= 0 and message.received is not None
     }
-    ran = [one for number, rank in enumerate(ranks) for one in _ran(number, rank, arrived)]
+    usual = Usual(ranks, arrived)
+    ran = [one for number, rank in enumerate(ranks) for one in _ran(number, rank, arrived, usual)]
     placement = _placement([one for one, _ in ran], len(ranks))
     # A message of a microbatch that was nowhere computed has no place in the step.
     sent = ((one, 0, brought) for one, brought in _carried(messages) if _within(one.action, placement))
@@ -64,7 +66,9 @@ def _place(one: Slice) -> tuple[int, int, int, int, int]:
     return one.rank, int(one.stream), one.peer, one.start_ns, one.end_ns
 
 
-def _ran(rank: int, step: RankStep, arrived: Mapping[tuple[bool, int, int], int]) -> Iterator[tuple[Slice, int]]:
+def _ran(
+    rank: int, step: RankStep, arrived: Mapping[tuple[bool, int, int], int], usual: Usual
+) -> Iterator[tuple[Slice, int]]:
     """Yield a rank's computations without the waits for their inputs, and its own collectives, with their gaps."""
     free: dict[Stream, int] = {}
     braids = 0
@@ -82,9 +86,9 @@ def _ran(rank: int, step: RankStep, arrived: Mapping[tuple[bool, int, int], int]
             begin = max(one.start_ns, free.get(stream, one.start_ns), min(there, one.end_ns))
             enter, end = min(one.start_ns, begin), max(one.end_ns, begin)
         free[stream] = end
-        length = end - begin
+        cuts = usual.cuts(members, end - begin)
         for number, member in enumerate(members):
-            first, last = begin + length * number // len(members), begin + length * (number + 1) // len(members)
+            first, last = begin + cuts[number], begin + cuts[number + 1]
             lost, collective = _inside(one, number, len(members), last - first)
             yield Slice(
                 rank=rank, stream=stream, action=member, start_ns=first, end_ns=last, enter_ns=min(enter, first),
