@@ -139,6 +139,8 @@ def _read(sources: Sequence[Path], step: str, where: Mapping[str, Any]) -> Timel
     """Read traces that belong together; of several measured steps the one that is asked for."""
     from pptrace.steps.sides import measured_side
 
+    if step == "all":
+        raise click.UsageError("--step all: a trace is of one step, a number or median")
     measurement = read(sources, **where)
     if len(measurement.steps) == 1 and step in {"median", "0"}:
         return measurement.steps[0].timeline

@@ -106,7 +106,9 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
     elif step.isdecimal() and int(step) < len(every):
         chosen = int(step)
     else:
-        message = f"no step {step}: there are 0 to {len(every) - 1}, and median, and all"
+        first, last = measurement.steps[0].label, measurement.steps[-1].label
+        told = f"0 ({first}) to {len(every) - 1} ({last})" if len(every) > 1 else f"0 ({first})"
+        message = f"no step {step}: there are {told}, and median, and all"
         raise ConfigError(message, file=f"--step {step}")
     kept = whole if chosen in whole else [chosen]
     placement = measurement.steps[chosen].timeline.placement

@@ -158,8 +158,8 @@ def test_steps_of_other_sizes_differ_and_say_why_there_is_no_ladder(pptrace: Cal
         (["table.csv", "table.csv", "--tolerance", "-2%"], "'-2%' is no share: write such as 2% or 0.02"),
         (["table.csv", "table.csv", "--tolerance", "nan"], "'nan' is no share: write such as 2% or 0.02"),
         (["table.csv", "table.csv", "--fail-over", "inf"], "'inf' is no share: write such as 2% or 0.02"),
-        (["table.csv", "step.pftrace", "--step", "9"], "no step 9: there are 0 to 0, and median"),
-        (["table.csv", "step.pftrace", "--step", "last"], "no step last: there are 0 to 0, and median"),
+        (["table.csv", "step.pftrace", "--step", "9"], "no step 9: there are 0 (simulated), and median"),
+        (["table.csv", "step.pftrace", "--step", "last"], "no step last: there are 0 (simulated), and median"),
         (["table.csv", "table.csv", "--top", "0"], "Invalid value for '--top'"),
     ],
 )

@@ -138,7 +138,7 @@ def test_wires_of_a_node_have_a_bandwidth(pptrace: Any, folder: Path) -> None:
         (("replay", "table.csv"), "no importer recognises it"),
         (("replay", "step.yaml"), "pip install pptrace-profilers"),
         (("calibrate", "step.pftrace", "-o", "costs.json"), "a calibration is written as .yaml"),
-        (("explain", "step.pftrace", "--step", "7"), "no step 7: there are 0 to 0, and median"),
+        (("explain", "step.pftrace", "--step", "7"), "no step 7: there are 0 (simulated), and median"),
         (("diff", "step.pftrace", "nothing"), "there is no such file or folder"),
     ],
 )

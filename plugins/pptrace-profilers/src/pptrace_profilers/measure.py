@@ -81,7 +81,8 @@ def measure_recordings(
     except TraceError as error:
         if error.file:
             raise
-        raise TraceError(str(error), file=pipeline[0].path) from error
+        path = pipeline[0].path
+        raise TraceError(str(error), file=path if len(pipeline) == 1 else path.parent) from error
     overlapping = [note for one in pipeline for note in _overlaps(one)]
     told = [inferred] if inferred else []
     return replace(
