@@ -202,18 +202,12 @@ def diff(
     (False, 0.053)
     >>> found.save("report.html", "both.pftrace")  # doctest: +SKIP
     """
+    from pptrace.hooks.registry import Registry
     from pptrace.stepdiff.comparison import compare_steps
+    from pptrace.timeline.measurement import ImportRequest
 
-    return compare_steps(
-        first,
-        second,
-        tolerance=tolerance,
-        step=step,
-        layout=layout,
-        replica=replica,
-        rules=rules,
-        registry=registry,
-    )
+    request = ImportRequest(layout=layout, replica=replica, rules=Path(rules) if rules is not None else None)
+    return compare_steps(first, second, tolerance, str(step), request, registry or Registry.load())
 
 
 def _basis(

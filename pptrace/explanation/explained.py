@@ -108,7 +108,7 @@ def _varies(values: Sequence[Any]) -> Any:
     if isinstance(first, (list, tuple)):
         return [_varies(column) for column in zip(*values, strict=False)]
     known = [value for value in values if isinstance(value, int | float)]
-    if len(known) < 2:  # noqa: PLR2004 - one value does not vary
+    if len(known) <= 1:
         return None
     spread = float(np.std(known, ddof=1))
     return round(spread) if all(isinstance(value, int) for value in known) else spread

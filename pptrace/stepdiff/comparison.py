@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ConfigError
 from pptrace.experiment.run import Run
-from pptrace.hooks.registry import Registry
-from pptrace.stepdiff.diff import TOLERANCE, diff
+from pptrace.stepdiff.diff import diff
 from pptrace.stepdiff.document import diff_document
 from pptrace.stepdiff.outputs import write_diff
 from pptrace.stepdiff.text import diff_lines
@@ -18,6 +16,9 @@ from pptrace.steps.sides import measured_side, simulated_side
 from pptrace.timeline.measurement import ImportRequest, Measurement
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pptrace.hooks.registry import Registry
     from pptrace.stepdiff.diff import StepDiff
     from pptrace.steps.sides import Side
 
@@ -71,26 +72,21 @@ class Diff:
 def compare_steps(
     first: str | Path | Run | Measurement,
     second: str | Path | Run | Measurement,
-    *,
-    tolerance: float = TOLERANCE,
-    step: str | int = "median",
-    layout: str = "",
-    replica: str = "",
-    rules: str | Path | None = None,
-    registry: Registry | None = None,
+    tolerance: float,
+    step: str,
+    request: ImportRequest,
+    registry: Registry,
 ) -> Diff:
-    """Compare two steps; see :func:`pptrace.api.diff`.
+    """Compare two steps; :func:`pptrace.api.diff` says what of.
 
     Raises:
         PptraceError: whatever cannot be read, in one line.
     """
     if not 0 <= tolerance < float("inf"):
         raise ConfigError(f"{tolerance!r} is no share of 1 such as 0.02", key="tolerance")
-    request = ImportRequest(layout=layout, replica=replica, rules=Path(rules) if rules is not None else None)
-    known = registry or Registry.load()
-    given = zip((first, second), steps_of(str(step)), strict=True)
-    a, b = (_side(one, own, known, request) for one, own in given)
-    return Diff(diff(a, b, tolerance), (a, b), tuple(notes_on((a, b), str(step), request)))
+    given = zip((first, second), steps_of(step), strict=True)
+    a, b = (_side(one, own, registry, request) for one, own in given)
+    return Diff(diff(a, b, tolerance), (a, b), tuple(notes_on((a, b), step, request)))
 
 
 def _side(source: str | Path | Run | Measurement, step: str, registry: Registry, request: ImportRequest) -> Side:

@@ -178,7 +178,7 @@ def spread_of(
         pooled: whether the median over all of them is meant, and not one step.
     """
     values = over_steps(step, others, name)
-    if len(values) < 2:  # noqa: PLR2004 - one step has no spread
+    if len(values) <= 1:
         return np.zeros(len(step), dtype=np.int64)
     known = (~np.isnan(values)).sum(axis=0)
     spread = np.sqrt(np.nansum((values - np.nanmean(values, axis=0)) ** 2, axis=0) / np.maximum(known - 1, 1))

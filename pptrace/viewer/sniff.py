@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, cast
 
 from pptrace.errors import TraceError
+from pptrace.viewer.varint import read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,6 @@ _PHASE = b'"ph"'
 _PACKET = 0x0A
 """The tag of ``Trace.packet``, the only field of Perfetto's outermost message."""
 _WIRE_TYPES = (0, 1, 2, 5)
-_VARINT_BYTES = 10
 
 
 def check(path: Path) -> None:
@@ -75,7 +75,7 @@ def _is_perfetto(head: bytes) -> bool:
     while place < len(head):
         if head[place] != _PACKET:
             return False
-        size, start = _varint(head, place + 1)
+        size, start = read_varint(head, place + 1)
         if start == 0:
             return place > 0 and len(head) == _CHUNK_BYTES
         if size and start < len(head) and not _is_tag(head[start]):
@@ -86,16 +86,6 @@ def _is_perfetto(head: bytes) -> bool:
 
 def _is_tag(byte: int) -> bool:
     return byte & 7 in _WIRE_TYPES and byte >> 3 > 0
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return a number and the place after it; that place is 0 where the number does not end."""
-    value = 0
-    for count, byte in enumerate(data[place : place + _VARINT_BYTES]):
-        value |= (byte & 0x7F) << (7 * count)
-        if byte < 0x80:  # noqa: PLR2004  the continuation bit of a varint
-            return value, place + count + 1
-    return 0, 0
 
 
 def _is_chrome_json(head: bytes, rest: IO[bytes]) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import jsonschema
 import numpy as np
 import pytest
+from archive_members import members
 from compared_steps import MS, compared, one_step, side_of_step
 from manifest_schema import MANIFEST, placed
 from recorded_side import BEGINS, recorded
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 def archive(folder: Path, sides: list[Side], name: str = "both.tar") -> dict[str, bytes]:
     """Return what the archive of two sides holds; its manifest fits the schema and names every other file."""
     write_diff([folder / name], diff(*sides), sides, [])
-    with tarfile.open(folder / name) as file:
-        held = {entry.name: file.extractfile(entry).read() for entry in file}  # type: ignore[union-attr] # all files
+    held = members(folder / name)
     manifest = json.loads(held["perfetto_manifest.json"])
     jsonschema.validate(manifest, MANIFEST)
     assert b"".join(held["perfetto_manifest.json"].split()).startswith(b'{"perfetto_manifest"')

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from archive_members import members
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.api import diff
@@ -40,16 +40,14 @@ def copied(folder: Path, change: Callable[[int, dict[str, Any]], None]) -> Path:
 def held(archive: Path, plan: Path, run: Path) -> tuple[dict[str, bytes], dict[str, int]]:
     """Return an archive's files, and what its manifest adds to each file's times."""
     diff(plan, run).save(archive)
-    with tarfile.open(archive) as file:
-        files = {entry.name: file.extractfile(entry).read() for entry in file}  # type: ignore[union-attr] # all files
+    files = members(archive)
     manifest = json.loads(files.pop("perfetto_manifest.json"))["perfetto_manifest"]
     return files, {one["path"]: one.get("clocks", {}).get("offset_ns", 0) for one in manifest["files"]}
 
 
 def manifest_of(archive: Path) -> dict[str, dict[str, Any]]:
-    with tarfile.open(archive) as file:
-        text = file.extractfile("perfetto_manifest.json").read()  # type: ignore[union-attr] # it is a file
-    return {one["path"]: one for one in json.loads(text)["perfetto_manifest"]["files"]}
+    manifest = json.loads(members(archive)["perfetto_manifest.json"])["perfetto_manifest"]
+    return {one["path"]: one for one in manifest["files"]}
 
 
 @pytest.mark.parametrize("late_ms", [0, 50])
@@ -83,9 +81,7 @@ def test_a_file_read_by_rules_is_carried_untouched_and_the_simulation_is_beside_
 
     diff(tmp_path / "plan.csv", path, rules=rules).save(tmp_path / "both.tar")
 
-    with tarfile.open(tmp_path / "both.tar") as file:
-        carried = file.extractfile("measured/all.json").read()  # type: ignore[union-attr] # it is a file
-    assert carried == path.read_bytes()
+    assert members(tmp_path / "both.tar")["measured/all.json"] == path.read_bytes()
     clocks = manifest_of(tmp_path / "both.tar")["measured/all.json"]["clocks"]
     assert clocks == {"sync_to": {"file": "simulated.pftrace", "clock": "BOOTTIME"}, "offset_ns": 0}
 

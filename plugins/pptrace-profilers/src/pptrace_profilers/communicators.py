@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import TraceError
+from pptrace_profilers.each import read_each
 from pptrace_profilers.nccl_profiler import read_file
 from pptrace_profilers.recording import End, Operations, Recording, Said
 
@@ -46,17 +47,8 @@ def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     Raises:
         TraceError: no file can be read, or two are of one rank of one communicator.
     """
-    files, notes = [], []
-    for path in paths:
-        try:
-            files.append(read_file(path))
-        except TraceError as error:
-            if len(paths) == 1:
-                raise
-            notes.append(str(error))
-    if not files:
-        raise TraceError(f"none of {len(paths)} files can be read: {notes[0]}", file=paths[0].parent)
-    processes = _processes(files)
+    files, notes = read_each(paths, read_file)
+    processes = _processes(list(files.values()))
     members = _members(processes)
     ranks, note = _numbered(processes, members)
     peers = [one.peer for process in processes for one in process.carried if not note]

@@ -19,6 +19,8 @@ from pptrace_profilers.recording import End, OnDevice, Ran
 from pptrace_profilers.unions import covered_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from pptrace.model.columns import Int64s
@@ -43,22 +45,24 @@ def on_device(one: Recording) -> Recording:
     ran = [replace(each, device=spans.get(number)) for number, each in enumerate(one.ran)]
     reductions = work.reductions()
     ends = work.ends()
+    operations = one.operations
+    if reductions:
+        operations = replace(operations, action=_moved(operations, one.ran, reductions))
     return replace(
         one,
         ran=tuple(sorted([*ran, *reductions], key=lambda each: each.start_ns)),
         ends=tuple(sorted(ends, key=lambda end: end.start_ns)) if ends else one.ends,
-        operations=replace(one.operations, action=_moved(one, reductions)) if reductions else one.operations,
+        operations=operations,
         unattributed=(*one.unattributed, *work.left()),
     )
 
 
-def _moved(one: Recording, more: list[Ran]) -> NDArray[np.int32]:
+def _moved(operations: Operations, ran: Sequence[Ran], more: Sequence[Ran]) -> NDArray[np.int32]:
     """Return each operation's action where others came between them."""
-    assert one.operations is not None  # noqa: S101 - the caller has looked
-    starts = [each.start_ns for each in one.ran]
+    starts = [each.start_ns for each in ran]
     behind = np.searchsorted(np.sort([each.start_ns for each in more]), starts, side="left")
     place = np.append(np.arange(len(starts)) + behind, -1).astype(np.int32)
-    moved: NDArray[np.int32] = place[one.operations.action]
+    moved: NDArray[np.int32] = place[operations.action]
     return moved
 
 

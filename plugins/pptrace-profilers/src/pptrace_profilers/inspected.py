@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.errors import TraceError
+from pptrace_profilers.each import read_each
 from pptrace_profilers.inspected_sizes import by_size
 from pptrace_profilers.nccl_inspector import read_inspector
 from pptrace_profilers.recording import End, Operations, Recording, Said
@@ -33,17 +33,7 @@ def read_inspected(paths: Sequence[Path]) -> tuple[list[Recording], tuple[BySize
     Raises:
         TraceError: no file can be read, or two are of one process.
     """
-    files: dict[Path, list[Transfer]] = {}
-    notes = []
-    for path in paths:
-        try:
-            files[path] = read_inspector(path)
-        except TraceError as error:
-            if len(paths) == 1:
-                raise
-            notes.append(str(error))
-    if not files:
-        raise TraceError(f"none of {len(paths)} files can be read: {notes[0]}", file=paths[0].parent)
+    files, notes = read_each(paths, read_inspector)
     ranks = {path: _largest(own) for path, own in files.items()}
     members: dict[str, dict[int, int]] = defaultdict(dict)
     for path, own in files.items():

@@ -36,7 +36,7 @@ def kernel_runs(operations: Operations | None, posts_ns: Sequence[int]) -> list[
     rows = np.flatnonzero(~operations.communicates & (operations.launch_ns >= 0))
     rows = rows[np.argsort(operations.launch_ns[rows], kind="stable")]
     threads, count = np.unique(operations.thread[rows], return_counts=True)
-    if threads.size < 2:  # noqa: PLR2004 - a forward's and a backward's
+    if threads.size <= 1:
         return []
     two = threads[np.argsort(-count, kind="stable")[:2]]
     rows = rows[np.isin(operations.thread[rows], two)]

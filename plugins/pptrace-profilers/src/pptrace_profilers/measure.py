@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pptrace.errors import TraceError
 from pptrace.model.action import COMMUNICATION, COMPUTE
 from pptrace_profilers.assemble import assemble
+from pptrace_profilers.each import read_each
 from pptrace_profilers.inference import infer
 from pptrace_profilers.kineto import read_kineto
 from pptrace_profilers.ranks import numbers_of, one_pipeline
@@ -47,17 +48,10 @@ def measure_files(
         TraceError: no file can be read, or what they hold is no pipeline's.
         ConfigError: a layout or replica that cannot be.
     """
-    recordings: list[Recording] = []
-    lost: list[str] = []
-    for path in paths:
-        try:
-            recordings += read(path)
-        except TraceError as error:
-            if len(paths) == 1:
-                raise
-            lost.append(str(error))
+    found, lost = read_each(paths, read)
+    recordings = [one for own in found.values() for one in own]
     if not recordings:
-        raise TraceError(f"none of {len(paths)} files can be read: {lost[0]}", file=paths[0].parent)
+        raise TraceError("holds nothing of any rank", file=paths[0])
     return measure_recordings(recordings, request, lost)
 
 

@@ -18,6 +18,8 @@ from pptrace.errors import TraceError
 from pptrace_profilers.chrome.gathered import Gathered
 from pptrace_profilers.kineto import recording_of
 from pptrace_profilers.nsys_tables import Tables
+from pptrace_profilers.numbers import whole
+from pptrace_profilers.ranks import MOST_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -178,7 +180,8 @@ class _Export:
             return int(named[1])
         found = dict(self.tables.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value")))
         texts = [str(found[key]) for key in _VARIABLES if key in found]
-        return int(texts[0]) if texts and texts[0].isdecimal() and len(texts[0]) < 10 else -1  # noqa: PLR2004 - digits of a rank
+        rank = whole(texts[0], -1) if texts else -1
+        return rank if rank < MOST_RANKS else -1
 
 
 def _id(value: Any) -> int:

@@ -7,6 +7,8 @@ import math
 __all__ = ["microseconds", "whole"]
 
 _LARGEST = 2**62
+_DIGITS = 19
+"""Of the largest; text of more is not made a number."""
 
 
 def whole(value: object, absent: int) -> int:
@@ -16,7 +18,7 @@ def whole(value: object, absent: int) -> int:
     (7, 7, -1, -1, -1)
     """
     if isinstance(value, str):
-        value = int(value) if value.isascii() and value.isdecimal() and len(value) < 20 else None  # noqa: PLR2004 - 20 digits are more than 62 bits
+        value = int(value) if value.isascii() and value.isdecimal() and len(value) <= _DIGITS else None
     if not isinstance(value, int) or isinstance(value, bool):
         return absent
     return value if -_LARGEST < value < _LARGEST else absent

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from pptrace.viewer.varint import read_varint
+
 __all__ = ["is_chrome", "is_inspector", "is_kineto", "is_nccl", "is_nsys", "is_pftrace"]
 
 _OURS = re.compile(rb'\s*\{\s*"pptraceFormat"')
@@ -24,6 +26,8 @@ _NSYS = b"SQLite format 3\x00"
 _PACKET_FIELDS = frozenset({1, 2, 3, 6, 8, 10, 11, 12, 13, 33, 35, 36, 41, 42, 58, 59, 60, 79, 89, 126})
 """Fields with which packets of traces begin (perfetto's trace_packet.proto)."""
 _PPTRACE_WITHIN = 64
+_PRINTABLE = 0x20
+"""The first byte that is no control character."""
 
 
 def is_kineto(head: bytes) -> bool:
@@ -57,19 +61,15 @@ def is_pftrace(head: bytes) -> bool:
     """Say whether a file is a Perfetto trace, and none that pptrace wrote."""
     if head[:1] != b"\n" or b"pptrace.format" in head[:_PPTRACE_WITHIN] or _is_text(head[:256]):
         return False
-    at = next((place for place in range(1, min(len(head), 11)) if head[place] < 0x80), 0)  # noqa: PLR2004 - a varint's last byte
-    return 0 < at < len(head) - 1 and (_field(head[at + 1 :]) in _PACKET_FIELDS or head[1:2] == b"\x00")
+    _, packet = read_varint(head, 1)
+    if not 0 < packet < len(head):
+        return False
+    tag, _ = read_varint(head, packet)
+    return tag >> 3 in _PACKET_FIELDS or head[1:2] == b"\x00"
 
 
 def _is_text(head: bytes) -> bool:
-    return not any(byte < 0x20 and byte not in b"\t\r\n" for byte in head)  # noqa: PLR2004 - the first printable
-
-
-def _field(text: bytes) -> int:
-    """Return the number of the field that a message begins with."""
-    if text[0] < 0x80:  # noqa: PLR2004 - one byte holds fields up to 15
-        return text[0] >> 3
-    return ((text[0] & 0x7F) | (text[1] << 7)) >> 3 if len(text) > 1 else 0
+    return not any(byte < _PRINTABLE and byte not in b"\t\r\n" for byte in head)
 
 
 def is_chrome(head: bytes) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pptrace.errors import ConfigError
 from pptrace.model.action import COMMUNICATION, Kind
 from pptrace_profilers.event_rules import EventRule, Found, Stream
+from pptrace_profilers.ranks import MOST_RANKS
 from pptrace_profilers.rules import BUILT_IN, Rules
 
 if TYPE_CHECKING:
@@ -41,10 +42,7 @@ class RankRule:
         """Return the rank that a text says, -1 for none."""
         match = self.pattern.search(text)
         number = match["rank"] if match is not None else None
-        return int(number) if number and number.isdecimal() and int(number) < _MOST_RANKS else -1
-
-
-_MOST_RANKS = 2**31
+        return int(number) if number and number.isdecimal() and int(number) < MOST_RANKS else -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
