@@ -1,8 +1,9 @@
 """Run a kernel: interpreted on lists where little is to do, compiled on arrays where much is.
 
-A kernel is a plain function over integer columns: inputs first, then the columns that it fills. It
-loops explicitly over integers, calls nothing but ``len``, ``range``, ``min``, ``max``, ``abs`` and functions
-of its own kind, and so gives the same bits on both roads.
+A kernel is a plain function over integer columns: inputs first, then the columns that it fills. Columns
+that belong together come as a record, a ``NamedTuple`` of columns and integers. A kernel loops explicitly over
+integers, calls nothing but ``len``, ``range``, ``min``, ``max``, ``abs`` and functions of its own kind, allocates
+nothing, and so gives the same bits on both roads.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextvars import ContextVar
 from functools import cache
 from hashlib import sha256
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    Argument: TypeAlias = NDArray[Any] | int | tuple[NDArray[Any] | int, ...]
+    """A column, an integer, or a record of those."""
 
 __all__ = ["COMPILE_FROM", "always_compiled", "compiles", "run"]
 
@@ -49,32 +53,38 @@ def compiles(work: int, *, loaded: bool = False) -> bool:
     return pays and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
 
 
-def run(
-    kernel: Callable[..., Any],
-    inputs: Sequence[NDArray[Any] | int],
-    outputs: Sequence[NDArray[Any]],
-    *,
-    work: int,
-) -> int:
+def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequence[Argument], *, work: int) -> int:
     """Run ``kernel(*inputs, *outputs)`` and return its result, 0 where it returns none.
 
-    Inputs are one-dimensional arrays or integers; outputs are arrays that the kernel fills, each
-    initialised by the caller. ``work`` is the number of rows, which decides the road.
+    Inputs and outputs are one-dimensional arrays, integers, and records (named tuples) of those. The kernel
+    fills the outputs' arrays, each initialised by the caller. ``work`` is the number of rows, which decides
+    the road.
     """
     if compiles(work, loaded=kernel in _loaded):
         _loaded.add(kernel)
-        frozen = [_read_only(value) if isinstance(value, np.ndarray) else value for value in inputs]
+        arguments = [*(_each(_read_only, value) for value in inputs), *outputs]
+        records = tuple(type(value) for value in arguments if isinstance(value, tuple))
         try:
-            return int(_compiled(kernel)(*frozen, *outputs) or 0)
+            return int(_compiled(kernel, records)(*arguments) or 0)
         except OSError:  # compiling succeeded, keeping the code did not; nothing has run yet
             warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=2)
-            return int(_uncached(kernel)(*frozen, *outputs) or 0)
-    lists = [value.tolist() if isinstance(value, np.ndarray) else value for value in inputs]
-    filled = [array.tolist() for array in outputs]
-    result = kernel(*lists, *filled)
-    for array, values in zip(outputs, filled, strict=True):
-        array[:] = values
+            return int(_uncached(kernel, records)(*arguments) or 0)
+    filled = [_each(np.ndarray.tolist, value) for value in outputs]
+    result = kernel(*(_each(np.ndarray.tolist, value) for value in inputs), *filled)
+    for output, values in zip(outputs, filled, strict=True):
+        _each(_write_back, output, values)
     return int(result or 0)
+
+
+def _each(function: Callable[..., Any], value: Argument, *others: Any) -> Any:
+    """Apply a function to an array or to each of a record; leave integers alone."""
+    if isinstance(value, tuple):
+        return value._make(_each(function, *columns) for columns in zip(value, *others, strict=True))  # type: ignore[attr-defined]
+    return function(value, *others) if isinstance(value, np.ndarray) else value
+
+
+def _write_back(array: NDArray[Any], values: list[int]) -> None:
+    array[:] = values
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
@@ -87,55 +97,77 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
 
 
 @cache
-def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(kernel: Callable[..., Any], records: tuple[type, ...]) -> Callable[..., Any]:
     import numba
 
+    twin = _twin(kernel, records)
     try:
-        compiled: Callable[..., Any] = numba.njit(cache=True, **_SETTINGS)(_with_compiled_parts(kernel))
+        compiled: Callable[..., Any] = numba.njit(cache=True, **_settings())(twin)
     except RuntimeError:
         warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=3)
-        return _uncached(kernel)
+        return _uncached(kernel, records)
     return compiled
 
 
 @cache
-def _uncached(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _uncached(kernel: Callable[..., Any], records: tuple[type, ...]) -> Callable[..., Any]:
     import numba
 
-    compiled: Callable[..., Any] = numba.njit(cache=False, **_SETTINGS)(_with_compiled_parts(kernel))
+    compiled: Callable[..., Any] = numba.njit(cache=False, **_settings())(_twin(kernel, records))
     return compiled
 
 
-def _with_compiled_parts(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a twin of a kernel that takes in the functions that it calls, for passing many columns is slow.
+def _twin(kernel: Callable[..., Any], records: tuple[type, ...]) -> Callable[..., Any]:
+    """Return a twin of a kernel that calls compiled parts.
 
-    Code is kept by file and name, and a part may change in another file, so the twin's name tells its parts.
+    Code is kept by file and name, and what it is made of may change in another file, so the twin's name tells
+    its parts, constants and records.
     """
-    import numba
-
-    parts = _parts(kernel)
-    if not parts:
-        return kernel
-    settings = {**_SETTINGS, "inline": "always"}
-    within = {name: numba.njit(**settings)(_with_compiled_parts(part)) for name, part in parts.items()}
-    twin = FunctionType(kernel.__code__, {**kernel.__globals__, **within}, kernel.__name__)
-    twin.__qualname__ = f"{kernel.__name__}_{sha256(_spelt(kernel).encode()).hexdigest()[:12]}"
+    twin = _with_compiled_parts(kernel)
+    made_of = f"{_spelt(kernel)} {[(record.__name__, record._fields) for record in records]} {_settings()}"  # type: ignore[attr-defined]
+    twin.__qualname__ = f"{kernel.__name__}_{sha256(made_of.encode()).hexdigest()[:12]}"
     return twin
 
 
-def _parts(kernel: Callable[..., Any]) -> dict[str, FunctionType]:
-    called = ((name, kernel.__globals__.get(name)) for name in kernel.__code__.co_names)
-    return {name: value for name, value in called if isinstance(value, FunctionType)}
+def _with_compiled_parts(kernel: Callable[..., Any]) -> FunctionType:
+    within = {name: _part(value) for name, value in _named(kernel).items() if isinstance(value, FunctionType)}
+    return FunctionType(kernel.__code__, {**kernel.__globals__, **within}, kernel.__name__)
+
+
+@cache
+def _part(function: Callable[..., Any]) -> Callable[..., Any]:
+    import numba
+
+    settings = {**_settings(), "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    part: Callable[..., Any] = numba.njit(**settings)(_with_compiled_parts(function))
+    return part
+
+
+def _named(kernel: Callable[..., Any]) -> dict[str, Any]:
+    """Return the functions and constants of modules that a kernel names."""
+    return {name: kernel.__globals__[name] for name in kernel.__code__.co_names if name in kernel.__globals__}
 
 
 def _spelt(kernel: Callable[..., Any]) -> str:
-    code = kernel.__code__
-    own = f"{code.co_code.hex()} {code.co_consts} {code.co_names}"
-    return " ".join([own, *(_spelt(part) for part in _parts(kernel).values())])
+    code, named = kernel.__code__, _named(kernel).items()
+    parts = (f"{name} {_spelt(value) if isinstance(value, FunctionType) else value}" for name, value in named)
+    return " ".join([code.co_code.hex(), f"{code.co_consts} {code.co_names}", *parts])
 
 
-_SETTINGS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-"""No lock while a kernel runs, and no check for zero before each division: kernels never divide by it."""
+@cache
+def _settings() -> dict[str, Any]:
+    """Return how kernels are compiled: without the interpreter's lock, and unchecked where they cannot fail.
+
+    No check for zero before each division: kernels never divide by it. No counting of references: kernels
+    allocate nothing, and passing a record of many columns would count each. That option is numba's own affair; a
+    version that lacks it runs the same kernels slower.
+    """
+    from numba.core import cpu
+
+    settings = {"nogil": True, "error_model": "numpy"}
+    options = getattr(cpu, "CPUTargetOptions", None)
+    return {**settings, "_nrt": False} if hasattr(options, "_nrt") else settings
+
 
 _NO_CACHE = (
     "compiled code cannot be kept, so every run compiles again: "

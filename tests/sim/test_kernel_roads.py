@@ -100,7 +100,7 @@ def test_compiled_code_runs_small_work_too_once_it_is_loaded(monkeypatch: pytest
         assert kernel.run(double, (np.arange(count),), (out,), work=count) == count
         return out.tolist()
 
-    monkeypatch.setattr(kernel, "_compiled", lambda function: function)
+    monkeypatch.setattr(kernel, "_compiled", lambda function, _records: function)
     before = doubled(3)
     with kernel.always_compiled():
         inside = doubled(3)
