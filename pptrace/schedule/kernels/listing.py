@@ -84,10 +84,10 @@ def list_actions(work: Work, rooms: Rooms, queues: Queues, playing: Playing, eve
             event = pop(events)
             if event >= actions:
                 own = work.queue[event - actions]
-                put(playing, work.key, queues.ptr[own], own, event - actions)
+                _put(playing, work.key, queues.ptr[own], own, event - actions)
             else:
                 own = work.queue[event]
-                finish(work, rooms, playing, events, event, now)
+                _finish(work, rooms, playing, events, event, now)
                 playing.free[queues.rank[own]] = 1
             rank = queues.rank[own]
             if playing.dirty[rank] == 0:
@@ -98,9 +98,9 @@ def list_actions(work: Work, rooms: Rooms, queues: Queues, playing: Playing, eve
             touched -= 1
             rank = playing.stack[touched]
             playing.dirty[rank] = 0
-            own = choose(work, rooms, queues, playing, rank) if playing.free[rank] else -1
+            own = _choose(work, rooms, queues, playing, rank) if playing.free[rank] else -1
             if own >= 0:
-                action = begin(work, rooms, queues, playing, own)
+                action = _begin(work, rooms, queues, playing, own)
                 playing.free[rank] = 0
                 playing.turn[action] = begun
                 begun += 1
@@ -108,7 +108,7 @@ def list_actions(work: Work, rooms: Rooms, queues: Queues, playing: Playing, eve
     return begun
 
 
-def finish(work: Work, rooms: Rooms, playing: Playing, events: Heap, action: int, now: int) -> None:
+def _finish(work: Work, rooms: Rooms, playing: Playing, events: Heap, action: int, now: int) -> None:
     """End an action: return its units, and enable what waits for it."""
     for side in range(2):
         room = rooms.returned[2 * action + side]
@@ -122,7 +122,7 @@ def finish(work: Work, rooms: Rooms, playing: Playing, events: Heap, action: int
             push(events, len(work.duration) + target, playing.ready[target])
 
 
-def choose(work: Work, rooms: Rooms, queues: Queues, playing: Playing, rank: int) -> int:
+def _choose(work: Work, rooms: Rooms, queues: Queues, playing: Playing, rank: int) -> int:
     """Return the queue whose first action a rank starts next, -1 for none."""
     best, chosen = -1, -1
     for own in range(queues.of_rank[rank], queues.of_rank[rank + 1]):
@@ -139,18 +139,18 @@ def choose(work: Work, rooms: Rooms, queues: Queues, playing: Playing, rank: int
     return chosen
 
 
-def begin(work: Work, rooms: Rooms, queues: Queues, playing: Playing, own: int) -> int:
+def _begin(work: Work, rooms: Rooms, queues: Queues, playing: Playing, own: int) -> int:
     """Take the first action off a queue, and its units from their rooms; return it."""
     action: int = playing.shelf[queues.ptr[own]]
     for side in range(2):
         room = rooms.taken[2 * own + side]
         if room >= 0:
             playing.left[room] -= rooms.units[action]
-    take(playing, work.key, queues.ptr[own], own)
+    _take(playing, work.key, queues.ptr[own], own)
     return action
 
 
-def put(playing: Playing, key: Any, first: int, own: int, action: int) -> None:
+def _put(playing: Playing, key: Any, first: int, own: int, action: int) -> None:
     """Put an action into a queue whose part of the shelf starts at ``first``."""
     shelf, at = playing.shelf, playing.fill[own]
     playing.fill[own] = at + 1
@@ -163,7 +163,7 @@ def put(playing: Playing, key: Any, first: int, own: int, action: int) -> None:
     shelf[first + at] = action
 
 
-def take(playing: Playing, key: Any, first: int, own: int) -> None:
+def _take(playing: Playing, key: Any, first: int, own: int) -> None:
     """Take the first action off a queue (the caller has read it)."""
     shelf, count = playing.shelf, playing.fill[own] - 1
     playing.fill[own] = count

@@ -115,7 +115,7 @@ class Ends(NamedTuple):
     """The earliest possible: a receive ends after its send."""
 
 
-class Step(NamedTuple):
+class _Step(NamedTuple):
     """What is looked at when tasks begin and end."""
 
     graph: Graph
@@ -133,46 +133,46 @@ def run_events(
     ranks: Ranks, log: Log,
 ) -> None:  # fmt: skip
     """Run every task; ``tasks.waiting`` is left above zero where stuck."""
-    step = Step(graph, jobs, tasks, ends, heap, running.due, log.counts)
+    step = _Step(graph, jobs, tasks, ends, heap, running.due, log.counts)
     slows = int(rules.slow_compute != WHOLE or rules.slow_communication != WHOLE)
-    start_all(step)
-    now = next_time(heap, running.due)
+    _start_all(step)
+    now = _next_time(heap, running.due)
     while now >= 0:
         count = 0
         # A slot left in this instant is still listed as changed.
         running.used[2] = running.used[1]
-        while next_time(heap, running.due) == now:
+        while _next_time(heap, running.due) == now:
             job = pop(heap)
             slot = running.slot[job]
             arrives = int(slot < 0)
             if arrives:
-                slot = arrive(jobs, running, flows, job, now)
-                enter_links(paths, flows, places, links, jobs.path[job], slot)
+                slot = _arrive(jobs, running, flows, job, now)
+                _enter_links(paths, flows, places, links, jobs.path[job], slot)
             else:
-                leave_links(flows, places, links, slot)
+                _leave_links(flows, places, links, slot)
             if not (arrives and rules.first_come):
-                count = free_limited(flows, places, links, slot, count)
+                count = _free_limited(flows, places, links, slot, count)
             if arrives:
-                count = set_free(flows, slot, count)
+                count = _set_free(flows, slot, count)
             if slows:
-                count = meet(jobs, running, ranks, flows, slot, arrives, count)
+                count = _meet(jobs, running, ranks, flows, slot, arrives, count)
             if not arrives:
-                leave(running, flows, slot)
+                _leave(running, flows, slot)
                 ends.end[jobs.task[job]] = now
                 tasks.ready[0] = jobs.task[job]
-                settle(step, 1)
-        count = aim(jobs, rules, running, flows, places, links, ranks, heap, slows, now, count)
+                _settle(step, 1)
+        count = _aim(jobs, rules, running, flows, places, links, ranks, heap, slows, now, count)
         if not rules.first_come:
             count = refill(flows, places, links, count)
         for i in range(count):
             slot = flows.free[i]
             if flows.fair[slot] != flows.rate[slot] or flows.fair[slot] == 0:
-                note(log, running.job[slot], now, flows.fair[slot], flows.limit[slot])
-                retime(running, flows, heap, slot, now)
-        now = next_time(heap, running.due)
+                _note(log, running.job[slot], now, flows.fair[slot], flows.limit[slot])
+                _retime(running, flows, heap, slot, now)
+        now = _next_time(heap, running.due)
 
 
-def start_all(step: Step) -> None:
+def _start_all(step: _Step) -> None:
     """Start every task that waits for nothing, and what follows from it."""
     graph, tasks = step.graph, step.tasks
     count_waits(graph, tasks.waiting, 1)
@@ -184,10 +184,10 @@ def start_all(step: Step) -> None:
     for task in range(len(graph.duration)):
         # What starts first is told from what was released by its cause: those have one.
         if tasks.cause[task] < 0 and may_begin(graph, tasks, task):
-            settle(step, begin(step, task, 0))
+            _settle(step, _begin(step, task, 0))
 
 
-def begin(step: Step, task: int, top: int) -> int:
+def _begin(step: _Step, task: int, top: int) -> int:
     """Start a task that waits for nothing more: a job joins the heap, another task ends ahead of time.
 
     Returns the size of the stack.
@@ -206,7 +206,7 @@ def begin(step: Step, task: int, top: int) -> int:
     return top
 
 
-def settle(step: Step, top: int) -> None:
+def _settle(step: _Step, top: int) -> None:
     """Tell all that follows from the ``top`` tasks on the stack, whose ends are known."""
     graph, tasks = step.graph, step.tasks
     while top > 0:
@@ -226,12 +226,12 @@ def settle(step: Step, top: int) -> None:
                 freed = reach(tasks, other, ended + graph.lag[task], task)
             else:
                 other = -1 - graph.edge[i]
-                freed = follow_sender(step, task, other)
+                freed = _follow_sender(step, task, other)
             if freed:
-                top = begin(step, other, top)
+                top = _begin(step, other, top)
 
 
-def follow_sender(step: Step, sender: int, receiver: int) -> bool:
+def _follow_sender(step: _Step, sender: int, receiver: int) -> bool:
     """Let a receive begin where its send began, if that was no job, and end no earlier; return whether it may."""
     duration, tasks, ends = step.graph.duration, step.tasks, step.ends
     if step.jobs.of_task[sender] < 0:
@@ -242,7 +242,7 @@ def follow_sender(step: Step, sender: int, receiver: int) -> bool:
     return tasks.waiting[receiver] == 0  # type: ignore[no-any-return]
 
 
-def next_time(heap: Heap, due: Any) -> int:
+def _next_time(heap: Heap, due: Any) -> int:
     """Return when the next event is, and have it first in the heap; -1 where there is none.
 
     A job that got slower is left where it was: only once it comes first is its place set right.
@@ -256,7 +256,7 @@ def next_time(heap: Heap, due: Any) -> int:
     return -1
 
 
-def retime(running: Running, flows: Flows, heap: Heap, slot: int, now: int) -> None:
+def _retime(running: Running, flows: Flows, heap: Heap, slot: int, now: int) -> None:
     """Let a job go on at the rate that it should have. One of rate 0 waits, and is not in the heap."""
     job, rate = running.job[slot], flows.fair[slot]
     remaining = running.remaining[slot] - flows.rate[slot] * (now - running.since[slot])
@@ -273,7 +273,7 @@ def retime(running: Running, flows: Flows, heap: Heap, slot: int, now: int) -> N
             lift(heap, heap.place[job])
 
 
-def arrive(jobs: Jobs, running: Running, flows: Flows, job: int, now: int) -> int:
+def _arrive(jobs: Jobs, running: Running, flows: Flows, job: int, now: int) -> int:
     """Give a job a slot, which is returned."""
     unused, used = running.unused, running.used
     if used[2] > 0:
@@ -294,14 +294,14 @@ def arrive(jobs: Jobs, running: Running, flows: Flows, job: int, now: int) -> in
     return slot  # type: ignore[no-any-return]
 
 
-def leave(running: Running, flows: Flows, slot: int) -> None:
+def _leave(running: Running, flows: Flows, slot: int) -> None:
     """Give up a slot."""
     flows.limit[slot] = ENDED
     running.unused[running.used[1]] = slot
     running.used[1] += 1
 
 
-def enter_links(paths: Paths, flows: Flows, places: Places, links: Links, path: int, slot: int) -> None:
+def _enter_links(paths: Paths, flows: Flows, places: Places, links: Links, path: int, slot: int) -> None:
     """Put a flow last on the links of its path; what has no path is on none."""
     first = at = slot * places.width
     if path >= 0:
@@ -323,7 +323,7 @@ def enter_links(paths: Paths, flows: Flows, places: Places, links: Links, path: 
     flows.links[slot] = at - first
 
 
-def leave_links(flows: Flows, places: Places, links: Links, slot: int) -> None:
+def _leave_links(flows: Flows, places: Places, links: Links, slot: int) -> None:
     """Take a flow off its links."""
     first = slot * places.width
     for at in range(first, first + flows.links[slot]):
@@ -341,7 +341,7 @@ def leave_links(flows: Flows, places: Places, links: Links, slot: int) -> None:
             links.tail[link] = before
 
 
-def set_free(flows: Flows, slot: int, count: int) -> int:
+def _set_free(flows: Flows, slot: int, count: int) -> int:
     """List a job among the ``count`` whose rates change, once; return how many those are."""
     if flows.mark[slot] != KEPT:
         return count
@@ -350,7 +350,7 @@ def set_free(flows: Flows, slot: int, count: int) -> int:
     return count + 1
 
 
-def free_limited(flows: Flows, places: Places, links: Links, slot: int, count: int) -> int:
+def _free_limited(flows: Flows, places: Places, links: Links, slot: int, count: int) -> int:
     """List the flows that the links of a flow limit; return how many are listed."""
     flow, after, limit = places.flow, places.after, flows.limit
     first = slot * places.width
@@ -359,12 +359,12 @@ def free_limited(flows: Flows, places: Places, links: Links, slot: int, count: i
         at = links.head[link]
         while at >= 0:
             if limit[flow[at]] == link:
-                count = set_free(flows, flow[at], count)
+                count = _set_free(flows, flow[at], count)
             at = after[at]
     return count
 
 
-def meet(jobs: Jobs, running: Running, ranks: Ranks, flows: Flows, slot: int, arrives: int, count: int) -> int:
+def _meet(jobs: Jobs, running: Running, ranks: Ranks, flows: Flows, slot: int, arrives: int, count: int) -> int:
     """Put a job on its ranks, or take it off, and list all that is there; return how many are listed."""
     job = running.job[slot]
     for side in range(2):
@@ -372,19 +372,19 @@ def meet(jobs: Jobs, running: Running, ranks: Ranks, flows: Flows, slot: int, ar
         if rank < 0:
             continue
         if arrives:
-            stand_first(ranks, rank, 2 * slot + side)
+            _stand_first(ranks, rank, 2 * slot + side)
         else:
-            stand_off(ranks, rank, 2 * slot + side)
+            _stand_off(ranks, rank, 2 * slot + side)
         busy = ranks.computing if jobs.sort[job] == COMPUTATION else ranks.communicating
         busy[rank] += 1 if arrives else -1
         at = ranks.head[rank]
         while at >= 0:
-            count = set_free(flows, at >> 1, count)
+            count = _set_free(flows, at >> 1, count)
             at = ranks.after[at]
     return count
 
 
-def stand_first(ranks: Ranks, rank: int, at: int) -> None:
+def _stand_first(ranks: Ranks, rank: int, at: int) -> None:
     """Chain a place on a rank."""
     first = ranks.head[rank]
     ranks.before[at] = -1
@@ -394,7 +394,7 @@ def stand_first(ranks: Ranks, rank: int, at: int) -> None:
     ranks.head[rank] = at
 
 
-def stand_off(ranks: Ranks, rank: int, at: int) -> None:
+def _stand_off(ranks: Ranks, rank: int, at: int) -> None:
     """Unchain a place on a rank."""
     before, after = ranks.before[at], ranks.after[at]
     if before >= 0:
@@ -405,7 +405,7 @@ def stand_off(ranks: Ranks, rank: int, at: int) -> None:
         ranks.before[after] = before
 
 
-def aim(
+def _aim(
     jobs: Jobs, rules: Rules, running: Running, flows: Flows, places: Places, links: Links, ranks: Ranks,
     heap: Heap, slows: int, now: int, changed: int,
 ) -> int:  # fmt: skip
@@ -420,19 +420,19 @@ def aim(
         if flows.limit[slot] == ENDED:
             continue
         if slows:
-            flows.cap[slot] = slowed(jobs, rules, ranks, running.job[slot])
+            flows.cap[slot] = _slowed(jobs, rules, ranks, running.job[slot])
         flows.fair[slot] = flows.cap[slot]
         if flows.links[slot] == 0:
-            retime(running, flows, heap, slot, now)
+            _retime(running, flows, heap, slot, now)
             continue
         if rules.first_come:
-            queue(flows, places, links, slot)
+            _queue(flows, places, links, slot)
         flows.free[count] = slot
         count += 1
     return count
 
 
-def slowed(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
+def _slowed(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
     """Return the speed of a job beside what runs on its ranks."""
     rank, peer, full = jobs.rank[job], jobs.peer[job], jobs.full_rate[job]
     if jobs.sort[job] == COMPUTATION:
@@ -444,7 +444,7 @@ def slowed(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
     return max(full * speed // WHOLE, 1) if beside > 0 else full  # type: ignore[no-any-return]
 
 
-def queue(flows: Flows, places: Places, links: Links, slot: int) -> None:
+def _queue(flows: Flows, places: Places, links: Links, slot: int) -> None:
     """Let a flow wait for the first of its links on which it is not the first."""
     flows.limit[slot] = AT_CAP
     first = slot * places.width
@@ -454,7 +454,7 @@ def queue(flows: Flows, places: Places, links: Links, slot: int) -> None:
             flows.fair[slot] = 0
 
 
-def note(log: Log, job: int, now: int, rate: int, limit: int) -> None:
+def _note(log: Log, job: int, now: int, rate: int, limit: int) -> None:
     """Note a change of rate, as long as there is room."""
     at = log.counts[1]
     if at < len(log.job):

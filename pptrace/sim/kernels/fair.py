@@ -84,10 +84,10 @@ def refill(flows: Flows, places: Places, links: Links, count: int) -> int:
     """
     done = touched = 0
     while done < count:
-        touched = take_back(flows, places, links, done, count, touched)
+        touched = _take_back(flows, places, links, done, count, touched)
         done = count
-        fill(flows, places, links, count, touched)
-        count = widen(flows, places, links, count, touched)
+        _fill(flows, places, links, count, touched)
+        count = _widen(flows, places, links, count, touched)
     for i in range(touched):
         links.mark[links.touched[i]] = UNTOUCHED
     for i in range(count):
@@ -99,7 +99,7 @@ def refill(flows: Flows, places: Places, links: Links, count: int) -> int:
     return count
 
 
-def take_back(flows: Flows, places: Places, links: Links, first: int, count: int, touched: int) -> int:
+def _take_back(flows: Flows, places: Places, links: Links, first: int, count: int, touched: int) -> int:
     """Take what free flows have off their links, and touch those; return how many are touched."""
     for i in range(first, count):
         flow = flows.free[i]
@@ -114,12 +114,12 @@ def take_back(flows: Flows, places: Places, links: Links, first: int, count: int
     return touched
 
 
-def fill(flows: Flows, places: Places, links: Links, count: int, touched: int) -> None:
+def _fill(flows: Flows, places: Places, links: Links, count: int, touched: int) -> None:
     """Fill what the other flows leave: all rates rise together, each until its cap or a full link."""
-    lowest_cap = start_over(flows, places, links, count, touched)
+    lowest_cap = _start_over(flows, places, links, count, touched)
     left = count
     while left > 0:
-        touched, level = lowest_share(links, touched)
+        touched, level = _lowest_share(links, touched)
         if lowest_cap <= level:
             # A flow at its cap takes no more than its share, so all caps up to the level go at once.
             lowest_cap = _HIGHEST
@@ -127,7 +127,7 @@ def fill(flows: Flows, places: Places, links: Links, count: int, touched: int) -
                 flow = flows.free[i]
                 if flows.mark[flow] == FREE:
                     if flows.cap[flow] <= level:
-                        take(flows, places, links, flow, flows.cap[flow], AT_CAP)
+                        _take(flows, places, links, flow, flows.cap[flow], AT_CAP)
                         left -= 1
                     else:
                         lowest_cap = min(lowest_cap, flows.cap[flow])
@@ -135,10 +135,10 @@ def fill(flows: Flows, places: Places, links: Links, count: int, touched: int) -
         for i in range(touched):
             full = links.touched[i]
             if links.wanted[full] > 0 and links.share[full] <= level:
-                left -= take_link(flows, places, links, full, level)
+                left -= _take_link(flows, places, links, full, level)
 
 
-def start_over(flows: Flows, places: Places, links: Links, count: int, touched: int) -> int:
+def _start_over(flows: Flows, places: Places, links: Links, count: int, touched: int) -> int:
     """Leave the first ``count`` free flows without a rate; return the lowest of their caps."""
     lowest_cap = _HIGHEST
     wanted, mark = links.wanted, links.mark
@@ -161,7 +161,7 @@ def start_over(flows: Flows, places: Places, links: Links, count: int, touched: 
     return lowest_cap
 
 
-def lowest_share(links: Links, open_links: int) -> tuple[int, int]:
+def _lowest_share(links: Links, open_links: int) -> tuple[int, int]:
     """Return how many of the open links still are, these moved to the front, and the lowest share of them."""
     touched, wanted, share = links.touched, links.wanted, links.share
     level = _HIGHEST
@@ -178,20 +178,20 @@ def lowest_share(links: Links, open_links: int) -> tuple[int, int]:
     return open_links, max(level, 1)  # a flow of rate 0 would never end
 
 
-def take_link(flows: Flows, places: Places, links: Links, full: int, level: int) -> int:
+def _take_link(flows: Flows, places: Places, links: Links, full: int, level: int) -> int:
     """Give all flows of a full link that have none yet the rate ``level``; return how many."""
     taken = 0
     at = links.head[full]
     while at >= 0:
         flow = places.flow[at]
         if flows.mark[flow] == FREE:
-            take(flows, places, links, flow, level, full)
+            _take(flows, places, links, flow, level, full)
             taken += 1
         at = places.after[at]
     return taken
 
 
-def take(flows: Flows, places: Places, links: Links, flow: int, level: int, limit: int) -> None:
+def _take(flows: Flows, places: Places, links: Links, flow: int, level: int, limit: int) -> None:
     """Give a flow its rate, and take that from its links."""
     flows.mark[flow] = FILLED
     flows.fair[flow] = level
@@ -207,7 +207,7 @@ def take(flows: Flows, places: Places, links: Links, flow: int, level: int, limi
             links.share[link] = room // left
 
 
-def widen(flows: Flows, places: Places, links: Links, count: int, touched: int) -> int:
+def _widen(flows: Flows, places: Places, links: Links, count: int, touched: int) -> int:
     """Free the flows whose rates can no longer stand; return the new count.
 
     A flow above one that the same link limits, or limited by a link that has room or a faster flow. One unit
@@ -216,11 +216,11 @@ def widen(flows: Flows, places: Places, links: Links, count: int, touched: int) 
     for i in range(touched):
         link = links.touched[i]
         if links.mark[link] == MIXED:
-            count = widen_link(flows, places, links, link, count)
+            count = _widen_link(flows, places, links, link, count)
     return count
 
 
-def widen_link(flows: Flows, places: Places, links: Links, link: int, count: int) -> int:
+def _widen_link(flows: Flows, places: Places, links: Links, link: int, count: int) -> int:
     """Free the flows on a link that can no longer stand; return the new count."""
     rate, limit, mark = flows.rate, flows.limit, flows.mark
     held, lowest, highest = 0, _HIGHEST, 0

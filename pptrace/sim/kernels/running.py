@@ -5,7 +5,7 @@ Columns are lists or arrays of integers, alike in use.
 
 from typing import Any, NamedTuple
 
-__all__ = ["Graph", "Tasks", "enter_times", "may_begin", "reach", "sweep"]
+__all__ = ["Graph", "Tasks", "count_waits", "enter_times", "may_begin", "reach", "sweep"]
 
 
 class Graph(NamedTuple):
@@ -60,7 +60,7 @@ def sweep(graph: Graph, rendezvous: int, tasks: Tasks) -> int:
     duration, lag, following, following_peer, edge_ptr, edge, _, _ = graph
     start, ready = tasks.start, tasks.ready
     count_waits(graph, tasks.waiting, rendezvous)
-    top = first_ready(graph, tasks)
+    top = _first_ready(graph, tasks)
     done = 0
     while top > 0:
         top -= 1
@@ -103,7 +103,7 @@ def count_waits(graph: Graph, waiting: Any, rendezvous: int) -> None:
         waiting[task if task >= 0 else -1 - task] += 1
 
 
-def first_ready(graph: Graph, tasks: Tasks) -> int:
+def _first_ready(graph: Graph, tasks: Tasks) -> int:
     """Put the tasks that wait for nothing on the stack; return its size."""
     top = 0
     for task in range(len(graph.duration) - 1, -1, -1):
