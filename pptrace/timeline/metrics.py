@@ -135,7 +135,7 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
         (
             compute, reduce, timeline.lane_ptr, timeline.kind, timeline.stage, timeline.unit, timeline.span,
             timeline.start_ns, timeline.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
-            *index.near.arguments, placement.unit_route, placement.stage_rank.ravel(),
+            *index.graph[9:], placement.unit_route, placement.stage_rank.ravel(),
             placement.stages, placement.units, placement.edges.shape[0],
             index.forward, index.gradient, index.send, index.recv, opened, closed, timeline.collective_ns,
         ),
