@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from pptrace.model.kinds import Stream
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from fractions import Fraction
 
-__all__ = ["Segment", "check_segments"]
+__all__ = ["Segment", "check_segments", "results_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,9 @@ class Segment:
     """Where it runs: computation, or communication of one of the rank's own groups."""
     needs: tuple[int, ...] | None = None
     """Places of earlier segments of its action that it waits for; None for the one before it."""
+    result: bool = False
+    """Whether the action's message may leave, and its own stage go on, at its end. Where no segment of an action says
+    so, that takes all that no other segment needs. An action alone is done when all of it is."""
     size_bytes: int = 0
     """Bytes that it moves; 0 where unknown."""
     link: str = ""
@@ -86,3 +90,14 @@ def check_segments(segments: tuple[Segment, ...], where: str) -> None:
         if segment.link and not segment.size_bytes:
             msg = f"{at}: goes over {segment.link} and has no size_bytes"
             raise ValueError(msg)
+
+
+def results_of(segments: Sequence[Segment]) -> tuple[int, ...]:
+    """Return the places of the segments at whose ends an action's result is there.
+
+    >>> results_of([Segment(name="attention"), Segment(name="weights", needs=()), Segment(name="mlp", needs=(0,))])
+    (1, 2)
+    """
+    named = tuple(place for place, segment in enumerate(segments) if segment.result)
+    needed = {need for place, segment in enumerate(segments) for need in segment.needs_of(place)}
+    return named or tuple(place for place in range(len(segments)) if place not in needed)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
-from pptrace.model.kinds import Stream
+from pptrace.model.segments import results_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pptrace.model.kinds import Stream
     from pptrace.model.segments import Segment
 
 __all__ = ["Braided", "Placed", "alone", "braided"]
@@ -35,8 +36,8 @@ class Braided:
     """The segments: those of each stream follow one another in this order."""
     needs: tuple[tuple[int, int], ...]
     """Places in the order of which the first is waited for by the second, where their stream does not say so."""
-    tails: tuple[int, ...]
-    """The place of each action's last segment to be issued."""
+    results: tuple[tuple[int, ...], ...]
+    """By action, the places of the segments behind which its result is there."""
 
 
 def alone(segments: Sequence[Segment]) -> Braided:
@@ -46,7 +47,7 @@ def alone(segments: Sequence[Segment]) -> Braided:
     return Braided(
         order=tuple(Placed(0, place, release[place]) for place in places),
         needs=tuple((i - 1, i) for i in places[1:] if segments[i].stream is not segments[i - 1].stream),
-        tails=(len(segments) - 1,),
+        results=((len(segments) - 1,),),
     )
 
 
@@ -77,8 +78,10 @@ def braided(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()
         for need in members[member][number].needs_of(number)
         if members[member][need].stream is not members[member][number].stream
     ]
-    tails = tuple(max(at for (member, _), at in place.items() if member == own) for own in range(len(members)))
-    return Braided(order=tuple(order), needs=tuple(needs), tails=tails)
+    results = tuple(
+        tuple(place[member, number] for number in results_of(segments)) for member, segments in enumerate(members)
+    )
+    return Braided(order=tuple(order), needs=tuple(needs), results=results)
 
 
 def _next_computation(segments: Sequence[Segment], member: int, place: dict[tuple[int, int], int]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.model.kinds import SENDS, TABLE, Kind, Stream
+from pptrace.model.kinds import COMPUTE, SENDS, TABLE, Kind, Stream
 from pptrace.model.segments import Segment
 from pptrace.network.contract import Paths, transfer_ns
 from pptrace.sim.pairs import Braided, alone, braided
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.model.columns import Int32s, Int64s
+    from pptrace.model.placement import Placement
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Links
     from pptrace.schedule.issue_order import IssueOrder
@@ -207,7 +208,8 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
             length[group.start[:, None] + np.arange(group.size)] = 0
             length[group.start] = len(group.rows.order)
     at = np.concatenate([[0], np.cumsum(length)])
-    source, tail = np.repeat(np.arange(len(issued)), length), np.full(len(issued), -1, dtype=np.int64)
+    source = np.repeat(np.arange(len(issued)), length)
+    results = np.full((_most_results(groups), len(issued)), -1, dtype=np.int64)
     columns = _unfilled(source.size)
     name, names, links = np.full(source.size, -1, dtype=np.int32), dict[str, int](), dict[str, int]()
     needs: list[NDArray[np.int64]] = []
@@ -225,14 +227,19 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
         columns.size_bytes[place] = [one.size_bytes for one in segments]
         computes = [one.is_computation for one in segments]
         columns.release[place] = np.where(computes, -1, _released(rows, at[start]))
-        tail[start[:, None] + np.arange(len(members))] = at[start][:, None] + rows.tails
+        for member, places in enumerate(rows.results):
+            results[: len(places), start + member] = at[start] + np.array(places)[:, None]
         needs += [np.stack([at[start] + before, at[start] + behind]) for before, behind in rows.needs]
     whole = replace(
         issued, row_ptr=at[issued.row_ptr], edge=issued.edge[source], **issued.cells.taken(source)._asdict()
     )
-    needs += _behind_tails(issued, columns, at, tail, policy)
+    needs += _behind_results(issued, columns, at, results, policy)
     both = np.concatenate(needs, axis=1).astype(np.int32)
     return whole, Expansion(columns=columns, name=name, names=tuple(names), links=tuple(links), needs=(both[0], both[1]))
+
+
+def _most_results(groups: Sequence[_Group]) -> int:
+    return max((len(places) for group in groups if group.rows for places in group.rows.results), default=1)
 
 
 def _unfilled(rows: int) -> PartColumns:
@@ -245,77 +252,71 @@ def _released(rows: Braided, start: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(release < 0, -2, start[:, None] + release)
 
 
-def _behind_tails(
+def _behind_results(
     issued: IssueOrder,
     columns: PartColumns,
     at: NDArray[np.int64],
-    tail: NDArray[np.int64],
+    results: NDArray[np.int64],
     policy: Policy,
 ) -> list[NDArray[np.int64]]:
-    """Return what waits for an action's last segment where that communicates; let messages leave behind theirs.
+    """Return what waits for an action's results where those are communication; let messages leave behind theirs.
 
-    That is its message, what its own rank makes of its result, and behind an action alone whatever comes next.
+    That is its message, what its own rank makes of it, and behind an action alone whatever comes next.
     """
     placement = issued.placement
     cells, stages, units = placement.stages * placement.units, placement.stages, placement.units
-    ends, begins = np.full(2 * cells, -1, dtype=np.int64), np.full(2 * cells, -1, dtype=np.int64)
     way = TABLE.feeds[issued.kind].astype(np.int64)
     rows = np.flatnonzero((way >= 0) & (issued.unit >= 0))
     rows = np.repeat(rows, issued.span[rows])
     ahead = np.arange(rows.size) - np.searchsorted(rows, rows)
     cell = (way[rows] * stages + issued.stage[rows]) * units + issued.unit[rows] + ahead
-    ends[cell], begins[cell] = tail[rows], at[rows]
-    found = [_to_messages(issued, columns, at, ends, policy)]
-    pairs = [(0, low, high) for low, high in placement.edges.tolist()]
-    pairs += [(1, high, low) for low, high in placement.edges.tolist()]
-    unit = np.arange(units)
-    for feeds, before, behind in pairs:
-        here = placement.stage_rank[placement.unit_route]
-        same = here[:, before] == here[:, behind]
-        found.append(_edge(ends, begins, (feeds * stages + before) * units + unit[same],
-                           (feeds * stages + behind) * units + unit[same]))  # fmt: skip
-    every = np.arange(cells)
-    found.append(_edge(ends, begins, every, cells + every))
-    single = np.flatnonzero((tail >= 0) & (issued.braid < 0))
-    return [*(_off_compute(pair, columns) for pair in found), _off_compute(_to_next(issued, at, tail, single), columns)]
-
-
-def _to_messages(
-    issued: IssueOrder, columns: PartColumns, at: NDArray[np.int64], ends: NDArray[np.int64], policy: Policy
-) -> NDArray[np.int64]:
+    begins, makers = np.full(2 * cells, -1, dtype=np.int64), np.full(2 * cells, -1, dtype=np.int64)
+    begins[cell], makers[cell] = at[rows], rows
+    before, behind = _on_own_rank(placement)
     sends = np.flatnonzero(SENDS.mask(issued.kind))
-    way = (issued.kind[sends] == Kind.SEND_B).astype(np.int64)
-    placement = issued.placement
-    made = ends[(way * placement.stages + issued.stage[sends]) * placement.units + issued.unit[sends]]
-    sends, made = sends[made >= 0], made[made >= 0]
+    sent = ((issued.kind[sends] == Kind.SEND_B) * stages + issued.stage[sends]) * units + issued.unit[sends]
     if policy.name in _KEEPS_MESSAGES:
-        computes = columns.stream[made] == Stream.COMPUTE
-        columns.release[at[sends]] = np.where(computes, made, columns.release[made])
-    return np.stack([made, at[sends]])
-
-
-def _edge(
-    ends: NDArray[np.int64], begins: NDArray[np.int64], before: NDArray[np.int64], behind: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    both = np.stack([ends[before], begins[behind]])
-    found: NDArray[np.int64] = both[:, (both >= 0).all(axis=0)]
+        _release(columns, results[:, makers[sent]], at[sends])
+    single = np.flatnonzero((results[0] >= 0) & (issued.braid < 0))
+    found = []
+    for result in results:
+        ends = np.where(makers < 0, -1, result[makers])
+        pairs = [(ends[before], begins[behind]), (ends[sent], at[sends]), _to_next(issued, at, result, single)]
+        source, target = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        kept = (source >= 0) & (target >= 0)
+        kept &= columns.stream[source] != Stream.COMPUTE  # whose order says so
+        found.append(np.stack([source, target])[:, kept])
     return found
 
 
+def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np.int64]) -> None:
+    """Let messages leave behind the computations that their results follow, not behind the whole pair."""
+    computed = np.where(columns.stream[results] == Stream.COMPUTE, results, columns.release[results])
+    last = np.where(results < 0, -2, computed).max(axis=0)
+    own = (results >= 0).any(axis=0)
+    columns.release[sends[own]] = last[own]
+
+
+def _on_own_rank(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the results of which the first is needed, on the same rank, for the second."""
+    stages, units = placement.stages, placement.units
+    held, unit = placement.stage_rank[placement.unit_route], np.arange(units)
+    cells = np.arange(stages * units)
+    before, behind = [cells], [stages * units + cells]
+    for low, high in placement.edges.tolist():
+        here = unit[held[:, low] == held[:, high]]
+        before += [low * units + here, (stages + high) * units + here]
+        behind += [high * units + here, (stages + low) * units + here]
+    return np.concatenate(before), np.concatenate(behind)
+
+
 def _to_next(
-    issued: IssueOrder, at: NDArray[np.int64], tail: NDArray[np.int64], rows: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return each row's tail with the first part of the computation that its rank issues next."""
-    computes = np.flatnonzero(TABLE.role[issued.kind] == 0)
+    issued: IssueOrder, at: NDArray[np.int64], result: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return each row's result with the first part of the computation that its rank issues next."""
+    computes = np.flatnonzero(COMPUTE.mask(issued.kind))
     place = np.searchsorted(computes, rows, side="right")
-    rows, place = rows[place < computes.size], place[place < computes.size]
+    rows, following = rows[place < computes.size], computes[place[place < computes.size]]
     rank = np.searchsorted(issued.row_ptr, np.arange(len(issued)), side="right")
-    following = computes[place]
     same = rank[rows] == rank[following]
-    return np.stack([tail[rows[same]], at[following[same]]])
-
-
-def _off_compute(pair: NDArray[np.int64], columns: PartColumns) -> NDArray[np.int64]:
-    """Leave out what the compute stream's own order says."""
-    kept: NDArray[np.int64] = pair[:, columns.stream[pair[0]] != Stream.COMPUTE]
-    return kept
+    return result[rows[same]], at[following[same]]
