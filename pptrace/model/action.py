@@ -12,56 +12,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import IntEnum
 
 from pptrace.errors import TableError
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, PER_STAGE, Kind
 
 __all__ = ["COMMUNICATION", "COMPUTE", "PER_STAGE", "Action", "Kind", "parse_action"]
 
-
-class Kind(IntEnum):
-    """What an action does."""
-
-    F = 0
-    """Forward."""
-    B = 1
-    """Full backward: input and weight gradient."""
-    I = 2  # noqa: E741 - PyTorch's name
-    """Backward for the input gradient."""
-    W = 3
-    """Backward for the weight gradient."""
-    SEND_F = 4
-    """Send an activation to the next stage."""
-    RECV_F = 5
-    """Receive an activation from the previous stage."""
-    SEND_B = 6
-    """Send an input gradient to the previous stage."""
-    RECV_B = 7
-    """Receive an output gradient from the next stage."""
-    UNSHARD = 8
-    """Gather a stage's sharded weights."""
-    RESHARD = 9
-    """Free a stage's gathered weights."""
-    REDUCE_GRAD = 10
-    """Reduce a stage's gradients over its data-parallel replicas."""
-    OFFLOAD = 11
-    """Copy an activation to host memory."""
-    RELOAD = 12
-    """Copy an activation back from host memory."""
-    RECOMPUTE = 13
-    """Compute an activation again."""
-    OPTIMIZER = 14
-    """Update a stage's weights."""
-
-
-COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.OPTIMIZER})
-"""Kinds that keep the compute stream busy."""
-
-COMMUNICATION = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
-"""Kinds that move a unit between ranks."""
-
-PER_STAGE = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD, Kind.OPTIMIZER})
-"""Kinds that belong to a stage and to no unit."""
 
 _KINDS = sorted((kind.name for kind in Kind), key=len, reverse=True)
 _ACTION = re.compile(rf"([0-9]+)({'|'.join(_KINDS)})(?:([0-9]+)(?:\+([0-9]+))?)?")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.model.columns import Int64s, column
+from pptrace.model.columns import Int32s, Int64s, column
+from pptrace.model.segments import Segment, check_segments
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from fractions import Fraction
+
+    from pptrace.model.kinds import Kind
 
 __all__ = ["Workload"]
 
@@ -120,6 +125,13 @@ class Workload:
     """Dense peak of all devices of the whole job, in FLOP/s; 0 where unknown."""
     unit_time_ns: int = 0
     """Nanoseconds of one abstract unit of time; 0 where the costs are real times."""
+    segments: Mapping[Kind, Sequence[tuple[Segment, ...]]] = field(default_factory=lambda: MappingProxyType({}))
+    """By kind, the segments of each stage's action; a kind that is not there is one segment of computation. Their
+    durations sum to the kind's: :meth:`segmented` sees to that."""
+    microbatch_class: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """Shape (units,): which costs each microbatch has, 0 for these here; empty where all are alike."""
+    classes: tuple[Workload, ...] = ()
+    """Costs of microbatches of classes 1, 2 and so on; what belongs to a stage alone is said here and not there."""
     notes: tuple[str, ...] = field(default=())
     """How figures were counted, one sentence each, for the detailed output."""
 
@@ -143,6 +155,61 @@ class Workload:
                 raise ValueError(msg)
             object.__setattr__(self, name, int(value))
         object.__setattr__(self, "notes", tuple(self.notes))
+        self._check_segments()
+        self._check_classes()
+
+    def _check_segments(self) -> None:
+        for kind, stages in self.segments.items():
+            if len(stages) != self.stages:
+                msg = f"segments of {kind.name} are for {len(stages)} stages of {self.stages}: one list each"
+                raise ValueError(msg)
+            for stage, segments in enumerate(stages):
+                check_segments(segments, f"{kind.name} of stage {stage}")
+                total = sum(segment.duration_ns for segment in segments)
+                if total != self.duration_ns(kind)[stage]:
+                    msg = f"{kind.name} of stage {stage}: its segments sum to {total} ns: use Workload.segmented"
+                    raise ValueError(msg)
+
+    def _check_classes(self) -> None:
+        object.__setattr__(self, "microbatch_class", column(self.microbatch_class, np.int32))
+        used = self.microbatch_class
+        if used.size and not 0 <= int(used.min()) <= int(used.max()) <= len(self.classes):
+            msg = f"microbatch_class names classes beyond the {len(self.classes) + 1} that have costs"
+            raise ValueError(msg)
+        if any(one.stages != self.stages or one.classes for one in self.classes):
+            msg = f"classes are costs of the same {self.stages} stages, and have no classes of their own"
+            raise ValueError(msg)
+
+    def duration_ns(self, kind: Kind) -> Int64s:
+        """Return what one microbatch's action of a kind takes on each stage; 0 for a kind without costs."""
+        name = kind.traits.cost
+        given = getattr(self, f"{name}_ns") if name else 0
+        durations: Int64s = np.broadcast_to(np.asarray(given, dtype=np.int64), (self.stages,))
+        if not name and kind in self.segments:
+            return np.array([sum(one.duration_ns for one in own) for own in self.segments[kind]], dtype=np.int64)
+        return durations
+
+    def collective_ns(self, kind: Kind) -> Int64s:
+        """Return the part of that in which the rank's own group communicates."""
+        found: Int64s = getattr(self, f"{kind.traits.cost}_collective_ns", np.zeros(self.stages, dtype=np.int64))
+        return found
+
+    def segmented(self, segments: Mapping[Kind, Sequence[tuple[Segment, ...]]]) -> Workload:
+        """Return these costs with actions made of segments; what they take in sum follows from them."""
+        columns: dict[str, Any] = {}
+        for kind, stages in segments.items():
+            name = kind.traits.cost
+            if not name:
+                continue
+            columns[f"{name}_ns"] = np.array([sum(one.duration_ns for one in own) for own in stages], dtype=np.int64)
+            if hasattr(self, f"{name}_collective_ns"):
+                apart = [sum(one.duration_ns for one in own if not one.is_computation) for own in stages]
+                columns[f"{name}_collective_ns"] = np.array(apart, dtype=np.int64)
+        return replace(self, segments=MappingProxyType(dict(segments)), **columns)
+
+    def of_class(self, number: int) -> Workload:
+        """Return the costs of one class of microbatches."""
+        return self.classes[number - 1] if number else self
 
     @classmethod
     def uniform(cls, stages: int, *, boundary_bytes: int = 0, edges: int = -1, **values: Any) -> Workload:
@@ -173,11 +240,15 @@ class Workload:
         >>> Workload.uniform(stages=1, f_ns=4, b_ns=8).scaled(Fraction(1, 2)).b_ns.tolist()
         [4]
         """
-        columns: dict[str, Any] = {}
+        columns: dict[str, Any] = {"classes": tuple(one.scaled(share) for one in self.classes)}
         for name in _PER_UNIT:
             columns[name] = np.array(
                 [int(value * share) for value in getattr(self, name).tolist()], dtype=np.int64
             )
+        if self.segments:
+            parts = {kind: [tuple(one.scaled(share) for one in own) for own in stages]
+                     for kind, stages in self.segments.items()}  # fmt: skip
+            return replace(self, segments=MappingProxyType({}), **columns).segmented(parts)
         return replace(self, **columns)
 
     @property

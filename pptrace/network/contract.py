@@ -124,6 +124,16 @@ class Paths:
             overhead_ns=overhead, latency_ns=latency, rate_kbps=rate, link_ptr=pointer, link=used, ways=ways
         )
 
+    def with_links(self, links: Links, single: Sequence[int]) -> Paths:
+        """Return these paths and, behind them, one pair over each of some links alone, in all its ways."""
+        used = np.repeat(np.asarray(single, dtype=np.int32), self.ways)
+        more = Paths.along(links, np.arange(used.size + 1), used)
+        columns = {name: np.concatenate([getattr(self, name), getattr(more, name)])
+                   for name in ("overhead_ns", "latency_ns", "rate_kbps", "link", "weight", "route")}  # fmt: skip
+        pointers = {name: np.concatenate([getattr(self, name), getattr(self, name)[-1] + getattr(more, name)[1:]])
+                    for name in ("link_ptr", "route_ptr")}  # fmt: skip
+        return Paths(**columns, **pointers, ways=self.ways)
+
 
 class Network(Protocol):
     """What a network plugin returns."""

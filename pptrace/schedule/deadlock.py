@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.errors import DeadlockError
-from pptrace.model.action import Kind
-from pptrace.schedule import index as slots
+from pptrace.model.kinds import TABLE, Result
 from pptrace.schedule.index import index_schedule
 from pptrace.schedule.issue_order import walk
-from pptrace.schedule.neighbours import neighbours
+from pptrace.schedule.neighbours import graph_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pptrace.schedule.index import Positions
-    from pptrace.schedule.neighbours import Neighbours
+    from pptrace.schedule.neighbours import StageGraph
     from pptrace.schedule.table import Schedule
 
 __all__ = ["cycle_text", "explain_deadlock"]
@@ -28,7 +27,7 @@ def explain_deadlock(schedule: Schedule) -> DeadlockError:
     """Return the error for a schedule whose walk gets stuck (index it without problem first)."""
     _, stuck = walk(schedule)
     head = stuck.tolist()
-    near, positions = neighbours(schedule.placement), index_schedule(schedule)
+    near, positions = graph_of(schedule.placement), index_schedule(schedule)
     rank = next(r for r in range(schedule.ranks) if head[r] < schedule.row_ptr[r + 1])
     chain: list[str] = []
     visited: dict[int, int] = {}
@@ -63,18 +62,19 @@ def cycle_text(cycle: Sequence[str]) -> str:
 
 
 def _waits(
-    schedule: Schedule, head: Sequence[int], rank: int, near: Neighbours, positions: Positions
+    schedule: Schedule, head: Sequence[int], rank: int, near: StageGraph, positions: Positions
 ) -> Iterator[tuple[int, int]]:
-    """Yield each position of a rank's stuck action or braid that waits, with the position it waits for."""
+    """Yield each position of a rank's stuck action or overlapped pair that waits, with the position it waits for."""
     placement, own = schedule.placement, schedule.has_communication
     for row in _together(schedule, head[rank], int(schedule.row_ptr[rank + 1])):
-        kind, stage = int(schedule.kind[row]), int(schedule.stage[row])
-        if kind not in {Kind.F, Kind.B, Kind.I}:
+        stage = int(schedule.stage[row])
+        way = int(TABLE.feeds[schedule.kind[row]])
+        if way < 0:
             continue
-        forward = kind == Kind.F
+        forward = way == 0
         ptr, others = (near.pred_ptr, near.pred) if forward else (near.succ_ptr, near.succ)
-        computed = positions.of(slots.FORWARD if forward else slots.GRADIENT)
-        sent = positions.of(slots.SEND_F if forward else slots.SEND_B)
+        computed = positions.of(Result.ACTIVATION if forward else Result.GRADIENT)
+        sent = positions.of(Result.SENT_ACTIVATION if forward else Result.SENT_GRADIENT)
         for unit in range(int(schedule.unit[row]), int(schedule.unit[row] + schedule.span[row])):
             for other in others[ptr[stage] : ptr[stage + 1]]:
                 at = placement.rank_of(int(other), unit)
@@ -86,7 +86,7 @@ def _waits(
 
 
 def _together(schedule: Schedule, first: int, end: int) -> Iterator[int]:
-    """Yield the position of an action, or of each member of the braid that begins there."""
+    """Yield the position of an action, or of each member of the overlapped pair that begins there."""
     yield first
     braid = schedule.braid[first]
     row = first + 1

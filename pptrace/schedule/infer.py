@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement, chain
 
 if TYPE_CHECKING:
+    from pptrace.model.cells import CellColumns
     from pptrace.model.columns import Int32s, Int64s
 
 __all__ = ["infer_placement"]
@@ -20,9 +21,7 @@ _PER_ACTION = 64
 """A table may name this many stages times microbatches, and this many more per action."""
 
 
-def infer_placement(
-    row_ptr: Int32s | Int64s, kind: Int32s, stage: Int32s, unit: Int32s, span: Int32s
-) -> Placement:
+def infer_placement(row_ptr: Int32s | Int64s, cells: CellColumns) -> Placement:
     """Return the placement that a table's own rows imply, its stages a chain.
 
     A unit's stage is on the rank of its first action (of the lowest rank, where ranks disagree:
@@ -31,6 +30,7 @@ def infer_placement(
     Raises:
         ScheduleError: a stage or microbatch is far beyond what so many actions can fill.
     """
+    stage, unit, span = cells.stage, cells.unit, cells.span
     ranks = int(row_ptr.size - 1)
     rank = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(row_ptr))
     placed = (unit >= 0) & (stage >= 0) & (span >= 1)
@@ -39,7 +39,7 @@ def infer_placement(
     units = int(last[placed].max(initial=0))
     room = _ROOM + _PER_ACTION * int(stage.size)
     if stages * max(units, 1) > room or int(span[placed].sum(dtype=np.int64)) > room:
-        raise _out_of_range(rank, kind, stage, unit, last)
+        raise _out_of_range(rank, cells, last)
     rows = np.flatnonzero(placed)
     rows = np.repeat(rows, span[rows])
     first = np.flatnonzero(np.diff(rows, prepend=-1))
@@ -76,7 +76,8 @@ def _routes(held: Int32s) -> tuple[Int32s, Int32s]:
     return routes[order], rename[route.ravel()]
 
 
-def _out_of_range(rank: Int32s, kind: Int32s, stage: Int32s, unit: Int32s, last: Int64s) -> ScheduleError:
+def _out_of_range(rank: Int32s, cells: CellColumns, last: Int64s) -> ScheduleError:
+    kind, stage, unit = cells.kind, cells.stage, cells.unit
     far = int(np.argmax(last)) if int(last.max()) > int(stage.max()) else int(np.argmax(stage))
     number = "" if unit[far] < 0 else str(int(unit[far]))
     beyond = int(last[far] - unit[far])

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
-from pptrace.model.action import Kind
-from pptrace.model.columns import Int8s, Int32s, column
+from pptrace.model.cells import CELL, CellColumns, Cells
+from pptrace.model.columns import Int32s
+from pptrace.model.kinds import RECEIVES, TABLE, Kind, KindSet
 from pptrace.schedule.kernels import tables
-from pptrace.schedule.neighbours import neighbours
+from pptrace.schedule.neighbours import graph_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pptrace.model.placement import Placement
     from pptrace.schedule.table import Schedule
 
 __all__ = ["IssueOrder", "Receive", "as_issued", "walk", "with_messages", "with_sends"]
-
-_COLUMNS = ("kind", "stage", "unit", "span", "braid", "edge")
 
 
 class Receive(Enum):
@@ -33,51 +34,39 @@ class Receive(Enum):
     """Right before the consumer, lower ranks receiving before they send: PyTorch's ``defer_pp_recv``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IssueOrder:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IssueOrder(Cells):
     """A schedule's columns with its sends, and receives where the policy has them, in place."""
 
     placement: Placement
     """As the schedule's."""
     row_ptr: Int32s
     """Shape (ranks + 1,)."""
-    kind: Int8s
-    """:class:`~pptrace.model.action.Kind` of each action."""
-    stage: Int32s
-    """Stage; the sender's for ``SEND_*``, the receiver's for ``RECV_*``."""
-    unit: Int32s
-    """First unit, -1 for none."""
-    span: Int32s
-    """Number of units."""
-    braid: Int32s
-    """Braid number, -1 for an action alone."""
     edge: Int32s
     """Index into the placement's edges for a message, else -1."""
 
-    def __post_init__(self) -> None:
-        for name in ("row_ptr", *_COLUMNS):
-            object.__setattr__(self, name, column(getattr(self, name), np.int8 if name == "kind" else np.int32))
-
-    def __len__(self) -> int:
-        return int(self.kind.size)
+    def selected(self, rows: NDArray[np.integer]) -> Self:
+        """Return some rows, in this order, each on its rank."""
+        before = np.zeros(len(self) + 1, dtype=np.int32)
+        before[rows + 1] = 1
+        row_ptr = before.cumsum()[self.row_ptr]
+        return replace(self, row_ptr=row_ptr, edge=self.edge[rows], **self.cells.taken(rows)._asdict())
 
 
 def with_sends(schedule: Schedule) -> IssueOrder:
     """Put each send right behind its producer, and no receives; a table's own sends stay where they are."""
     if schedule.has_communication:
         issued = as_issued(schedule)
-        receives = np.isin(issued.kind, (Kind.RECV_F, Kind.RECV_B))
-        return _select(issued, np.flatnonzero(~receives).astype(np.int32))
+        return issued.selected(np.flatnonzero(~RECEIVES.mask(issued.kind)))
     sent, _ = _count(schedule)
     out = _empty(len(schedule) + int(sent.sum()), schedule.ranks)
-    placement, near = schedule.placement, neighbours(schedule.placement)
     run(
         tables.insert_sends,
-        (*_rows_of(schedule), *near.arguments, placement.stages),
-        tuple(out.values()),
+        (schedule.row_ptr, schedule.cells, graph_of(schedule.placement), TABLE),
+        out,
         work=len(schedule),
     )
-    return IssueOrder(placement=placement, **out)
+    return _issued(schedule.placement, out)
 
 
 def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueOrder:
@@ -91,13 +80,13 @@ def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueO
     sent, received = _count(schedule)
     lengths = np.diff(schedule.row_ptr) + sent + received
     out = _empty(int(lengths.sum()), schedule.ranks)
-    out["row_ptr"][1:] = np.cumsum(lengths)
+    out.row_ptr[1:] = np.cumsum(lengths)
     walked, _ = walk(schedule, out)
     if walked < len(schedule):
         from pptrace.schedule.deadlock import explain_deadlock
 
         raise explain_deadlock(schedule)
-    issued = IssueOrder(placement=schedule.placement, **out)
+    issued = _issued(schedule.placement, out)
     return _deferred(issued) if receive is Receive.DEFERRED else issued
 
 
@@ -110,96 +99,75 @@ def as_issued(schedule: Schedule) -> IssueOrder:
     if not schedule.placement.is_chain and schedule.has_communication:
         raise ScheduleError("a table with messages of its own needs stages in a chain")
     edge = np.full(len(schedule), -1, dtype=np.int32)
-    up = np.isin(schedule.kind, (Kind.RECV_F, Kind.SEND_B))
-    down = np.isin(schedule.kind, (Kind.SEND_F, Kind.RECV_B))
+    up = KindSet({Kind.RECV_F, Kind.SEND_B}).mask(schedule.kind)
+    down = KindSet({Kind.SEND_F, Kind.RECV_B}).mask(schedule.kind)
     edge[down] = schedule.stage[down]
     edge[up] = schedule.stage[up] - 1
     return IssueOrder(
-        placement=schedule.placement, row_ptr=schedule.row_ptr, kind=schedule.kind, stage=schedule.stage,
-        unit=schedule.unit, span=schedule.span, braid=schedule.braid, edge=edge,
-    )  # fmt: skip
+        placement=schedule.placement, row_ptr=schedule.row_ptr, edge=edge, **schedule.cells._asdict()
+    )
 
 
-def walk(schedule: Schedule, out: dict[str, np.ndarray] | None = None) -> tuple[int, Int32s]:
+def walk(schedule: Schedule, out: _Issued | None = None) -> tuple[int, Int32s]:
     """Walk the ranks in rounds; return the actions walked and each rank's next position.
 
     With ``out`` (its ``row_ptr`` set), the actions and their messages are written there.
     """
-    placement, near = schedule.placement, neighbours(schedule.placement)
-    emit = out is not None
-    columns = out or _empty(0, schedule.ranks)
-    cells = placement.stages * placement.units
+    placement, issued = schedule.placement, out or _empty(0, schedule.ranks)
     head = np.zeros(schedule.ranks, dtype=np.int32)
-    scratch = (head, head.copy(), np.zeros(cells, dtype=np.int8), np.zeros(cells, dtype=np.int8))
+    done = np.zeros(2 * placement.stages * placement.units, dtype=np.int8)
     walked = run(
         tables.place_messages,
         (
-            *_rows_of(schedule), *near.arguments, placement.stages, placement.units,
-            columns["row_ptr"].copy(), int(emit), int(schedule.has_communication),
+            schedule.row_ptr, schedule.cells, graph_of(placement), TABLE,
+            issued.row_ptr.copy(), int(out is not None), int(schedule.has_communication),
         ),
-        (*scratch, *(columns[name] for name in _COLUMNS)),
+        (head, head.copy(), done, issued.cells, issued.edge),
         work=len(schedule),
     )  # fmt: skip
     return walked, head
 
 
-def _rows_of(schedule: Schedule) -> tuple[np.ndarray, ...]:
-    placement = schedule.placement
-    return (
-        schedule.row_ptr, schedule.kind, schedule.stage, schedule.unit, schedule.span, schedule.braid,
-        placement.stage_rank.ravel(), placement.unit_route,
-    )  # fmt: skip
+class _Issued(NamedTuple):
+    """An issue order to be filled."""
+
+    row_ptr: Int32s
+    cells: CellColumns
+    edge: Int32s
+
+
+def _empty(rows: int, ranks: int) -> _Issued:
+    cells = CellColumns(*(np.empty(rows, dtype=np.int8 if name == "kind" else np.int32) for name in CELL))
+    return _Issued(np.zeros(ranks + 1, dtype=np.int32), cells, np.empty(rows, dtype=np.int32))
+
+
+def _issued(placement: Placement, columns: _Issued) -> IssueOrder:
+    return IssueOrder(
+        placement=placement, row_ptr=columns.row_ptr, edge=columns.edge, **columns.cells._asdict()
+    )
 
 
 def _count(schedule: Schedule) -> tuple[Int32s, Int32s]:
-    placement, near = schedule.placement, neighbours(schedule.placement)
     sent = np.zeros(schedule.ranks, dtype=np.int32)
     received = np.zeros(schedule.ranks, dtype=np.int32)
     run(
         tables.count_messages,
-        (
-            schedule.row_ptr, schedule.kind, schedule.stage, schedule.unit,
-            placement.stage_rank.ravel(), placement.unit_route,
-            near.succ_ptr, near.succ, near.pred_ptr, near.pred, placement.stages,
-        ),
+        (schedule.row_ptr, schedule.cells, graph_of(schedule.placement), TABLE),
         (sent, received),
         work=len(schedule),
-    )  # fmt: skip
+    )
     return sent, received
 
 
-def _empty(rows: int, ranks: int) -> dict[str, np.ndarray]:
-    out: dict[str, np.ndarray] = {"row_ptr": np.zeros(ranks + 1, dtype=np.int32)}
-    out["kind"] = np.empty(rows, dtype=np.int8)
-    for name in _COLUMNS[1:]:
-        out[name] = np.empty(rows, dtype=np.int32)
-    return out
-
-
 def _deferred(issued: IssueOrder) -> IssueOrder:
-    placement = issued.placement
     longest = int(np.diff(issued.row_ptr).max(initial=0))
     order = np.zeros(len(issued), dtype=np.int32)
     orphans = run(
         tables.defer_receives,
-        (
-            issued.row_ptr, issued.kind, issued.stage, issued.unit, issued.span, issued.braid, issued.edge,
-            placement.edges[:, 0].copy(), placement.edges[:, 1].copy(),
-            placement.stage_rank.ravel(), placement.unit_route, placement.stages,
-        ),
+        (issued.row_ptr, issued.cells, issued.edge, graph_of(issued.placement), TABLE),
         (np.zeros(longest, dtype=np.int32), order),
         work=len(issued),
-    )  # fmt: skip
+    )
     if orphans:
         raise ScheduleError(f"{orphans} receives have no consumer")
-    return _select(issued, order, row_ptr=issued.row_ptr)
-
-
-def _select(issued: IssueOrder, rows: Int32s, row_ptr: Int32s | None = None) -> IssueOrder:
-    if row_ptr is None:
-        row_ptr = np.searchsorted(rows, issued.row_ptr).astype(np.int32)
-    return IssueOrder(
-        placement=issued.placement,
-        row_ptr=row_ptr,
-        **{name: getattr(issued, name)[rows] for name in _COLUMNS},
-    )
+    return issued.selected(order)

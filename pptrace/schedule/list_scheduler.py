@@ -18,13 +18,15 @@ import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
-from pptrace.model.action import Action, Kind
+from pptrace.model.cells import Cells
+from pptrace.model.columns import Int32s
+from pptrace.model.kinds import Kind
 from pptrace.schedule.kernels.heap import OUTSIDE, Heap
 from pptrace.schedule.kernels.listing import Playing, Queues, Rooms, Work, list_actions
 from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.model.columns import Int64s
     from pptrace.model.placement import Placement
 
 __all__ = ["Actions", "InFlight", "Priority", "backward_first", "list_schedule"]
@@ -34,25 +36,14 @@ _SPLIT = (Kind.F, Kind.I, Kind.W)
 _LONGEST = 2**62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Actions:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Actions(Cells):
     """What there is to do, in columns of one value per action."""
 
-    kind: Int8s
-    """The :class:`~pptrace.model.action.Kind`."""
-    stage: Int32s
-    """The stage."""
-    unit: Int32s
-    """The (first) unit."""
-    span: Int32s
-    """How many units."""
     rank: Int32s
-    """The rank that holds the stage for the unit."""
+    """The rank that holds the stage for the microbatch."""
     route: Int32s
-    """The unit's route."""
-
-    def __len__(self) -> int:
-        return int(self.kind.size)
+    """The microbatch's route."""
 
 
 Priority: TypeAlias = Callable[[Actions], "Sequence[Int64s | Int32s]"]
@@ -171,7 +162,7 @@ def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
     kinds, stage, unit, width = (np.concatenate(column) for column in columns)
     route = placement.unit_route[unit]
     return Actions(
-        kind=kinds.astype(np.int8), stage=stage, unit=unit, span=width,
+        kind=kinds.astype(np.int8), stage=stage, unit=unit, span=width, braid=np.full(unit.size, -1, dtype=np.int32),
         rank=placement.stage_rank[route, stage], route=route,
     )  # fmt: skip
 
@@ -272,10 +263,6 @@ def _stuck(actions: Actions, enabled: Int64s) -> ScheduleError:
     if enabled.size == 0:
         return ScheduleError("the stages' graph has a cycle: no action on it can ever start")
     at = int(enabled[np.lexsort((actions.unit[enabled], -actions.stage[enabled]))[0]])
-    rank = int(actions.rank[at])
-    action = Action(
-        kind=Kind(int(actions.kind[at])), stage=int(actions.stage[at]), unit=int(actions.unit[at]),
-        span=int(actions.span[at]),
-    )  # fmt: skip
+    rank, action = int(actions.rank[at]), actions.action(at)
     message = f"rank {rank}: {action} can never start: too few units may be in flight; allow more"
     return ScheduleError(message, rank=rank, action=str(action))

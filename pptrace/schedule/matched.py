@@ -7,22 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.model.action import Kind
-from pptrace.schedule import index as slots
+from pptrace.model.kinds import BACKWARD, STAGE_ENDS, Kind, Result
 
 if TYPE_CHECKING:
     from pptrace.schedule.index import Positions
     from pptrace.schedule.table import Schedule
 
 __all__ = ["check_copies", "check_messages", "check_stage_ends"]
-
-_MESSAGES = {
-    slots.SEND_F: Kind.SEND_F,
-    slots.RECV_F: Kind.RECV_F,
-    slots.SEND_B: Kind.SEND_B,
-    slots.RECV_B: Kind.RECV_B,
-}
-
 
 def check_messages(schedule: Schedule, positions: Positions) -> None:
     """Check that every hop between ranks has both ends, and that no message goes where no hop is.
@@ -34,26 +25,27 @@ def check_messages(schedule: Schedule, positions: Positions) -> None:
     rank = placement.stage_rank.T[:, placement.unit_route]
     hop = np.zeros((placement.stages + 1, placement.units), dtype=bool)
     hop[1:-1] = (rank[1:] != rank[:-1]) & (rank[1:] >= 0) & (rank[:-1] >= 0)
-    for slot, wanted in (
-        (slots.SEND_F, hop[1:]), (slots.RECV_F, hop[:-1]), (slots.SEND_B, hop[:-1]), (slots.RECV_B, hop[1:]),
+    for kind, wanted in (
+        (Kind.SEND_F, hop[1:]), (Kind.RECV_F, hop[:-1]), (Kind.SEND_B, hop[:-1]), (Kind.RECV_B, hop[1:]),
     ):  # fmt: skip
-        there = positions.of(slot) >= 0
+        place = positions.of(kind.traits.results[0])
+        there = place >= 0
         wrong = wanted != there
         if not wrong.any():
             continue
         stage, unit = (int(axis[0]) for axis in np.nonzero(wrong))
-        name = f"{stage}{_MESSAGES[slot].name}{unit}"
+        name = f"{stage}{kind.name}{unit}"
         at = int(rank[stage, unit])
         if there[stage, unit]:
             text = f"rank {at}: {name} has no peer: that stage's neighbour is on the same rank, or there is none"
-            raise ScheduleError(text, rank=at, position=int(positions.of(slot)[stage, unit]), action=name)
+            raise ScheduleError(text, rank=at, position=int(place[stage, unit]), action=name)
         raise ScheduleError(
             f"rank {at}: {name} is missing: a table with messages needs both ends of every hop",
             rank=at,
             missing=name,
         )
-    _check_equal(schedule, positions.of(slots.SEND_F)[:-1], positions.of(slots.RECV_F)[1:])
-    _check_equal(schedule, positions.of(slots.SEND_B)[1:], positions.of(slots.RECV_B)[:-1])
+    _check_equal(schedule, positions.of(Result.SENT_ACTIVATION)[:-1], positions.of(Result.RECEIVED_ACTIVATION)[1:])
+    _check_equal(schedule, positions.of(Result.SENT_GRADIENT)[1:], positions.of(Result.RECEIVED_GRADIENT)[:-1])
 
 
 def _check_equal(schedule: Schedule, sends: np.ndarray, receives: np.ndarray) -> None:
@@ -79,7 +71,7 @@ def check_copies(schedule: Schedule, positions: Positions) -> None:
     Raises:
         ScheduleError: one without the other.
     """
-    out, back = positions.of(slots.OFFLOAD), positions.of(slots.RELOAD)
+    out, back = positions.of(Result.OFFLOADED), positions.of(Result.RELOADED)
     alone = (out < 0) != (back < 0)
     if not alone.any():
         return
@@ -103,12 +95,11 @@ def check_stage_ends(schedule: Schedule) -> None:
     Raises:
         ScheduleError: the first that does not.
     """
-    ends = np.flatnonzero((schedule.kind == Kind.REDUCE_GRAD) | (schedule.kind == Kind.OPTIMIZER))
+    ends = np.flatnonzero(STAGE_ENDS.mask(schedule.kind))
     if not ends.size:
         return
-    rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.row_ptr))
-    cell = rank * schedule.stages + schedule.stage
-    backward = np.flatnonzero((schedule.kind >= Kind.B) & (schedule.kind <= Kind.W))
+    cell = schedule.rank_of_row() * schedule.stages + schedule.stage
+    backward = np.flatnonzero(BACKWARD.mask(schedule.kind))
     last = np.full(schedule.ranks * schedule.stages, -1)
     np.maximum.at(last, cell[backward], backward)
     seen: dict[tuple[int, int], int] = {}

@@ -1,9 +1,8 @@
-"""The stages' graph as neighbour lists: what each stage feeds, and what feeds it."""
+"""The stages' graph over the ranks, as kernels read it: who holds which stage, what each feeds, and what feeds it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -11,13 +10,30 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
     from pptrace.model.placement import Placement
 
-__all__ = ["Neighbours", "neighbours"]
+__all__ = ["StageGraph", "graph_of"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbours:
-    """Successors and predecessors of every stage, as CSR."""
+class StageGraph(NamedTuple):
+    """A placement, with the successors and predecessors of every stage as CSR."""
 
+    ranks: int
+    """Number of ranks."""
+    stages: int
+    """Number of stages."""
+    units: int
+    """Number of microbatches."""
+    routes: int
+    """Number of routes."""
+    edges: int
+    """Number of edges."""
+    stage_rank: Int32s
+    """Shape (routes x stages,): the rank of each stage on each route, -1 where the route skips it."""
+    unit_route: Int32s
+    """Shape (units,): each microbatch's route."""
+    edge_from: Int32s
+    """Shape (edges,): the stage that an edge comes from."""
+    edge_to: Int32s
+    """Shape (edges,): the stage that it goes to."""
     succ_ptr: Int32s
     """Shape (stages + 1,)."""
     succ: Int32s
@@ -31,24 +47,18 @@ class Neighbours:
     pred_edge: Int32s
     """Index of the edge from each predecessor."""
 
-    @property
-    def arguments(self) -> tuple[Int32s, ...]:
-        """All columns, in the order that kernels take them."""
-        return (self.succ_ptr, self.succ, self.succ_edge, self.pred_ptr, self.pred, self.pred_edge)
 
-
-def neighbours(placement: Placement) -> Neighbours:
-    """Return the neighbour lists of a placement's edges."""
-    succ_ptr, succ_edge = _grouped(placement.edges[:, 0], placement.stages)
-    pred_ptr, pred_edge = _grouped(placement.edges[:, 1], placement.stages)
-    return Neighbours(
-        succ_ptr=succ_ptr,
-        succ=np.ascontiguousarray(placement.edges[succ_edge, 1]),
-        succ_edge=succ_edge,
-        pred_ptr=pred_ptr,
-        pred=np.ascontiguousarray(placement.edges[pred_edge, 0]),
-        pred_edge=pred_edge,
-    )
+def graph_of(placement: Placement) -> StageGraph:
+    """Return a placement's graph of stages."""
+    edge_from, edge_to = (np.ascontiguousarray(side) for side in placement.edges.T)
+    succ_ptr, succ_edge = _grouped(edge_from, placement.stages)
+    pred_ptr, pred_edge = _grouped(edge_to, placement.stages)
+    return StageGraph(
+        ranks=placement.ranks, stages=placement.stages, units=placement.units, routes=placement.routes,
+        edges=edge_from.size, stage_rank=placement.stage_rank.ravel(), unit_route=placement.unit_route,
+        edge_from=edge_from, edge_to=edge_to, succ_ptr=succ_ptr, succ=edge_to[succ_edge], succ_edge=succ_edge,
+        pred_ptr=pred_ptr, pred=edge_from[pred_edge], pred_edge=pred_edge,
+    )  # fmt: skip
 
 
 def _grouped(key: Int32s, stages: int) -> tuple[Int32s, Int32s]:

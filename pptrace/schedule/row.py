@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from pptrace.errors import TableError
-from pptrace.model.action import PER_STAGE, Kind, parse_action
+from pptrace.model.action import parse_action
+from pptrace.model.cells import CellColumns, cell_columns
+from pptrace.model.kinds import PER_STAGE, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pptrace.model.action import Action
 
-__all__ = ["Form", "Row", "cells_of", "parse_row"]
+__all__ = ["Form", "cells_of", "parse_row"]
 
 
 class Form(Enum):
@@ -40,20 +41,8 @@ _TOKEN = re.compile(rf"(\()?([0-9]+)({_UNIT_KINDS}|{_STAGE_KINDS})([0-9]*)(?:\+(
 _TEXT_CELL = re.compile(r"\([^()]*\)\S*|\S+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One rank's actions in columns."""
-
-    kind: list[int]
-    stage: list[int]
-    unit: list[int]
-    span: list[int]
-    braid: list[int]
-    """As in a schedule's columns, counted from 0 within the row."""
-
-
-def parse_row(line: str, form: Form) -> Row:
-    """Read one row.
+def parse_row(line: str, form: Form) -> CellColumns:
+    """Read one row; its overlapped pairs count from 0.
 
     >>> parse_row("0F0,,(0F1;1B0)OVERLAP_F_B", Form.CSV).braid
     [-1, 0, 0]
@@ -62,12 +51,12 @@ def parse_row(line: str, form: Form) -> Row:
         TableError: a cell is no action (its column is named).
     """
     if _ROW[form].fullmatch(line) is None:
-        return _row_of(_parse_at(cell, column) for column, cell in cells_of(line, form))
+        return cell_columns(_parse_at(cell, column) for column, cell in cells_of(line, form))
     found = _TOKEN.findall(line)
     if not found:
-        return Row(kind=[], stage=[], unit=[], span=[], braid=[])
+        return cell_columns([])
     opens, stages, kinds, units, spans, closes = zip(*found, strict=True)
-    return Row(
+    return CellColumns(
         kind=[_KINDS[kind] for kind in kinds],
         stage=[int(stage) for stage in stages],
         unit=[int(unit) if unit else -1 for unit in units],
@@ -116,17 +105,3 @@ def _parse_at(cell: str, column: int) -> Action:
 
 
 _SHOWN = 60
-
-
-def _row_of(actions: Iterable[Action]) -> Row:
-    row = Row(kind=[], stage=[], unit=[], span=[], braid=[])
-    braids = 0
-    for action in actions:
-        for member in action.sub_actions or (action,):
-            row.kind.append(int(member.kind))
-            row.stage.append(member.stage)
-            row.unit.append(member.unit)
-            row.span.append(member.span)
-            row.braid.append(braids if action.sub_actions else -1)
-        braids += bool(action.sub_actions)
-    return row

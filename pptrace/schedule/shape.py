@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.model.action import Kind
+from pptrace.model.cells import CELL
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from pptrace.model.placement import Placement
@@ -43,7 +44,7 @@ def _check_columns(schedule: Schedule) -> None:
             f"{rows} actions on {schedule.stages} stages x {schedule.units} microbatches: "
             f"at most {MOST_ACTIONS} are simulated"
         )
-    for name in ("stage", "unit", "span", "braid"):
+    for name in CELL[1:]:
         if getattr(schedule, name).size != rows:
             raise ScheduleError(
                 f"column {name} has {getattr(schedule, name).size} values for {rows} actions: one each"

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.model.action import PER_STAGE, Action, Kind, parse_action
-from pptrace.model.columns import Int8s, Int32s, column, difference
+from pptrace.model.action import Action, parse_action
+from pptrace.model.cells import CELL, CellColumns, Cells, cell_columns
+from pptrace.model.columns import Int32s, difference
+from pptrace.model.kinds import COMMUNICATION, Kind
 from pptrace.schedule.infer import infer_placement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
     from pptrace.model.placement import Placement
 
 __all__ = ["Schedule"]
 
-COLUMNS = ("row_ptr", "kind", "stage", "unit", "span", "braid")
+_COLUMNS = ("row_ptr", *CELL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Schedule:
+class Schedule(Cells):
     """Per rank an ordered list of actions; rows follow each other rank by rank.
 
     >>> table = Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
@@ -36,21 +39,9 @@ class Schedule:
     """Where each stage of each unit's route is."""
     row_ptr: Int32s
     """Shape (ranks + 1,): rank ``r`` holds the actions ``row_ptr[r]:row_ptr[r + 1]``."""
-    kind: Int8s
-    """:class:`~pptrace.model.action.Kind` of each action."""
-    stage: Int32s
-    """Global stage of each action."""
-    unit: Int32s
-    """First unit of each action, -1 for one that belongs to no unit."""
-    span: Int32s
-    """Number of units of each action."""
-    braid: Int32s
-    """Neighbours of a rank that share a number from 0 are one braid; -1 for an action alone."""
-
-    def __post_init__(self) -> None:
-        for name in COLUMNS:
-            dtype = np.int8 if name == "kind" else np.int32
-            object.__setattr__(self, name, column(getattr(self, name), dtype))
+    interleave: Mapping[tuple[Kind, ...], tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """By the kinds of an overlapped pair's members, the order of their segments on the compute stream: which
+    member's next segment comes, over and over. Pairs of other kinds take the segment that is ready first."""
 
     @classmethod
     def from_columns(
@@ -64,17 +55,19 @@ class Schedule:
         span: ArrayLike | None = None,
         braid: ArrayLike | None = None,
     ) -> Self:
-        """Build a schedule from columns; every span is 1 and nothing is braided unless given."""
+        """Build a schedule from columns; every span is 1 and nothing overlaps unless given."""
         count = np.asarray(kind).size
-        return cls(
-            placement=placement,
-            row_ptr=np.asarray(row_ptr),
-            kind=np.asarray(kind),
-            stage=np.asarray(stage),
-            unit=np.asarray(unit),
+        cells = CellColumns(
+            *map(np.asarray, (kind, stage, unit)),
             span=np.ones(count, dtype=np.int32) if span is None else np.asarray(span),
             braid=np.full(count, -1, dtype=np.int32) if braid is None else np.asarray(braid),
         )
+        return cls.of_cells(placement, row_ptr, cells)
+
+    @classmethod
+    def of_cells(cls, placement: Placement, row_ptr: ArrayLike, cells: CellColumns) -> Self:
+        """Build a schedule from the columns of its actions."""
+        return cls(placement=placement, row_ptr=np.asarray(row_ptr), **cells._asdict())
 
     @classmethod
     def from_rows(cls, rows: Sequence[Iterable[str | Action | None]], placement: Placement | None = None) -> Self:
@@ -85,24 +78,17 @@ class Schedule:
         Raises:
             TableError: a text is no action (its row and column are named).
         """
-        ptr, flat, braid = [0], list[Action](), list[int]()
-        braids = 0
+        actions, ptr = list[Action](), [0]
         for rank, row in enumerate(rows):
+            count = 0
             for position, cell in enumerate(row):
                 if cell is None or (isinstance(cell, str) and not cell.strip()):
                     continue
-                action = cell if isinstance(cell, Action) else _parse_at(cell, rank, position)
-                members = action.sub_actions or (action,)
-                flat.extend(members)
-                braid.extend([braids if action.sub_actions else -1] * len(members))
-                braids += bool(action.sub_actions)
-            ptr.append(len(flat))
-        columns = [np.array([getattr(a, name) for a in flat], dtype=np.int32) for name in COLUMNS[1:5]]
-        kind, stage, unit, span = columns
-        return cls.from_columns(
-            placement or infer_placement(np.asarray(ptr), kind, stage, unit, span),
-            ptr, kind, stage, unit, span=span, braid=np.array(braid, dtype=np.int32),
-        )  # fmt: skip
+                actions.append(cell if isinstance(cell, Action) else _parse_at(cell, rank, position))
+                count += len(actions[-1].sub_actions) or 1
+            ptr.append(ptr[-1] + count)
+        cells = CellColumns(*(np.array(values, dtype=np.int32) for values in cell_columns(actions)))
+        return cls.of_cells(placement or infer_placement(np.asarray(ptr), cells), ptr, cells)
 
     @property
     def ranks(self) -> int:
@@ -122,13 +108,10 @@ class Schedule:
     @property
     def has_communication(self) -> bool:
         """Whether the table places its own sends and receives."""
-        return bool(((self.kind >= Kind.SEND_F) & (self.kind <= Kind.RECV_B)).any())
-
-    def __len__(self) -> int:
-        return int(self.kind.size)
+        return bool(COMMUNICATION.mask(self.kind).any())
 
     def __getitem__(self, rank: int) -> list[Action]:
-        """Return one rank's actions in order, each braid as one action."""
+        """Return one rank's actions in order, each overlapped pair as one action."""
         if not 0 <= rank < self.ranks:
             msg = f"rank {rank} of {self.ranks}"
             raise IndexError(msg)
@@ -145,19 +128,17 @@ class Schedule:
             braid = same
         return row
 
-    def action(self, index: int) -> Action:
-        """Return the action at a position of the columns; a braid's member stands alone."""
-        kind = Kind(int(self.kind[index]))
-        return Action(
-            kind=kind,
-            stage=int(self.stage[index]),
-            unit=-1 if kind in PER_STAGE else int(self.unit[index]),
-            span=int(self.span[index]),
-        )
-
     def rank_at(self, index: int) -> int:
         """Return the rank whose row holds a position of the columns."""
         return int(np.searchsorted(self.row_ptr, index, side="right")) - 1
+
+    def rank_of_row(self) -> NDArray[np.int64]:
+        """Return each action's rank, shape (actions,)."""
+        return np.repeat(np.arange(self.ranks), np.diff(self.row_ptr))
+
+    def selected(self, rows: NDArray[np.integer]) -> Self:
+        """Return some actions alone, in their order."""
+        return replace(self, row_ptr=np.searchsorted(rows, self.row_ptr), **self.cells.taken(rows)._asdict())
 
     def rows(self) -> list[list[str]]:
         """Return every rank's actions as text."""
@@ -172,7 +153,7 @@ class Schedule:
 
     def difference(self, other: Schedule) -> str:
         """Say where two schedules first differ, or ``""``."""
-        return difference(self, other, COLUMNS)
+        return difference(self, other, _COLUMNS)
 
     def __repr__(self) -> str:
         return f"<Schedule {self.ranks} ranks, {self.stages} stages, {self.units} units, {len(self)} actions>"

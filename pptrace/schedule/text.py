@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from pptrace.errors import ScheduleError, TableError
+from pptrace.model.cells import CellColumns
 from pptrace.schedule.infer import infer_placement
 from pptrace.schedule.row import Form, parse_row
 from pptrace.schedule.source import Source, TableFile
 from pptrace.schedule.table import Schedule
-
-if TYPE_CHECKING:
-    from pptrace.model.columns import Int32s
-    from pptrace.schedule.row import Row
 
 __all__ = ["load_table", "parse_table", "read_table"]
 
@@ -106,25 +101,14 @@ def _rank_lines(lines: list[str], form: Form, file: str) -> list[int]:
     return written
 
 
-def _schedule(rows: list[Row], source: Source) -> Schedule:
+def _schedule(rows: list[CellColumns], source: Source) -> Schedule:
     ptr = np.cumsum([0, *(len(row.kind) for row in rows)], dtype=np.int64)
-    kind, stage, unit, span = (
-        np.concatenate([np.array(getattr(row, name), dtype=np.int32) for row in rows])
-        for name in ("kind", "stage", "unit", "span")
-    )
+    columns = [[np.array(values, dtype=np.int32) for values in row] for row in rows]
+    cells = CellColumns(*map(np.concatenate, zip(*columns, strict=True)))
     try:
-        placement = infer_placement(ptr, kind, stage, unit, span)
+        placement = infer_placement(ptr, cells)
     except ScheduleError as error:
         raise source.locate(error, ptr.tolist()) from None
-    return Schedule.from_columns(placement, ptr, kind, stage, unit, span=span, braid=_braids(rows))
-
-
-def _braids(rows: list[Row]) -> Int32s:
-    """Number the braids of all rows through."""
-    braids: list[Int32s] = []
-    before = 0
-    for row in rows:
-        braid = np.array(row.braid, dtype=np.int32)
-        braids.append(np.where(braid >= 0, braid + np.int32(before), braid))
-        before += int(braid.max(initial=-1)) + 1
-    return np.concatenate(braids)
+    pairs = np.array([max(row.braid, default=-1) + 1 for row in rows])
+    before = np.repeat(np.cumsum(pairs) - pairs, np.diff(ptr))
+    return Schedule.of_cells(placement, ptr, cells._replace(braid=np.where(cells.braid < 0, -1, cells.braid + before)))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.model.action import Kind
-from pptrace.schedule import index as slots
+from pptrace.model.kinds import ORDER, Kind, Result
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.index import Positions, Problem, index_schedule
 from pptrace.schedule.issue_order import walk
+from pptrace.schedule.kernels import tables
 from pptrace.schedule.matched import check_copies, check_messages, check_stage_ends
 from pptrace.schedule.shape import check_shape
 
@@ -20,22 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["validate", "validate_structure"]
 
-_ORDER = (
-    (slots.FORWARD, slots.GRADIENT),
-    (slots.GRADIENT, slots.WEIGHT),
-    (slots.FORWARD, slots.OFFLOAD),
-    (slots.OFFLOAD, slots.RELOAD),
-    (slots.RELOAD, slots.GRADIENT),
-    (slots.FORWARD, slots.RECOMPUTE),
-    (slots.RECOMPUTE, slots.GRADIENT),
-    (slots.FORWARD, slots.SEND_F),
-    (slots.GRADIENT, slots.SEND_B),
-    (slots.RECV_F, slots.FORWARD),
-    (slots.RECV_B, slots.GRADIENT),
-)
-"""Slots of which the first comes before the second in a rank's row, where both are there."""
-
-_NAMES = {slots.FORWARD: Kind.F, slots.WEIGHT: Kind.W}
+_PASSES = {Result.ACTIVATION: Kind.F, Result.GRADIENT: Kind.B, Result.WEIGHT_GRADIENT: Kind.W}
+"""What each stage of each microbatch has, by the kind that leaves it."""
 
 
 def validate(schedule: Schedule) -> None:
@@ -66,7 +52,7 @@ def validate_structure(schedule: Schedule) -> Positions:
     _check_order(schedule, positions)
     if schedule.has_communication:
         check_messages(schedule, positions)
-    if positions.slots > slots.OFFLOAD:
+    if positions.results > Result.OFFLOADED:
         check_copies(schedule, positions)
     check_stage_ends(schedule)
     return positions
@@ -76,12 +62,12 @@ def _describe(schedule: Schedule, problem: Problem) -> ScheduleError:
     row, rank = problem.row, schedule.rank_at(problem.row)
     action = schedule.action(row)
     where = f"rank {rank}, action {row - int(schedule.row_ptr[rank]) + 1} ({action})"
-    if problem.code == slots.OUT_OF_STAGES:
+    if problem.code == tables.OUT_OF_STAGES:
         text = f"{where}: stage {action.stage} is out of range: stages are 0 to {schedule.stages - 1}"
-    elif problem.code == slots.OUT_OF_UNITS:
+    elif problem.code == tables.OUT_OF_UNITS:
         last = action.unit + action.span - 1
         text = f"{where}: microbatch {last} is out of range: they are 0 to {schedule.units - 1}"
-    elif problem.code == slots.TWICE:
+    elif problem.code == tables.TWICE:
         first = problem.other
         text = (
             f"{where}: does again what action {first - int(schedule.row_ptr[rank]) + 1} "
@@ -96,12 +82,12 @@ def _describe(schedule: Schedule, problem: Problem) -> ScheduleError:
 def _check_present(schedule: Schedule, positions: Positions) -> None:
     placement = schedule.placement
     wanted = placement.stage_rank.T[:, placement.unit_route] >= 0
-    for slot in (slots.FORWARD, slots.GRADIENT, slots.WEIGHT)[: positions.slots]:
-        missing = wanted & (positions.of(slot) < 0)
+    for result in list(_PASSES)[: positions.results]:
+        missing = wanted & (positions.of(result) < 0)
         if not missing.any():
             continue
         stage, unit = (int(axis[0]) for axis in np.nonzero(missing))
-        name = _missing_name(schedule, positions, slot, stage, unit)
+        name = _missing_name(schedule, positions, result, stage, unit)
         rank = placement.rank_of(stage, unit)
         count = int(missing.sum())
         more = f" (and {count - 1} more)" if count > 1 else ""
@@ -112,17 +98,17 @@ def _check_present(schedule: Schedule, positions: Positions) -> None:
         )
 
 
-def _missing_name(schedule: Schedule, positions: Positions, slot: int, stage: int, unit: int) -> str:
-    if slot == slots.GRADIENT:
+def _missing_name(schedule: Schedule, positions: Positions, result: Result, stage: int, unit: int) -> str:
+    if result is Result.GRADIENT:
         whole, half = ((schedule.kind == kind).any() for kind in (Kind.B, Kind.I))
-        halved = positions.of(slots.WEIGHT)[stage, unit] >= 0 or (half and not whole)
+        halved = positions.of(Result.WEIGHT_GRADIENT)[stage, unit] >= 0 or (half and not whole)
         return f"{stage}{'I' if halved else 'B'}{unit}"
-    return f"{stage}{_NAMES[slot].name}{unit}"
+    return f"{stage}{_PASSES[result].name}{unit}"
 
 
 def _check_order(schedule: Schedule, positions: Positions) -> None:
-    for before, after in _ORDER:
-        if max(before, after) >= positions.slots:
+    for before, after in ORDER:
+        if max(before, after) >= positions.results:
             continue
         first, second = positions.of(before), positions.of(after)
         wrong = (first > second) & (second >= 0)

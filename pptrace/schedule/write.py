@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import COMMUNICATION, PER_STAGE, Kind
+from pptrace.model.kinds import COMMUNICATION, PER_STAGE, Kind, KindSet
 from pptrace.schedule.issue_order import Receive, with_messages
 from pptrace.schedule.row import Form
 from pptrace.schedule.table import Schedule
 
-if TYPE_CHECKING:
-    from pptrace.model.columns import Int32s, Int64s
-
 __all__ = ["Dialect", "in_dialect", "table_text"]
 
 _NAMES = [kind.name for kind in Kind]
-_STAGE_KINDS = frozenset(int(kind) for kind in PER_STAGE)
-_INSERTED = np.array([*COMMUNICATION, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD], dtype=np.int8)
+_INSERTED = KindSet({*COMMUNICATION, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 """What PyTorch puts into a compute-only table itself, and refuses to find in one."""
 
 
@@ -58,28 +53,18 @@ def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.
         ScheduleError: messages are to be placed, and no order of them lets every action run.
     """
     if dialect is Dialect.COMPUTE:
-        return _select(schedule, np.flatnonzero(~np.isin(schedule.kind, _INSERTED)))
+        return schedule.selected(np.flatnonzero(~_INSERTED.mask(schedule.kind)))
     if schedule.has_communication:
         return schedule
     issued = with_messages(schedule, receive)
-    return Schedule.from_columns(
-        schedule.placement, issued.row_ptr, issued.kind, issued.stage, issued.unit,
-        span=issued.span, braid=issued.braid,
-    )  # fmt: skip
-
-
-def _select(schedule: Schedule, rows: Int32s | Int64s) -> Schedule:
-    return Schedule.from_columns(
-        schedule.placement, np.searchsorted(rows, schedule.row_ptr), schedule.kind[rows], schedule.stage[rows],
-        schedule.unit[rows], span=schedule.span[rows], braid=schedule.braid[rows],
-    )  # fmt: skip
+    return Schedule.of_cells(schedule.placement, issued.row_ptr, issued.cells)
 
 
 def _cells(schedule: Schedule) -> list[str]:
     """Return every action's text, braids taken apart."""
     kinds, stages, units = schedule.kind.tolist(), schedule.stage.tolist(), schedule.unit.tolist()
     cells = [f"{s}{_NAMES[k]}{u}" for k, s, u in zip(kinds, stages, units, strict=True)]
-    for row in np.flatnonzero((schedule.span > 1) | np.isin(schedule.kind, list(_STAGE_KINDS))).tolist():
+    for row in np.flatnonzero((schedule.span > 1) | PER_STAGE.mask(schedule.kind)).tolist():
         cells[row] = str(schedule.action(row))
     return cells
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.model.action import Kind
-from pptrace.schedule.neighbours import neighbours
+from pptrace.model.kinds import TABLE
+from pptrace.schedule.neighbours import graph_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["place_leniently"]
 
-_FORWARD, _GRADIENT = True, False
-_MAKES = {Kind.F: _FORWARD, Kind.B: _GRADIENT, Kind.I: _GRADIENT}
+_FORWARD = 0
 
 
 def place_leniently(schedule: Schedule, length: Sequence[int], at_fault: Collection[int] = ()) -> list[int]:
@@ -25,7 +24,7 @@ def place_leniently(schedule: Schedule, length: Sequence[int], at_fault: Collect
     ranks wait for each other, one goes on without: the lowest, or that of an action ``at_fault``.
     """
     feeds = _Feeds(schedule)
-    ends: dict[tuple[bool, int, int], int] = {}
+    ends: dict[tuple[int, int, int], int] = {}
     head, stop = schedule.row_ptr[:-1].tolist(), schedule.row_ptr[1:].tolist()
     free = [0] * schedule.ranks
     start = [0] * len(schedule)
@@ -51,29 +50,29 @@ def place_leniently(schedule: Schedule, length: Sequence[int], at_fault: Collect
 
 
 class _Feeds:
-    """What each action of a table makes and needs, as (forward or gradient, stage, unit)."""
+    """What each action of a table makes and needs, as (0 forward or 1 gradient, stage, unit)."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self._near = neighbours(schedule.placement)
+        self._near = graph_of(schedule.placement)
         self._stages = schedule.stages
         self._rows = [
-            (_MAKES.get(Kind(kind)), stage, range(unit, unit + span))
+            (int(TABLE.feeds[kind]), stage, range(unit, unit + span))
             for kind, stage, unit, span in zip(
-                *(getattr(schedule, name).tolist() for name in ("kind", "stage", "unit", "span")), strict=True
+                *(values.tolist() for values in schedule.cells[:4]), strict=True
             )
         ]
         self._made = {made for row in range(len(schedule)) for made in self.makes(row)}
 
-    def makes(self, row: int) -> list[tuple[bool, int, int]]:
+    def makes(self, row: int) -> list[tuple[int, int, int]]:
         way, stage, units = self._rows[row]
-        return [] if way is None else [(way, stage, unit) for unit in units]
+        return [] if way < 0 else [(way, stage, unit) for unit in units]
 
-    def needs(self, row: int) -> list[tuple[bool, int, int]]:
+    def needs(self, row: int) -> list[tuple[int, int, int]]:
         way, stage, units = self._rows[row]
-        if way is None or not 0 <= stage < self._stages:
+        if way < 0 or not 0 <= stage < self._stages:
             return []
         near = self._near
-        ptr, others = (near.pred_ptr, near.pred) if way is _FORWARD else (near.succ_ptr, near.succ)
+        ptr, others = (near.pred_ptr, near.pred) if way == _FORWARD else (near.succ_ptr, near.succ)
         stages = others[ptr[stage] : ptr[stage + 1]].tolist()
         needed = [(way, other, unit) for other in stages for unit in units]
         return [need for need in needed if need in self._made]

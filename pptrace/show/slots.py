@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.model.action import COMMUNICATION, Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, STAGE_ENDS, Kind, KindSet
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal
 from pptrace.schedule.validate import validate
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "Drawing", "SlotsOfKind", "cropped", "draw"]
 
-_DRAWN = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE})
+_DRAWN = KindSet(COMPUTE - STAGE_ENDS)
 """Kinds that take time in the idealised table."""
 
 _PER_SLOT = Flat(rate_kbps=1_000_000)
@@ -38,24 +39,24 @@ _PER_SLOT = Flat(rate_kbps=1_000_000)
 class SlotsOfKind:
     """Slots that each kind of action takes."""
 
-    forward: int = 1
+    forward: int = Kind.F.traits.slots
     """A forward."""
-    backward: int = 2
+    backward: int = Kind.B.traits.slots
     """A full backward."""
-    input_gradient: int = 1
+    input_gradient: int = Kind.I.traits.slots
     """A backward for the input gradient alone."""
-    weight_gradient: int = 1
+    weight_gradient: int = Kind.W.traits.slots
     """A backward for the weight gradient alone."""
 
     def of(self, kind: Kind) -> int:
-        """Return the slots of a kind; every other kind takes one."""
+        """Return the slots of a kind."""
         slots: Mapping[Kind, int] = {
             Kind.F: self.forward,
             Kind.B: self.backward,
             Kind.I: self.input_gradient,
             Kind.W: self.weight_gradient,
         }
-        return slots.get(kind, 1)
+        return slots.get(kind, kind.traits.slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +155,10 @@ def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Dra
 def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) -> Iterator[Cell]:
     for lane in np.flatnonzero(timeline.lane_stream == Stream.COMPUTE).tolist():
         rank, here = int(timeline.lane_rank[lane]), slice(*timeline.lane_ptr[lane : lane + 2].tolist())
-        columns = (timeline.kind, timeline.stage, timeline.unit, timeline.span, timeline.start_ns, timeline.end_ns)
-        for kind, stage, unit, span, start, end in zip(*(c[here].tolist() for c in columns), strict=True):
-            if messages or kind not in COMMUNICATION:
-                action = Action(kind=Kind(kind), stage=stage, unit=unit, span=span)
+        for row in range(here.start, here.stop):
+            action = timeline.action(row)
+            if messages or action.kind not in COMMUNICATION:
+                start, end = int(timeline.start_ns[row]), int(timeline.end_ns[row])
                 yield _cell(schedule, rank, start, end - start, action)
 
 

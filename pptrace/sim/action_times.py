@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.model.action import Kind
 from pptrace.model.columns import Int64s, column
+from pptrace.model.kinds import SENDS, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from pptrace.model.cells import CellColumns
     from pptrace.model.placement import Placement
+    from pptrace.sim.records import TaskColumns
 
 __all__ = ["ActionTimes"]
-
-_SENDS = (Kind.SEND_F, Kind.SEND_B)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +43,20 @@ class ActionTimes:
         none = np.full(cells, -1, dtype=np.int64)
         return cls(duration_ns=none, gap_ns=np.zeros(cells, dtype=np.int64), transfer_ns=none)
 
-    def laid_over(self, columns: Mapping[str, Any], placement: Placement) -> None:
+    def laid_over(self, cells: CellColumns, task: TaskColumns, placement: Placement) -> None:
         """Write these times into the rows that they are for, in place.
 
         Args:
-            columns: of tasks: ``kind``, ``stage``, ``unit``, ``duration_ns`` and ``lag_ns``.
-            placement: the stages and units that cells count.
+            cells: what the rows are.
+            task: what they take.
+            placement: the stages and microbatches that cells count.
         """
-        rows = np.flatnonzero((columns["unit"] >= 0) & (columns["stage"] >= 0))
-        kind, stage, unit = (columns[name][rows].astype(np.int64) for name in ("kind", "stage", "unit"))
+        rows = np.flatnonzero((cells.unit >= 0) & (cells.stage >= 0))
+        kind, stage, unit = (values[rows].astype(np.int64) for values in cells[:3])
         cell = (kind * placement.stages + stage) * placement.units + unit
         known = self.duration_ns[cell] >= 0
-        columns["duration_ns"][rows[known]] = self.duration_ns[cell[known]]
-        columns["duration_ns"][rows] += self.gap_ns[cell]
-        sent = np.isin(kind, _SENDS) & (self.transfer_ns[cell] >= 0)
-        columns["duration_ns"][rows[sent]] = 0
-        columns["lag_ns"][rows[sent]] = self.transfer_ns[cell[sent]]
+        task.duration_ns[rows[known]] = self.duration_ns[cell[known]]
+        task.duration_ns[rows] += self.gap_ns[cell]
+        sent = SENDS.mask(kind) & (self.transfer_ns[cell] >= 0)
+        task.duration_ns[rows[sent]] = 0
+        task.lag_ns[rows[sent]] = self.transfer_ns[cell[sent]]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import DeadlockError
-from pptrace.model.action import Action, Kind
 from pptrace.schedule.deadlock import cycle_text
 from pptrace.sim.policy import PolicyName
 
@@ -68,13 +67,7 @@ def _name(graph: TaskGraph, task: int) -> str:
 
 def _row_name(graph: TaskGraph, row: int) -> str:
     lane = int(np.searchsorted(graph.lane_ptr, row, side="right")) - 1
-    action = Action(
-        kind=Kind(int(graph.kind[row])),
-        stage=int(graph.stage[row]),
-        unit=int(graph.unit[row]),
-        span=int(graph.span[row]),
-    )
-    return f"rank {graph.lane_rank[lane]}: {action}"
+    return f"rank {graph.lane_rank[lane]}: {graph.action(row)}"
 
 
 def _eager_remedy(

@@ -1,110 +1,87 @@
-"""The end of a step: gradients are reduced over the replicas, all ranks meet, the optimizer updates each stage."""
+"""The end of a step: gradients are reduced over replicas, all ranks meet, the optimizer updates each stage."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import Kind
-from pptrace.schedule.table import Schedule
+from pptrace.model.cells import CellColumns
+from pptrace.model.kinds import BACKWARD, STAGE_ENDS, Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.model.workload import Workload
+    from pptrace.schedule.table import Schedule
 
 __all__ = ["with_epilogue"]
 
-_ENDS = (Kind.REDUCE_GRAD, Kind.OPTIMIZER)
-
-
-class _Added(NamedTuple):
-    at: int
-    rank: int
-    kind: Kind
-    stage: int
+_LATE = (Kind.SYNC, Kind.OPTIMIZER)
+"""What comes behind all reductions of its rank, in this order."""
 
 
 def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> Schedule:
-    """Add the reductions and optimizer updates that take time and that the table does not place itself.
+    """Add the reductions, meetings and optimizer updates that take time and that the table does not place itself.
 
     With ``overlap``, a stage's reduction is issued right behind its last backward on the rank. Else all
-    reductions, the table's own among them, are at the row's end. Where ranks meet, each has one more reduction
-    there, its last. Updates come last.
+    reductions, the table's own among them, are at the row's end. There each rank meets the others once, before
+    its updates.
     """
-    takes = {Kind.REDUCE_GRAD: workload.reduce_ns > 0, Kind.OPTIMIZER: workload.optimizer_ns > 0}
-    meets = workload.sync_ns > 0
-    if overlap and not meets and not any(stages.any() for stages in takes.values()):
+    takes = {kind: workload.duration_ns(kind) > 0 for kind in (Kind.REDUCE_GRAD, *_LATE)}
+    if overlap and not any(stages.any() for stages in takes.values()):
         return schedule
-    own = {kind: _held(schedule, np.flatnonzero(schedule.kind == kind)) for kind in _ENDS}
-    table = schedule if overlap else _without_ends(schedule)
+    own = {kind: _held(schedule, kind) for kind in STAGE_ENDS}
+    table = schedule if overlap else schedule.selected(np.flatnonzero(~STAGE_ENDS.mask(schedule.kind)))
     last = _last_backward(table)
+    ends = table.row_ptr[1:, None]
     added = []
-    for kind in _ENDS:
-        wanted = (last >= 0) & takes[kind] & ~own[kind]
-        if table is not schedule:
+    for kind in (Kind.REDUCE_GRAD, *_LATE):
+        wanted = (last >= 0) & takes[kind]
+        if kind is Kind.SYNC:
+            wanted[:, 1:] &= ~np.logical_or.accumulate(wanted, axis=1)[:, :-1]
+        elif table is schedule:
+            wanted &= ~own[kind]
+        else:
             wanted |= own[kind]
-        for rank, stage in np.argwhere(wanted).tolist():
-            early = overlap and kind is Kind.REDUCE_GRAD
-            at = _behind(table, int(last[rank, stage])) if early else int(table.row_ptr[rank + 1])
-            added.append(_Added(at, rank, kind, stage))
-    if meets:  # sorting is stable, so these follow the other reductions
-        first = (last >= 0).argmax(axis=1)
-        ranks = np.flatnonzero((last >= 0).any(axis=1)).tolist()
-        added += [_Added(int(table.row_ptr[r + 1]), r, Kind.REDUCE_GRAD, int(first[r])) for r in ranks]
-    return _insert(table, added) if added else table
+        early = overlap and kind is Kind.REDUCE_GRAD
+        at = _behind(table, last) if early else np.broadcast_to(ends, last.shape)
+        rank, stage = np.nonzero(wanted)
+        added.append(np.stack([at[rank, stage], rank, np.full(rank.size, kind), stage]))
+    return _insert(table, np.concatenate(added, axis=1))
 
 
-def _ranks_of(schedule: Schedule) -> NDArray[np.int64]:
-    return np.repeat(np.arange(schedule.ranks), np.diff(schedule.row_ptr))
-
-
-def _held(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which ranks have any of ``rows`` for which stages, shape (ranks, stages)."""
+def _held(schedule: Schedule, kind: Kind) -> NDArray[np.bool_]:
+    """Return which ranks have an action of a kind for which stages, shape (ranks, stages)."""
     held = np.zeros((schedule.ranks, schedule.stages), dtype=bool)
-    if rows.size:
-        held[_ranks_of(schedule)[rows], schedule.stage[rows]] = True
+    rows = np.flatnonzero(schedule.kind == kind)
+    held[schedule.rank_of_row()[rows], schedule.stage[rows]] = True
     return held
 
 
 def _last_backward(schedule: Schedule) -> NDArray[np.int64]:
     """Return the position of each rank's last backward of each stage, -1 where there is none."""
     last = np.full((schedule.ranks, schedule.stages), -1, dtype=np.int64)
-    backward = np.flatnonzero((schedule.kind >= Kind.B) & (schedule.kind <= Kind.W))
-    last[_ranks_of(schedule)[backward], schedule.stage[backward]] = backward
+    backward = np.flatnonzero(BACKWARD.mask(schedule.kind))
+    last[schedule.rank_of_row()[backward], schedule.stage[backward]] = backward
     return last
 
 
-def _without_ends(schedule: Schedule) -> Schedule:
-    rows = np.flatnonzero((schedule.kind != Kind.REDUCE_GRAD) & (schedule.kind != Kind.OPTIMIZER))
-    if rows.size == len(schedule):
+def _behind(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions behind some rows, or behind the overlapped pairs that they belong to."""
+    same = np.append((schedule.braid[1:] >= 0) & (schedule.braid[1:] == schedule.braid[:-1]), [False])
+    same[schedule.row_ptr[1:-1] - 1] = False
+    ends = np.flatnonzero(~same)  # of pairs, and of actions alone
+    return ends[np.searchsorted(ends, rows)] + 1
+
+
+def _insert(schedule: Schedule, added: NDArray[np.int64]) -> Schedule:
+    """Insert actions, given as columns of position, rank, kind and stage; one place's in the order given."""
+    if not added.shape[1]:
         return schedule
-    return Schedule.from_columns(
-        schedule.placement, np.searchsorted(rows, schedule.row_ptr), schedule.kind[rows], schedule.stage[rows],
-        schedule.unit[rows], span=schedule.span[rows], braid=schedule.braid[rows],
-    )  # fmt: skip
-
-
-def _behind(schedule: Schedule, row: int) -> int:
-    """Return the position behind a row, or behind the braid that it belongs to."""
-    braid = int(schedule.braid[row])
-    row += 1
-    while braid >= 0 and row < len(schedule) and schedule.braid[row] == braid:
-        row += 1
-    return row
-
-
-def _insert(schedule: Schedule, added: list[_Added]) -> Schedule:
-    added = sorted(added, key=lambda one: (one.at, one.rank, one.kind))
-    at = [one.at for one in added]
-    shift = np.cumsum([0, *np.bincount([one.rank for one in added], minlength=schedule.ranks)])
-    return Schedule.from_columns(
-        schedule.placement,
-        schedule.row_ptr + shift,
-        np.insert(schedule.kind, at, np.array([one.kind for one in added], dtype=np.int8)),
-        np.insert(schedule.stage, at, np.array([one.stage for one in added], dtype=np.int32)),
-        np.insert(schedule.unit, at, -1),
-        span=np.insert(schedule.span, at, 1),
-        braid=np.insert(schedule.braid, at, -1),
-    )
+    at, rank, kind, stage = added[:, np.lexsort((np.arange(added.shape[1]), added[1], added[0]))]
+    cells = CellColumns(kind=kind, stage=stage, unit=-1, span=1, braid=-1)
+    shift = np.cumsum([0, *np.bincount(rank, minlength=schedule.ranks)])
+    inserted = (np.insert(values, at, new) for values, new in zip(schedule.cells, cells, strict=True))
+    return replace(schedule, row_ptr=schedule.row_ptr + shift, **CellColumns(*inserted)._asdict())

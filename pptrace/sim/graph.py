@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.model.cells import Cells
+
 if TYPE_CHECKING:
     from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.model.placement import Placement
     from pptrace.network.contract import Paths
+    from pptrace.timeline.parts import Parts
 
 __all__ = ["TaskGraph"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskGraph:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TaskGraph(Cells):
     """Tasks and what they wait for.
 
     The first ``rows`` tasks are the slices of the timeline to be, in its order: by lane, and within a
@@ -40,16 +43,6 @@ class TaskGraph:
     """Peer of a lane that serves one only, else -1."""
     lane_ptr: Int32s
     """Shape (lanes + 1,): rows of each lane."""
-    kind: Int8s
-    """Kind of each row's action."""
-    stage: Int32s
-    """Stage of each row."""
-    unit: Int32s
-    """First unit of each row."""
-    span: Int32s
-    """Units of each row."""
-    braid: Int32s
-    """Braid of each row."""
     size_bytes: Int64s
     """Bytes of each row's message."""
     path: Int32s
@@ -72,6 +65,11 @@ class TaskGraph:
     """Shape (tasks + 1,): edges of each task."""
     edge: Int32s
     """Task that waits for this one's end plus lag; ``~task`` waits for its start only."""
+    parts: Parts | None = None
+    """Which rows are segments of actions; None where every row is a whole action or a message."""
+
+    def __post_init__(self) -> None:
+        """Take the columns as the kernels filled them."""
 
     @property
     def rows(self) -> int:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.model.action import Kind
+from pptrace.model.kinds import COMPUTE, SENDS, Kind, Role, Stream
 from pptrace.network.contract import UNLIMITED
 from pptrace.sim.kernels.events import COMMUNICATION, COMPUTATION, FLOW, WHOLE
 from pptrace.sim.kernels.lowering import BYTE
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.sim.contention import Contention
     from pptrace.sim.graph import TaskGraph
@@ -25,9 +27,7 @@ FINER = 64
 """Rates of flows count in 64ths of a kB/s, so that a share rounded down is right within 1 ppm from 50 MB/s on."""
 
 _LARGEST = 2**62
-_COMPUTES = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.OPTIMIZER)
-_SENDS = (Kind.SEND_F, Kind.SEND_B)
-_COLLECTIVES = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
+_COLLECTIVES = np.array([kind.traits.role is Role.COLLECTIVE for kind in Kind])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +68,15 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
     """
     rows, paths = graph.rows, graph.paths
     sort = np.full(rows, -1, dtype=np.int8)
-    sends = (graph.path >= 0) & np.isin(graph.kind, _SENDS) & (graph.duration_ns[:rows] > 0)
+    of_group = _in_groups(graph)
+    moves = (graph.path >= 0) & (SENDS.mask(graph.kind) | of_group) & (graph.duration_ns[:rows] > 0)
     meets = np.zeros(rows, dtype=bool)
-    meets[sends] = np.diff(shared.ptr)[graph.path[sends]] > 0
+    meets[moves] = np.diff(shared.ptr)[graph.path[moves]] > 0
     sort[meets & (graph.size_bytes > 0)] = FLOW
     if contention.slows:
         runs = (sort < 0) & (graph.duration_ns[:rows] > 0) & (graph.twin < 0)
-        sort[runs & np.isin(graph.kind, _COMPUTES)] = COMPUTATION
-        sort[runs & (sends | np.isin(graph.kind, _COLLECTIVES))] = COMMUNICATION
+        sort[runs & COMPUTE.mask(graph.kind) & ~of_group] = COMPUTATION
+        sort[runs & (moves | of_group | _COLLECTIVES[graph.kind])] = COMMUNICATION
     task = np.flatnonzero(sort >= 0).astype(np.int32)
     sort, path = sort[task], graph.path[task]
     flow = sort == FLOW
@@ -95,6 +96,12 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
         rank=np.repeat(graph.lane_rank, np.diff(graph.lane_ptr))[task],
         peer=_peers(graph, task),
     )
+
+
+def _in_groups(graph: TaskGraph) -> NDArray[np.bool_]:
+    """Return which rows are segments of communication."""
+    lane = np.array([Stream(stream).is_group for stream in graph.lane_stream.tolist()], dtype=bool)
+    return np.repeat(lane, np.diff(graph.lane_ptr))
 
 
 def _peers(graph: TaskGraph, task: Int32s) -> Int32s:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.kinds import TABLE, Stream
 from pptrace.sim.kernels import lowering
 from pptrace.sim.policy import Policy, PolicyName, StreamPer
-from pptrace.timeline.timeline import Stream
+from pptrace.sim.records import LaneColumns
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int8s, Int32s
     from pptrace.schedule.issue_order import IssueOrder
+    from pptrace.schedule.neighbours import StageGraph
+    from pptrace.sim.segmented import PartColumns
 
 __all__ = ["Lanes", "assign_lanes"]
 
@@ -25,20 +28,23 @@ _STREAMS = {
 }
 
 
+_BEHIND_PEERS = (
+    Stream.COPY_OUT, Stream.COPY_IN, Stream.DATA_PARALLEL,
+    Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL, Stream.CONTEXT_PARALLEL,
+)  # fmt: skip
+"""Streams of which a rank has one, in the order of lanes behind those of peers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
     """The lanes of an issue order, and each row's."""
 
     mode: int
     """Where a message's two sides are (see the kernels)."""
-    key: Int32s
-    """Each row's lane key."""
-    peer: Int32s
-    """Each message's other rank, -1 for other rows."""
-    group: Int32s
-    """Each message's group of neighbours in its row, -1 for other rows."""
+    columns: LaneColumns
+    """Each row's lane."""
     groups: int
-    """Number of groups."""
+    """Number of groups of neighbouring messages."""
     first: Int32s
     """First task row of each lane key."""
     lane_rank: Int32s
@@ -48,35 +54,30 @@ class Lanes:
     lane_ptr: Int32s
 
 
-def assign_lanes(issued: IssueOrder, policy: Policy) -> Lanes:
+def assign_lanes(issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph) -> Lanes:
     """Give every row its lane; every rank has a compute lane, and other lanes as needed."""
-    placement, rows = issued.placement, len(issued)
-    ranks = placement.ranks
+    rows, ranks = len(issued), graph.ranks
     mode = _mode(policy)
-    key, peer = np.empty(rows, dtype=np.int32), np.empty(rows, dtype=np.int32)
-    group = np.empty(rows, dtype=np.int32)
-    count = np.zeros(ranks * (5 + 3 * ranks), dtype=np.int32)
+    columns = LaneColumns(*(np.empty(rows, dtype=np.int32) for _ in LaneColumns._fields))
+    lane_of_stream = np.zeros(len(Stream), dtype=np.int32)
+    lane_of_stream[list(_BEHIND_PEERS)] = 2 + 3 * ranks + np.arange(len(_BEHIND_PEERS))
+    width = 2 + 3 * ranks + len(_BEHIND_PEERS)
+    count = np.zeros(ranks * width, dtype=np.int32)
     groups = run(
         lowering.key_lanes,
-        (
-            issued.row_ptr, issued.kind, issued.unit, issued.edge,
-            placement.edges[:, 0].copy(), placement.edges[:, 1].copy(),
-            placement.stage_rank.ravel(), placement.unit_route, placement.stages, mode,
-        ),
-        (key, peer, group, count),
+        (issued.row_ptr, issued.cells, issued.edge, graph, TABLE, parts, lane_of_stream, width, mode),
+        (*columns, count),
         work=rows,
-    )  # fmt: skip
-    width = 5 + 3 * ranks
-    count_of = count.reshape(ranks, width)
+    )
     occupied = count > 0
     occupied[::width] = True
     used = np.flatnonzero(occupied)
     lane_ptr = np.concatenate([[0], np.cumsum(count[used])]).astype(np.int32)
-    first = np.zeros(count_of.size, dtype=np.int32)
+    first = np.zeros(count.size, dtype=np.int32)
     first[used] = lane_ptr[:-1]
     stream, peer_of_offset = _streams(ranks)
     return Lanes(
-        mode=mode, key=key, peer=peer, group=group, groups=groups, first=first,
+        mode=mode, columns=columns, groups=groups, first=first,
         lane_rank=(used // width).astype(np.int32), lane_stream=stream[used % width],
         lane_peer=peer_of_offset[used % width], lane_ptr=lane_ptr,
     )  # fmt: skip
@@ -92,10 +93,9 @@ def _mode(policy: Policy) -> int:
 def _streams(ranks: int) -> tuple[Int8s, Int32s]:
     """Return the stream and the peer of each lane key's offset within its rank."""
     peers = np.arange(ranks, dtype=np.int32)
-    none = np.full(1, -1, dtype=np.int32)
+    none, behind = np.full(1, -1, dtype=np.int32), np.full(len(_BEHIND_PEERS), -1, dtype=np.int32)
     stream = np.repeat(
-        [Stream.COMPUTE, Stream.COMM, Stream.COMM, Stream.SEND, Stream.RECV,
-         Stream.COPY_OUT, Stream.COPY_IN, Stream.DATA_PARALLEL],
-        [1, 1, ranks, ranks, ranks, 1, 1, 1],
-    ).astype(np.int8)  # fmt: skip
-    return stream, np.concatenate([none, none, peers, peers, peers, none, none, none])
+        [Stream.COMPUTE, Stream.COMM, Stream.COMM, Stream.SEND, Stream.RECV, *_BEHIND_PEERS],
+        [1, 1, ranks, ranks, ranks, *(1 for _ in _BEHIND_PEERS)],
+    ).astype(np.int8)
+    return stream, np.concatenate([none, none, peers, peers, peers, behind])

@@ -3,58 +3,61 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.action import Kind
+from pptrace.model.cells import CellColumns
+from pptrace.model.kinds import SENDS, TABLE, Kind
+from pptrace.model.workload import Workload
 from pptrace.network.check import check_links, check_paths, check_reachable
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.issue_order import IssueOrder, with_messages, with_sends
-from pptrace.schedule.neighbours import neighbours
+from pptrace.schedule.neighbours import StageGraph, graph_of
 from pptrace.sim.graph import TaskGraph
 from pptrace.sim.kernels import lowering
 from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.limits import check_total
+from pptrace.sim.needs import behind_all_ranks, behind_holders
 from pptrace.sim.policy import Policy, PolicyName
-from pptrace.timeline.timeline import Stream
+from pptrace.sim.records import CostColumns, Found, Pairs, RouteColumns, Rules, TaskColumns
+from pptrace.sim.segmented import Expansion, PartColumns, in_segments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-    from pptrace.model.columns import Int8s, Int32s, Int64s
-    from pptrace.model.workload import Workload
+    from pptrace.model.columns import Int32s
     from pptrace.network.contract import Network, Paths
     from pptrace.schedule.table import Schedule
     from pptrace.sim.action_times import ActionTimes
 
 __all__ = ["lower"]
 
-_NONE = np.zeros(0, dtype=np.int32)
-_NO_RECEIVE, _OWN_TASK, _RENDEZVOUS = 0, 1, 2
-_RECEIVE = {PolicyName.BLOCKING: _OWN_TASK, PolicyName.ORDERED: _RENDEZVOUS, PolicyName.BATCHED: _RENDEZVOUS}
+_RECEIVE = {
+    PolicyName.BLOCKING: lowering.OWN_TASK,
+    PolicyName.ORDERED: lowering.RENDEZVOUS,
+    PolicyName.BATCHED: lowering.RENDEZVOUS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pairs:
-    """Pairs of ranks with messages, and what lies between them."""
+class _Messages:
+    """Pairs of ranks with messages, what lies between them, and the paths of bytes over single links behind."""
 
     source: Int32s
     target: Int32s
-    first_path: Int32s
     paths: Paths
+    columns: RouteColumns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
+class _Rows(NamedTuple):
     """Where the issued rows went, and their columns there."""
 
     place: Int32s
-    pos_f: Int32s
-    pos_g: Int32s
-    recv_at: Int32s
-    columns: dict[str, Any]
+    found: Found
+    cells: CellColumns
+    task: TaskColumns
 
 
 def lower(
@@ -78,213 +81,189 @@ def lower(
         PluginError: the network's answer cannot be used.
     """
     issued = with_messages(schedule, policy.receive) if policy.has_receives else with_sends(schedule)
-    lanes = assign_lanes(issued, policy)
-    pairs = _pairs(issued, lanes, network)
-    placed = _place(issued, lanes, workload, policy, pairs)
+    graph = graph_of(issued.placement)
+    expansion = Expansion()
+    if times is None:
+        issued, expansion = in_segments(issued, workload, policy, schedule.interleave)
+    lanes = assign_lanes(issued, policy, expansion.columns, graph)
+    rules = Rules(
+        mode=lanes.mode, receive=_RECEIVE.get(policy.name, lowering.NO_RECEIVE),
+        batched=int(policy.name is PolicyName.BATCHED), eager_bytes=policy.largest_eager, rows=len(issued),
+    )  # fmt: skip
+    lowering_of = _Lowering(issued, expansion, graph, lanes, _messages(issued, lanes, network, expansion.links), rules)
+    placed = lowering_of.place(workload)
     if times is not None:
-        times.laid_over(placed.columns, issued.placement)
-    meetings = _meetings(lanes, placed.columns["kind"]) if workload.sync_ns else _NONE
-    placed.columns["duration_ns"][meetings] = workload.sync_ns
-    check_total(schedule.ranks, placed.columns["duration_ns"], placed.columns["lag_ns"])
-    return _link(schedule, issued, lanes, placed, policy, pairs, meetings, barrier=barrier, holders=stage_replicas)
+        times.laid_over(placed.cells, placed.task, issued.placement)
+    check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
+    hub = behind_all_ranks(placed.cells, lanes, lowering_of.tasks, barrier=barrier)
+    holders = behind_holders(placed.cells, lanes, issued.placement) if stage_replicas and not barrier else None
+    graph_of_tasks = lowering_of.link(placed, [needs for needs in (hub, holders) if needs is not None], int(hub is not None))
+    if graph_of_tasks is None:
+        raise explain_deadlock(schedule)
+    return graph_of_tasks
 
 
-def _pairs(issued: IssueOrder, lanes: Lanes, network: Network) -> _Pairs:
-    """Ask the network about every pair of ranks with a message."""
+def _messages(issued: IssueOrder, lanes: Lanes, network: Network, links: Sequence[str]) -> _Messages:
+    """Ask the network about every pair of ranks with a message; put paths over single ``links`` behind."""
     ranks = issued.placement.ranks
-    sends = np.flatnonzero((issued.kind == Kind.SEND_F) | (issued.kind == Kind.SEND_B))
+    sends = np.flatnonzero(SENDS.mask(issued.kind))
     rank = np.searchsorted(issued.row_ptr, sends, side="right") - 1
     used = np.zeros(ranks * ranks, dtype=bool)
-    used[rank * ranks + lanes.peer[sends]] = True
+    used[rank * ranks + lanes.columns.peer[sends]] = True
     pairs = np.flatnonzero(used)
     source, target = (pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32)
-    paths, links = network.paths(source, target), network.links
-    check_links(links)
-    check_paths(paths, pairs.size, len(links))
+    paths = network.paths(source, target)
+    check_links(network.links)
+    check_paths(paths, pairs.size, len(network.links))
     check_reachable(paths, source, target)
     first_path = np.zeros(ranks * ranks, dtype=np.int32)
     first_path[pairs] = np.arange(pairs.size) * paths.ways
-    return _Pairs(source=source, target=target, first_path=first_path, paths=paths)
+    if links:
+        paths = paths.with_links(network.links, [network.links.name.index(name) for name in links])
+        nobody = np.full(len(links), -1, dtype=np.int32)
+        source, target = np.concatenate([source, nobody]), np.concatenate([target, nobody])
+    known = paths.overhead_ns.size > 0
+    none = np.zeros(1, dtype=np.int64)
+    columns = (paths.overhead_ns, paths.latency_ns, paths.rate_kbps) if known else (none, none, none)
+    routes = RouteColumns(first_path, pairs.size * paths.ways, paths.ways, *columns)
+    return _Messages(source=source, target=target, paths=paths, columns=routes)
 
 
-def _place(issued: IssueOrder, lanes: Lanes, workload: Workload, policy: Policy, pairs: _Pairs) -> _Rows:
-    placement, rows = issued.placement, len(issued)
-    cells = placement.stages * placement.units
-    edges, paths = placement.edges.shape[0], pairs.paths
-    if paths.overhead_ns.size == 0:
-        overhead = latency = rate = np.zeros(1, dtype=np.int64)
-    else:
-        overhead, latency, rate = paths.overhead_ns, paths.latency_ns, paths.rate_kbps
-    messages = edges * placement.units * 2
-    receive = _RECEIVE.get(policy.name, _NO_RECEIVE)
-    place = np.empty(rows, dtype=np.int32)
-    cursor = lanes.first.copy()
-    positions = [
-        np.full(size, -1, dtype=np.int32) for size in (cells, cells, messages, messages if receive else 0)
-    ]
-    columns: dict[str, Any] = {"kind": np.empty(rows, dtype=np.int8)}
-    for name in ("stage", "unit", "span", "braid"):
-        columns[name] = np.empty(rows, dtype=np.int32)
-    columns["size_bytes"] = np.empty(rows, dtype=np.int64)
-    for name in ("path", "fork"):
-        columns[name] = np.empty(rows, dtype=np.int32)
-    for name in ("collective_ns", "duration_ns", "lag_ns"):
-        columns[name] = np.empty(rows, dtype=np.int64)
-    run(
-        lowering.place_rows,
-        (
-            issued.row_ptr, issued.kind, issued.stage, issued.unit, issued.span, issued.braid, issued.edge,
-            lanes.key, lanes.peer, placement.stages, placement.units, edges,
-            _durations(workload), _collectives(workload), workload.boundary_bytes,
-            pairs.first_path, paths.ways, overhead, latency, rate, receive,
-            policy.largest_eager,
-        ),
-        (cursor, place, *positions, *columns.values()),
-        work=rows,
-    )  # fmt: skip
-    return _Rows(place=place, pos_f=positions[0], pos_g=positions[1], recv_at=positions[3], columns=columns)
+@dataclass(frozen=True, slots=True)
+class _Lowering:
+    """What the kernels are told of one step."""
 
+    issued: IssueOrder
+    expansion: Expansion
+    graph: StageGraph
+    lanes: Lanes
+    between: _Messages
+    rules: Rules
 
-def _durations(workload: Workload) -> Int64s:
-    """Return durations by kind and stage, flat."""
-    table = np.zeros((len(Kind), workload.stages), dtype=np.int64)
-    table[Kind.F], table[Kind.B] = workload.f_ns, workload.b_ns
-    table[Kind.I], table[Kind.W] = workload.i_ns, workload.w_ns
-    table[Kind.REDUCE_GRAD], table[Kind.OPTIMIZER] = workload.reduce_ns, workload.optimizer_ns
-    table[Kind.OFFLOAD], table[Kind.RELOAD] = workload.offload_ns, workload.reload_ns
-    table[Kind.RECOMPUTE], table[Kind.UNSHARD] = workload.recompute_ns, workload.unshard_ns
-    return table.ravel()
+    @property
+    def tasks(self) -> int:
+        """Rows, and the launches and joins of batches."""
+        return len(self.issued) + (2 * self.lanes.groups if self.rules.batched else 0)
 
+    def place(self, workload: Workload) -> _Rows:
+        """Give every row its place on its lane, and its costs."""
+        rows, graph = len(self.issued), self.graph
+        messages = 2 * graph.edges * graph.units
+        found = Found(
+            *(np.full(size, -1, dtype=np.int32) for size in (
+                2 * graph.stages * graph.units, messages, messages if self.rules.receive else 0,
+            ))
+        )  # fmt: skip
+        out = CellColumns(*(np.empty(rows, dtype=values.dtype) for values in self.issued.cells))
+        sizes = (np.int64, np.int32, np.int32, np.int64, np.int64, np.int64)
+        placed = _Rows(
+            np.empty(rows, dtype=np.int32), found, out, TaskColumns(*(np.empty(rows, dtype=one) for one in sizes))
+        )
+        run(
+            lowering.place_rows,
+            (
+                self.issued.row_ptr, self.issued.cells, self.issued.edge, graph, TABLE, self.expansion.columns,
+                self.lanes.columns, _costs(workload, graph), self.between.columns, self.rules,
+            ),
+            (self.lanes.first.copy(), *placed),
+            work=rows,
+        )  # fmt: skip
+        return placed
 
-def _collectives(workload: Workload) -> Int64s:
-    table = np.zeros((len(Kind), workload.stages), dtype=np.int64)
-    table[Kind.F], table[Kind.B] = workload.f_collective_ns, workload.b_collective_ns
-    table[Kind.I], table[Kind.W] = workload.i_collective_ns, workload.w_collective_ns
-    return table.ravel()
+    def link(self, placed: _Rows, needs: Sequence[Pairs], hubs: int) -> TaskGraph | None:
+        """Chain the lanes and collect what waits for what; None where a rank needs what it computes later.
 
-
-def _link(
-    schedule: Schedule,
-    issued: IssueOrder,
-    lanes: Lanes,
-    placed: _Rows,
-    policy: Policy,
-    pairs: _Pairs,
-    meetings: Int32s,
-    *,
-    barrier: bool,
-    holders: bool,
-) -> TaskGraph:
-    rows, batched = len(issued), policy.name is PolicyName.BATCHED
-    twin, launch_next, source, target = _edges(schedule, issued, lanes, placed, policy)
-    tasks = rows + launch_next.size
-    kind = placed.columns["kind"]
-    behind = np.flatnonzero(kind == Kind.REDUCE_GRAD).astype(np.int32) if barrier else meetings
-    if behind.size:
-        before = _last_computations(lanes, kind)
-        source = np.concatenate([source, before, np.full(behind.size, tasks, dtype=np.int32)])
-        target = np.concatenate([target, np.full(before.size, tasks, dtype=np.int32), behind])
-        tasks += 1
-    if holders and not barrier:
-        before, behind = _between_holders(issued, lanes, placed.columns)
-        source, target = np.concatenate([source, before]), np.concatenate([target, behind])
-    following = np.full(tasks, -1, dtype=np.int32)
-    following_peer = following.copy()
-    run(lowering.chain_tasks, (lanes.lane_ptr, twin, int(batched)), (following, following_peer), work=rows)
-    following[rows : rows + launch_next.size] = launch_next
-    ptr, edge = np.zeros(tasks + 1, dtype=np.int32), np.zeros(source.size, dtype=np.int32)
-    run(lowering.sort_edges, (source, target, source.size), (ptr, edge), work=rows)
-    if tasks > rows:
-        extra = np.zeros(tasks - rows, dtype=np.int64)
+        Args:
+            placed: the rows.
+            needs: further edges.
+            hubs: tasks without rows among those: they end when all that they wait for has.
+        """
+        linked = self._linked(placed)
+        if linked is None:
+            return None
+        twin, batch_next, pairs = linked
+        parts, rows = self.expansion, len(self.issued)
+        needs = [pairs, *needs, Pairs(*(placed.place[side] for side in parts.needs))]
+        source, target = (np.concatenate(side) for side in zip(*needs, strict=True))
+        tasks = self.tasks + hubs
+        following = np.full(tasks, -1, dtype=np.int32)
+        following_peer = following.copy()
+        run(
+            lowering.chain_tasks,
+            (self.lanes.lane_ptr, twin, self.rules.batched),
+            (following, following_peer),
+            work=rows,
+        )
+        following[rows : rows + batch_next.size] = batch_next
+        ptr, edge = np.zeros(tasks + 1, dtype=np.int32), np.zeros(source.size, dtype=np.int32)
+        run(lowering.sort_edges, (source, target, source.size), (ptr, edge), work=rows)
+        own = placed.task._asdict()
         for name in ("duration_ns", "lag_ns"):
-            placed.columns[name] = np.concatenate([placed.columns[name], extra])
-    return TaskGraph(
-        placement=issued.placement, paths=pairs.paths, source=pairs.source, target=pairs.target,
-        lane_rank=lanes.lane_rank, lane_stream=lanes.lane_stream, lane_peer=lanes.lane_peer,
-        lane_ptr=lanes.lane_ptr, twin=twin, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge,
-        **placed.columns,
+            own[name] = np.concatenate([own[name], np.zeros(tasks - rows, dtype=np.int64)]) if tasks > rows else own[name]
+        lanes = self.lanes
+        return TaskGraph(
+            placement=self.issued.placement, paths=self.between.paths, source=self.between.source,
+            target=self.between.target, lane_rank=lanes.lane_rank, lane_stream=lanes.lane_stream,
+            lane_peer=lanes.lane_peer, lane_ptr=lanes.lane_ptr, twin=twin, next=following,
+            next_peer=following_peer, edge_ptr=ptr, edge=edge, parts=parts.placed(placed.place),
+            **placed.cells._asdict(), **own,
+        )  # fmt: skip
+
+    def _linked(self, placed: _Rows) -> tuple[Int32s, Int32s, Pairs] | None:
+        """Return each row's twin, the chain of batches and the edges that no stream implies."""
+        issued, rows, graph = self.issued, len(self.issued), self.graph
+        twin = np.full(rows, -1, dtype=np.int32)
+        batch_next = np.full(2 * self.lanes.groups if self.rules.batched else 0, -1, dtype=np.int32)
+        bound = _most_edges(issued, self.expansion.columns, batched=bool(self.rules.batched))
+        pairs = Pairs(np.empty(bound, dtype=np.int32), np.empty(bound, dtype=np.int32))
+        present = np.flatnonzero(np.bincount(issued.kind, minlength=len(TABLE.role)))
+        awaited = present[TABLE.awaited[present] == 1]
+        results = int(TABLE.result[awaited].max(initial=-1)) + 1
+        problem = np.zeros(1, dtype=np.int64)
+        told = (
+            issued.row_ptr, issued.cells, issued.edge, graph, TABLE, self.expansion.columns, self.lanes.columns,
+            self.rules, placed.place, placed.found, placed.task,
+        )  # fmt: skip
+        edges = run(
+            lowering.link_rows,
+            told,
+            (
+                twin, np.empty(len(TABLE.role) * graph.stages if awaited.size else 0, dtype=np.int32),
+                np.full(results * graph.stages * graph.units, -1, dtype=np.int32), batch_next, pairs, problem,
+            ),
+            work=rows,
+        )  # fmt: skip
+        if problem[0]:
+            return None
+        if self.rules.batched:
+            edges = run(
+                lowering.join_batches,
+                (*told[:5], *told[6:10], twin, edges),
+                (pairs,),
+                work=rows,
+            )
+        return twin, batch_next, Pairs(*(side[:edges] for side in pairs))
+
+
+def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
+    """Return what actions cost, by class, kind and stage, flat."""
+    classes = (workload, *workload.classes)
+    by_kind = [
+        [np.concatenate([per(one, kind) for kind in Kind]) for one in classes]
+        for per in (Workload.duration_ns, Workload.collective_ns)
+    ]
+    return CostColumns(
+        classes=len(classes), width=len(Kind) * graph.stages,
+        class_of=workload.microbatch_class if len(classes) > 1 else np.zeros(0, dtype=np.int32),
+        duration_ns=np.concatenate(by_kind[0]), collective_ns=np.concatenate(by_kind[1]),
+        boundary_bytes=np.concatenate([one.boundary_bytes for one in classes]),
     )  # fmt: skip
 
 
-def _meetings(lanes: Lanes, kind: Int8s) -> Int32s:
-    """Return the row in which each rank meets the others: the last of its data-parallel stream."""
-    streams = np.flatnonzero(lanes.lane_stream == Stream.DATA_PARALLEL)
-    last = lanes.lane_ptr[streams + 1] - 1
-    rows: Int32s = last[kind[last] == Kind.REDUCE_GRAD].astype(np.int32)
-    return rows
-
-
-def _last_computations(lanes: Lanes, kind: Int8s) -> Int32s:
-    """Return each rank's last compute row of the pipeline."""
-    compute = np.flatnonzero(lanes.lane_stream == Stream.COMPUTE)
-    last: list[int] = []
-    for lane in compute:
-        low, high = int(lanes.lane_ptr[lane]), int(lanes.lane_ptr[lane + 1])
-        while high > low and kind[high - 1] == Kind.OPTIMIZER:
-            high -= 1
-        if high > low:
-            last.append(high - 1)
-    return np.array(last, dtype=np.int32)
-
-
-def _between_holders(issued: IssueOrder, lanes: Lanes, columns: Mapping[str, Any]) -> tuple[Int32s, Int32s]:
-    """Return edges to reductions of a stage from the last backward of it on the other ranks that hold it."""
-    kind, stage, stages = columns["kind"], columns["stage"], issued.placement.stages
-    holders = issued.placement.copies()
-    reductions = np.flatnonzero(kind == Kind.REDUCE_GRAD)
-    reductions = reductions[holders.sum(axis=0)[stage[reductions]] > 1]
-    if not reductions.size:
-        return _NONE, _NONE
-    rank = np.repeat(lanes.lane_rank, np.diff(lanes.lane_ptr))
-    backward = np.flatnonzero((kind >= Kind.B) & (kind <= Kind.W))
-    last = np.full(holders.shape, -1, dtype=np.int64)
-    np.maximum.at(last.ravel(), rank[backward] * stages + stage[backward], backward)
-    which, other = np.nonzero(last.T[stage[reductions]] >= 0)
-    away = other != rank[reductions[which]]
-    which, other = which[away], other[away]
-    return last[other, stage[reductions[which]]].astype(np.int32), reductions[which].astype(np.int32)
-
-
-def _edges(
-    schedule: Schedule, issued: IssueOrder, lanes: Lanes, placed: _Rows, policy: Policy
-) -> tuple[Int32s, Int32s, Int32s, Int32s]:
-    """Return each row's twin, the chain of batches, and the source and target of every edge."""
-    placement, rows, near = issued.placement, len(issued), neighbours(issued.placement)
-    batched = policy.name is PolicyName.BATCHED
-    tasks = rows + (2 * lanes.groups if batched else 0)
-    copies = int(((issued.kind == Kind.OFFLOAD) | (issued.kind == Kind.RELOAD)).any())
-    bound = _most_edges(issued, batched=batched)
-    twin = np.full(rows, -1, dtype=np.int32)
-    stage_scratch = np.zeros(placement.stages, dtype=np.int32)
-    offload = np.full(placement.stages * placement.units if copies else 0, -1, dtype=np.int32)
-    launch_next = np.full(tasks - rows, -1, dtype=np.int32)
-    source, target = np.empty(bound, dtype=np.int32), np.empty(bound, dtype=np.int32)
-    problem = np.zeros(1, dtype=np.int64)
-    edges = run(
-        lowering.link_rows,
-        (
-            issued.row_ptr, issued.kind, issued.stage, issued.unit, issued.span, issued.edge,
-            lanes.group, placed.place, placed.pos_f, placed.pos_g, placed.recv_at,
-            placed.columns["size_bytes"], placed.columns["fork"],
-            placement.edges[:, 0].copy(), placement.edges[:, 1].copy(),
-            near.pred_ptr, near.pred, near.succ_ptr, near.succ,
-            placement.stage_rank.ravel(), placement.unit_route,
-            placement.stages, placement.units, placement.edges.shape[0], rows, lanes.mode,
-            _RECEIVE.get(policy.name, _NO_RECEIVE), int(batched), policy.largest_eager,
-        ),
-        (twin, stage_scratch, stage_scratch.copy(), offload, launch_next, source, target, problem),
-        work=rows,
-    )  # fmt: skip
-    if problem[0]:
-        raise explain_deadlock(schedule)
-    return twin, launch_next, source[:edges], target[:edges]
-
-
-def _most_edges(issued: IssueOrder, *, batched: bool) -> int:
+def _most_edges(issued: IssueOrder, parts: PartColumns, *, batched: bool) -> int:
     """Return a bound of the edges that no stream implies: forks, twins and consumers of each row."""
-    away = issued.kind >= Kind.SEND_F
-    rows = int(np.count_nonzero(away))
+    away = TABLE.role[issued.kind] != lowering.COMPUTES
+    rows = int(np.count_nonzero(away)) + int(np.count_nonzero(parts.stream > lowering.COMPUTE_STREAM))
     widest = int(issued.span.max(initial=1))
     units = rows if widest == 1 else int(issued.span[away].sum())
-    own = 0 if int(issued.kind.max(initial=0)) <= Kind.RECV_B else 2 * (len(issued) - rows)
-    return 2 * rows + 2 * units + (2 * rows if batched else 0) + own
+    return 2 * rows + 2 * units + (2 * rows if batched else 0)

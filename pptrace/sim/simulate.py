@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.action import Kind
+from pptrace.model.kinds import SENDS
 from pptrace.network.flat import ideal
 from pptrace.schedule.validate import validate, validate_structure
 from pptrace.sim.contention import Contention
@@ -20,6 +20,7 @@ from pptrace.sim.kernels import running
 from pptrace.sim.limits import check_costs
 from pptrace.sim.lower import lower
 from pptrace.sim.policy import Policy
+from pptrace.sim.segmented import timed
 from pptrace.sim.shared import shared_links
 from pptrace.sim.sweep import run_graph
 from pptrace.timeline.timeline import ROW_COLUMNS, Timeline
@@ -98,9 +99,10 @@ def simulate_traffic(
     """Simulate as :func:`simulate` does, and keep what the messages did on the links."""
     policy, network = policy or Policy(), network or ideal()
     contention = contention or Contention()
-    # Streams find every deadlock but a braid's with itself: there its members follow one another.
+    # Streams find every deadlock but a pair's with itself: there its members follow one another.
     check = validate if (schedule.braid >= 0).any() else validate_structure
     check(schedule)
+    workload = timed(workload, network.links)
     check_costs(schedule, workload)
     whole = with_epilogue(schedule, workload, overlap=overlap_reduction)
     graph = lower(
@@ -140,10 +142,9 @@ def _timeline(graph: TaskGraph, ran: Ran) -> Timeline:
     run(running.enter_times, (graph.lane_ptr, graph.twin, graph.fork, start, end), (enter,), work=rows)
     return Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,
-        lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, kind=graph.kind, stage=graph.stage,
-        unit=graph.unit, span=graph.span, enter_ns=enter, start_ns=start, end_ns=end, lag_ns=lag,
+        lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, **graph.cells._asdict(), enter_ns=enter, start_ns=start, end_ns=end, lag_ns=lag,
         uncontended_ns=duration, collective_ns=graph.collective_ns, size_bytes=graph.size_bytes,
-        cause=cause, braid=graph.braid,
+        cause=cause, parts=graph.parts,
     )  # fmt: skip
 
 
@@ -162,7 +163,8 @@ def _reordered(timeline: Timeline, order: Int64s) -> Timeline:
     renamed = _renamed(order)
     columns = {name: getattr(timeline, name)[order] for name in ROW_COLUMNS}
     columns["cause"] = renamed[columns["cause"]]
-    return replace(timeline, **columns)
+    parts = None if timeline.parts is None else timeline.parts.of_rows(order)
+    return replace(timeline, parts=parts, **columns)
 
 
 def _renamed(order: Int64s) -> Int32s:
@@ -174,8 +176,7 @@ def _renamed(order: Int64s) -> Int32s:
 
 
 def _traffic(graph: TaskGraph, links: Links, rates: Rates | None, order: Int64s | None) -> Traffic:
-    sends = np.isin(graph.kind, (Kind.SEND_F, Kind.SEND_B))
-    path = np.where(sends, graph.path, -1).astype(np.int32)
+    path = np.where(SENDS.mask(graph.kind), graph.path, -1).astype(np.int32)
     if order is not None:
         path = path[order]
     if rates is None:

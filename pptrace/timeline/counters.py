@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import SENDS, Kind, KindSet
 from pptrace.timeline.counter import Counter
+from pptrace.timeline.folded import folded
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
@@ -25,6 +26,7 @@ def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
     A backward ends with ``W`` where it is split, else with ``B``, else with ``I``. A microbatch counts
     once for each of the rank's stages that it has passed.
     """
+    timeline = folded(timeline)
     rank = timeline.rank_of_row()
     rows, unit = _unit_rows(timeline)
     key = timeline.stage[rows].astype(np.int64) * (int(unit.max(initial=0)) + 1) + unit
@@ -51,8 +53,7 @@ def link_use(timeline: Timeline) -> tuple[Counter, ...]:
     A message's rate is its bytes over its time on the sender's stream, rounded down.
     """
     took = timeline.end_ns - timeline.start_ns
-    sends = np.isin(timeline.kind, (Kind.SEND_F, Kind.SEND_B))
-    rows = np.flatnonzero(sends & (took > 0) & (timeline.size_bytes > 0))
+    rows = np.flatnonzero(SENDS.mask(timeline.kind) & (took > 0) & (timeline.size_bytes > 0))
     rate = _per_second(timeline.size_bytes[rows], took[rows])
     rank = timeline.rank_of_row()[rows]
     return _counters(
@@ -66,7 +67,7 @@ def link_use(timeline: Timeline) -> tuple[Counter, ...]:
 
 def _unit_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
     """Return the rows of passes, once for each of their units, and those units."""
-    rows = np.flatnonzero(np.isin(timeline.kind, (Kind.F, *_RELEASES)) & (timeline.unit >= 0))
+    rows = np.flatnonzero(KindSet({Kind.F, *_RELEASES}).mask(timeline.kind) & (timeline.unit >= 0))
     span = timeline.span[rows]
     first = np.repeat(np.cumsum(span) - span, span)
     rows = np.repeat(rows, span)

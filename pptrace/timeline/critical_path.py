@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.action import COMPUTE, Kind
+from pptrace.model.kinds import COMPUTE, Kind
 from pptrace.timeline import kernels
 from pptrace.timeline.window import window
 
@@ -58,7 +58,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     np.add.at(kinds, timeline.kind[rows], ran)
     by_kind = {Kind(kind).name: int(time) for kind, time in enumerate(kinds)}
     by_kind |= {"wire": int(wire.sum()), "wait": waited}
-    computes = np.isin(timeline.kind[rows], list(COMPUTE))
+    computes = COMPUTE.mask(timeline.kind[rows])
     stages = np.zeros(timeline.placement.stages, dtype=np.int64)
     np.add.at(stages, timeline.stage[rows][computes], ran[computes])
     return CriticalPath(

@@ -88,7 +88,7 @@ def attribute_idle(
         base = rank * 7
         if reduce_lane[rank] >= 0:
             for r in range(lane_ptr[reduce_lane[rank]], lane_ptr[reduce_lane[rank] + 1]):
-                if kind[r] == 10:
+                if kind[r] == 10 or kind[r] == 15:
                     reductions[rank] += end[r] - start[r]
         if lane < 0:
             idle[base] += closed - opened
@@ -166,7 +166,7 @@ def attribute_idle(
                                         arrived = end[m] + lag[m]
                         released = cause[row] if cause[row] >= 0 else row
                         other = kind[released]
-                        if other == 12 or other == 8 or other == 10:
+                        if other == 12 or other == 8 or other == 10 or other == 15:
                             waited = begin - min(max(start[released], free), begin)
                             carried = min(waited, uncontended[released] + lag[released])
                             idle[base + (2 if other == 12 else 6)] += carried
@@ -189,7 +189,7 @@ def attribute_idle(
                 continue
             k = kind[row]
             took = end[row] - start[row]
-            if k <= 3 or k >= 13:
+            if k <= 3 or k == 13 or k == 14:
                 busy[rank] += took
                 communicated[rank] += collective[row]
             elif row < first:

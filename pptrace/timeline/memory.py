@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.action import Kind
+from pptrace.model.kinds import TABLE, Kind
 from pptrace.timeline import kernels
+from pptrace.timeline.changes import memory_changes
 from pptrace.timeline.counter import Counter
+from pptrace.timeline.folded import folded
 from pptrace.timeline.row_index import lanes_of
 from pptrace.timeline.timeline import Stream
 
@@ -65,16 +67,16 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     """Follow the memory of every rank through a timeline."""
     ranks = timeline.ranks
     peak, peak_at, most = (np.zeros(ranks, dtype=np.int64) for _ in range(3))
-    if np.isin(timeline.kind, (Kind.OFFLOAD, Kind.RELOAD)).any():
-        _peaks_with_copies(timeline, workload, peak, peak_at)
-        scratch = (np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64), most)
+    if _needs_clock(timeline, workload):
+        _peaks(timeline, workload, peak, peak_at)
+        whole, scratch = folded(timeline), (np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64), most)
     else:
-        scratch = (peak, peak_at, most)
+        whole, scratch = timeline, (peak, peak_at, most)
     run(
         kernels.follow_memory,
         (
-            lanes_of(timeline, Stream.COMPUTE), timeline.lane_ptr, timeline.kind, timeline.stage,
-            timeline.span, timeline.start_ns, timeline.end_ns,
+            lanes_of(whole, Stream.COMPUTE), whole.lane_ptr, whole.kind, whole.stage,
+            whole.span, whole.start_ns, whole.end_ns,
             workload.activation_bytes, workload.weight_activation_bytes, workload.stages,
         ),
         scratch,
@@ -108,30 +110,29 @@ def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ..
     return tuple(counters)
 
 
+def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
+    """Whether changes of memory are not in the order of the compute stream's rows alone."""
+    present = np.flatnonzero(np.bincount(timeline.kind, minlength=len(TABLE.role)))
+    others = np.setdiff1d(present, [Kind.F, Kind.B, Kind.I, Kind.W])
+    changes = (TABLE.activation[others] != 0) | (TABLE.weight_activation[others] != 0)
+    return bool(changes.any()) or timeline.parts is not None or bool(workload.classes)
+
+
 def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:
     """Return one rank's changes of memory in order of time; at one instant, what is freed comes first."""
-    lanes = np.flatnonzero((timeline.lane_rank == rank) & np.isin(
-        timeline.lane_stream, (Stream.COMPUTE, Stream.COPY_OUT, Stream.COPY_IN)))  # fmt: skip
+    lanes = np.flatnonzero(timeline.lane_rank == rank)
     rows = np.concatenate(
         [np.arange(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1]) for lane in lanes]
         or [np.zeros(0, dtype=np.int64)]
     )
-    kind, stage = timeline.kind[rows], timeline.stage[rows]
-    kept = workload.activation_bytes[stage] * timeline.span[rows]
-    weight = workload.weight_activation_bytes[stage] * timeline.span[rows]
-    delta = np.select(
-        [(kind == Kind.F) | (kind == Kind.RELOAD), (kind == Kind.B) | (kind == Kind.OFFLOAD),
-         kind == Kind.I, kind == Kind.W],
-        [kept, -kept, weight - kept, -weight],
-        0,
-    )  # fmt: skip
+    delta = memory_changes(timeline, workload, rows)
     at = np.where(delta > 0, timeline.start_ns[rows], timeline.end_ns[rows])
     changes = delta != 0
     order = np.lexsort((delta[changes], at[changes]))
     return at[changes][order], delta[changes][order]
 
 
-def _peaks_with_copies(timeline: Timeline, workload: Workload, peak: Int64s, peak_at: Int64s) -> None:
+def _peaks(timeline: Timeline, workload: Workload, peak: Int64s, peak_at: Int64s) -> None:
     for rank in range(timeline.ranks):
         at, delta = _changes(timeline, workload, rank)
         if at.size:

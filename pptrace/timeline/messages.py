@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.timeline.actions import actions_in_parts, segment_rows
 from pptrace.timeline.row_index import index_timeline
 
 if TYPE_CHECKING:
@@ -51,8 +52,21 @@ def messages(timeline: Timeline) -> Messages:
     ])  # fmt: skip
     first = np.where(found[0] >= 0, found[0], found[1])
     starts = np.where(found[3] >= 0, timeline.start_ns[found[3]], 0) if len(timeline) else first
+    found[3] = _first_segments(timeline, found[3])
     order = np.lexsort((starts, first))
     keep = np.ones(order.size, dtype=bool)
     keep[1:] = first[order][1:] != first[order][:-1]
     send, recv, producer, consumer = found[:, order[keep]].astype(np.int32)
     return Messages(send=send, recv=recv, producer=producer, consumer=consumer)
+
+
+def _first_segments(timeline: Timeline, rows: Int32s) -> Int32s:
+    """Return the first rows of the actions that some rows belong to."""
+    if timeline.parts is None:
+        return rows
+    first = np.arange(len(timeline) + 1, dtype=np.int32)
+    first[-1] = -1
+    segments, action = segment_rows(timeline)
+    first[segments] = actions_in_parts(timeline).first[action]
+    found: Int32s = first[rows]
+    return found

@@ -11,7 +11,9 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.timeline import kernels
+from pptrace.timeline.actions import GroupTime, group_times
 from pptrace.timeline.critical_path import CriticalPath, critical_path
+from pptrace.timeline.folded import with_own_waits
 from pptrace.timeline.memory import Memory, measure_memory
 from pptrace.timeline.row_index import index_timeline, lanes_of
 from pptrace.timeline.timeline import Stream
@@ -60,6 +62,8 @@ class Metrics:
     """Shape (ranks,): busy time in which the rank's own group (tensor parallel and so on) communicated."""
     reduction_ns: Int64s
     """Shape (ranks,): time in which gradients were reduced, whether or not something ran beside it."""
+    groups: tuple[GroupTime, ...]
+    """Communication of the data-parallel group and of those inside actions, and what computation hid of it."""
     memory: Memory
     """Memory per rank."""
     path: CriticalPath
@@ -126,6 +130,7 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
     """Measure a timeline; the workload gives memory, tokens and FLOPs."""
     placement, index = timeline.placement, index_timeline(timeline)
     opened, closed = window(timeline)
+    times = with_own_waits(timeline)
     compute = lanes_of(timeline, Stream.COMPUTE)
     reduce = lanes_of(timeline, Stream.DATA_PARALLEL)
     busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
@@ -134,17 +139,17 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
         kernels.attribute_idle,
         (
             compute, reduce, timeline.lane_ptr, timeline.kind, timeline.stage, timeline.unit, timeline.span,
-            timeline.start_ns, timeline.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
-            *index.near.arguments, placement.unit_route, placement.stage_rank.ravel(),
+            times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
+            *index.graph[9:], placement.unit_route, placement.stage_rank.ravel(),
             placement.stages, placement.units, placement.edges.shape[0],
-            index.forward, index.gradient, index.send, index.recv, opened, closed, timeline.collective_ns,
+            index.forward, index.gradient, index.send, index.recv, opened, closed, times.collective_ns,
         ),
         (busy, idle, collective, reduction),
         work=len(timeline),
     )  # fmt: skip
     return Metrics(
         start_ns=opened, end_ns=closed, busy_ns=busy, idle_ns=idle.reshape(timeline.ranks, len(IdleCause)),
-        collective_ns=collective, reduction_ns=reduction,
+        collective_ns=collective, reduction_ns=reduction, groups=group_times(timeline),
         memory=measure_memory(timeline, workload), path=critical_path(timeline),
         tokens=workload.tokens, model_flops=workload.model_flops, peak_flops=workload.peak_flops,
         notes=workload.notes,

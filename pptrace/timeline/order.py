@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import COMPUTE, STAGE_ENDS, KindSet
 from pptrace.schedule.table import Schedule
 from pptrace.timeline.row_index import lanes_of
 from pptrace.timeline.timeline import Stream
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compute_rows", "computed_order"]
 
-_IN_TABLES = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE)
+_IN_TABLES = KindSet(COMPUTE - STAGE_ENDS)
 
 
 def compute_rows(timeline: Timeline) -> list[Int64s]:
@@ -25,7 +25,7 @@ def compute_rows(timeline: Timeline) -> list[Int64s]:
     found = []
     for lane in lanes_of(timeline, Stream.COMPUTE):
         span = np.arange(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1]) if lane >= 0 else np.arange(0)
-        found.append(span[np.isin(timeline.kind[span], _IN_TABLES)])
+        found.append(span[_IN_TABLES.mask(timeline.kind[span])])
     return found
 
 
@@ -33,8 +33,6 @@ def computed_order(timeline: Timeline) -> Schedule:
     """Return the table of what each rank computed."""
     by_rank = compute_rows(timeline)
     rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
-    return Schedule.from_columns(
-        timeline.placement, np.cumsum([0, *(own.size for own in by_rank)]),
-        timeline.kind[rows], timeline.stage[rows], timeline.unit[rows],
-        span=timeline.span[rows], braid=timeline.braid[rows],
-    )  # fmt: skip
+    return Schedule.of_cells(
+        timeline.placement, np.cumsum([0, *(own.size for own in by_rank)]), timeline.cells.taken(rows)
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import BACKWARD, Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ def phases(timeline: Timeline) -> tuple[Phase, ...]:
     length is left out, and a rank without a forward or without a backward has none.
     """
     forward = timeline.kind == Kind.F
-    backward = (timeline.kind >= Kind.B) & (timeline.kind <= Kind.W)
+    backward = BACKWARD.mask(timeline.kind)
     ranks, firsts = _ranks(timeline)
     start = _first(timeline.start_ns, forward, firsts)
     turn = _first(timeline.start_ns, backward, firsts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.schedule.neighbours import Neighbours, neighbours
+from pptrace.schedule.neighbours import StageGraph, graph_of
 from pptrace.timeline import kernels
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ["RowIndex", "index_timeline", "lanes_of"]
 class RowIndex:
     """Rows by stage, unit, edge and direction; -1 where there is none."""
 
-    near: Neighbours
+    graph: StageGraph
     """The stages' graph."""
     forward: Int32s
     """Shape (stages x units,): the forward's row."""
@@ -37,7 +37,7 @@ class RowIndex:
 def index_timeline(timeline: Timeline) -> RowIndex:
     """Index a timeline's rows."""
     placement = timeline.placement
-    near = neighbours(placement)
+    graph = graph_of(placement)
     cells, edges = placement.stages * placement.units, placement.edges.shape[0]
     forward, gradient = np.full(cells, -1, dtype=np.int32), np.full(cells, -1, dtype=np.int32)
     send = np.full(2 * edges * placement.units, -1, dtype=np.int32)
@@ -47,13 +47,13 @@ def index_timeline(timeline: Timeline) -> RowIndex:
         (
             timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer,
             timeline.kind, timeline.stage, timeline.unit, timeline.span, timeline.start_ns, timeline.size_bytes,
-            *near.arguments,
+            *graph[9:],
             placement.stage_rank.ravel(), placement.unit_route, placement.stages, placement.units, edges,
         ),
         (forward, gradient, send, recv),
         work=len(timeline),
     )  # fmt: skip
-    return RowIndex(near=near, forward=forward, gradient=gradient, send=send, recv=recv)
+    return RowIndex(graph=graph, forward=forward, gradient=gradient, send=send, recv=recv)
 
 
 def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:

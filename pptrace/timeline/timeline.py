@@ -3,50 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.model.action import Action, Kind
-from pptrace.model.columns import Int8s, Int32s, Int64s, column, difference
+from pptrace.model.cells import CELL, Cells
+from pptrace.model.columns import Int8s, Int32s, Int64s, difference
+from pptrace.model.kinds import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pptrace.model.action import Action
     from pptrace.model.placement import Placement
     from pptrace.timeline.counter import Counter
+    from pptrace.timeline.parts import Parts
     from pptrace.timeline.routes import Routes
 
 __all__ = ["LANE_COLUMNS", "ROW_COLUMNS", "Slice", "Stream", "Timeline"]
 
 
-class Stream(IntEnum):
-    """What a lane is: an in-order queue of a rank."""
-
-    COMPUTE = 0
-    """Kernels of the model."""
-    COMM = 1
-    """The rank's communication with any peer, or with ``lane_peer``."""
-    SEND = 2
-    """Messages to one peer."""
-    RECV = 3
-    """Messages from one peer."""
-    COPY_OUT = 4
-    """Offloads to host memory."""
-    COPY_IN = 5
-    """Reloads from host memory."""
-    DATA_PARALLEL = 6
-    """Collectives over the rank's data-parallel replicas."""
-
-
 LANE_COLUMNS = ("lane_rank", "lane_stream", "lane_peer", "lane_ptr")
 ROW_COLUMNS = (
-    "kind", "stage", "unit", "span", "enter_ns", "start_ns", "end_ns",
-    "lag_ns", "uncontended_ns", "collective_ns", "size_bytes", "cause", "braid",
+    *CELL, "enter_ns", "start_ns", "end_ns", "lag_ns", "uncontended_ns", "collective_ns", "size_bytes", "cause",
 )  # fmt: skip
-_INT64 = frozenset({"enter_ns", "start_ns", "end_ns", "lag_ns", "uncontended_ns", "collective_ns", "size_bytes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +59,11 @@ class Slice:
     cause: int = -1
     """Row whose end (or start) released it."""
     braid: int = -1
-    """The braid that it belongs to."""
+    """The overlapped pair that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Timeline:
+class Timeline(Cells):
     """Slices on lanes; lanes are sorted by (rank, stream, peer), slices within a lane by time.
 
     Times are integer nanoseconds from the step's start; slices of one lane never overlap.
@@ -100,14 +81,6 @@ class Timeline:
     """The peer of a lane that serves one only, else -1."""
     lane_ptr: Int32s
     """Shape (lanes + 1,): lane ``l`` holds the rows ``lane_ptr[l]:lane_ptr[l + 1]``."""
-    kind: Int8s
-    """:class:`~pptrace.model.action.Kind` of each row."""
-    stage: Int32s
-    """Stage of each row: the sender's for ``SEND_*``, the receiver's for ``RECV_*``."""
-    unit: Int32s
-    """First unit, -1 for none."""
-    span: Int32s
-    """Number of units."""
     enter_ns: Int64s
     """When it was launched: all that its rank issued before it on its stream was done."""
     start_ns: Int64s
@@ -124,26 +97,14 @@ class Timeline:
     """Bytes moved, 0 for none."""
     cause: Int32s
     """Row whose end (or start) released this one; -1 for none or unknown."""
-    braid: Int32s
-    """Rows of a rank that share a number from 0 belong to one braid; -1 for a row alone."""
     counters: tuple[Counter, ...] = ()
     """Quantities over time, sorted by rank, then in the order of display."""
+    parts: Parts | None = None
+    """Which rows are segments of actions; None where each row is a whole action or a message."""
     routes: Routes | None = None
     """Which links each message went over; None where no links are known."""
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Where the timeline comes from: version, plugins, configuration; plain JSON values."""
-
-    def __post_init__(self) -> None:
-        for name in (*LANE_COLUMNS, *ROW_COLUMNS):
-            dtype: Any = np.int32
-            if name in _INT64:
-                dtype = np.int64
-            elif name in {"kind", "lane_stream"}:
-                dtype = np.int8
-            object.__setattr__(self, name, column(getattr(self, name), dtype))
-
-    def __len__(self) -> int:
-        return int(self.kind.size)
 
     @property
     def ranks(self) -> int:
@@ -172,13 +133,8 @@ class Timeline:
             rank=int(self.lane_rank[lane]),
             stream=Stream(int(self.lane_stream[lane])),
             peer=int(self.lane_peer[lane]),
-            action=Action(
-                kind=Kind(int(self.kind[row])),
-                stage=int(self.stage[row]),
-                unit=int(self.unit[row]),
-                span=int(self.span[row]),
-            ),
-            **{name: int(getattr(self, name)[row]) for name in ROW_COLUMNS[4:]},
+            action=self.action(row),
+            **{name: int(getattr(self, name)[row]) for name in ROW_COLUMNS[len(CELL) - 1 :]},
         )
 
     def difference(self, other: Timeline) -> str:
@@ -189,6 +145,8 @@ class Timeline:
             return "the counters differ"
         if self.routes != other.routes:
             return "the routes differ"
+        if self.parts != other.parts:
+            return "the segments of actions differ"
         return difference(self, other, (*LANE_COLUMNS, *ROW_COLUMNS))
 
     def __repr__(self) -> str:

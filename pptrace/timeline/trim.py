@@ -160,6 +160,7 @@ def _of_rows(timeline: Timeline, chosen: NDArray[np.bool_]) -> Timeline:
         lane_peer=timeline.lane_peer[lanes],
         lane_ptr=np.concatenate([[0], np.cumsum(counts)]),
         routes=None if timeline.routes is None else timeline.routes.of_rows(kept),
+        parts=None if timeline.parts is None else timeline.parts.of_rows(kept),
         **columns,
     )
 

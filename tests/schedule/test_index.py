@@ -9,9 +9,10 @@ from interpreted import interpreted_kernels
 from strategies import valid_schedules
 
 from pptrace import kernel
+from pptrace.model.kinds import TABLE, Result
 from pptrace.model.placement import Placement
-from pptrace.schedule import index as slots
-from pptrace.schedule.index import index_schedule
+from pptrace.schedule.index import ABSENT, index_schedule
+from pptrace.schedule.kernels import tables
 from pptrace.schedule.table import Schedule
 
 
@@ -19,38 +20,38 @@ def test_a_full_backward_is_both_gradients_and_halves_are_one_each() -> None:
     positions = index_schedule(Schedule.from_rows([["0F0", "0F1", "0I0", "0B1", "0W0"]]))
 
     assert positions.problem is None
-    assert positions.of(slots.FORWARD).tolist() == [[0, 1]]
-    assert positions.of(slots.GRADIENT).tolist() == [[2, 3]]
-    assert positions.of(slots.WEIGHT).tolist() == [[4, 3]]
+    assert positions.of(Result.ACTIVATION).tolist() == [[0, 1]]
+    assert positions.of(Result.GRADIENT).tolist() == [[2, 3]]
+    assert positions.of(Result.WEIGHT_GRADIENT).tolist() == [[4, 3]]
 
 
 def test_a_span_fills_every_unit_of_it() -> None:
     positions = index_schedule(Schedule.from_rows([["0F0+3", "0B0", "0B1+2"]]))
 
-    assert positions.of(slots.FORWARD).tolist() == [[0, 0, 0]]
-    assert positions.of(slots.GRADIENT).tolist() == [[1, 2, 2]]
+    assert positions.of(Result.ACTIVATION).tolist() == [[0, 0, 0]]
+    assert positions.of(Result.GRADIENT).tolist() == [[1, 2, 2]]
 
 
 @pytest.mark.parametrize(("row", "count"), [
-    (["0F0", "0B0"], 2), (["0F0", "0I0", "0W0"], 3), (["0F0", "0SEND_F0", "0B0"], 7),
-    (["0F0", "0OFFLOAD0", "0RELOAD0", "0B0"], 10), (["0F0", "0RECOMPUTE0", "0B0"], 10),
+    (["0F0", "0B0"], 2), (["0F0", "0I0", "0W0"], 3), (["0F0", "0SEND_F0", "0B0"], 4),
+    (["0F0", "0OFFLOAD0", "0RELOAD0", "0B0"], 9), (["0F0", "0RECOMPUTE0", "0B0"], 10),
 ])  # fmt: skip
-def test_slots_not_in_use_take_no_memory_and_are_absent(row: list[str], count: int) -> None:
+def test_results_that_no_kind_leaves_take_no_memory_and_are_absent(row: list[str], count: int) -> None:
     positions = index_schedule(Schedule.from_rows([row]))
 
-    assert (positions.slots, positions.flat.size) == (count, count)
-    for slot in range(count, 10):
-        assert positions.of(slot).tolist() == [[slots.ABSENT]]
+    assert (positions.results, positions.flat.size) == (count, count)
+    for result in range(count, 10):
+        assert positions.of(result).tolist() == [[ABSENT]]
 
 
 @pytest.mark.parametrize(("row", "problem"), [
-    (["0F0", "2F0", "0B0"], (slots.OUT_OF_STAGES, 1, 0)),
-    (["0F0", "0F2", "0B0"], (slots.OUT_OF_UNITS, 1, 0)),
-    (["0F0", "0F1+2", "0B0"], (slots.OUT_OF_UNITS, 1, 0)),
-    (["0F0", "0F1", "0F0", "0B9"], (slots.TWICE, 2, 0)),
-    (["0B0", "0F0", "0W0"], (slots.TWICE, 2, 0)),
-    (["1F0", "0F0"], (slots.MISPLACED, 0, 1)),
-    (["0F0", "1RESHARD"], (slots.MISPLACED, 1, 1)),
+    (["0F0", "2F0", "0B0"], (tables.OUT_OF_STAGES, 1, 0)),
+    (["0F0", "0F2", "0B0"], (tables.OUT_OF_UNITS, 1, 0)),
+    (["0F0", "0F1+2", "0B0"], (tables.OUT_OF_UNITS, 1, 0)),
+    (["0F0", "0F1", "0F0", "0B9"], (tables.TWICE, 2, 0)),
+    (["0B0", "0F0", "0W0"], (tables.TWICE, 2, 0)),
+    (["1F0", "0F0"], (tables.MISPLACED, 0, 1)),
+    (["0F0", "1RESHARD"], (tables.MISPLACED, 1, 1)),
 ])  # fmt: skip
 def test_the_first_action_without_a_place_is_told(row: list[str], problem: tuple[int, int, int]) -> None:
     found = index_schedule(Schedule.from_rows([row, []], Placement.looped(ranks=2, units=2))).problem
@@ -65,10 +66,10 @@ def test_every_action_is_found_at_its_position(schedule: Schedule, compiled: boo
         positions = index_schedule(schedule)
 
     for row in range(len(schedule)):
-        slot = int(slots.SLOT_OF_KIND[schedule.kind[row]])
+        slot = int(TABLE.result[schedule.kind[row]])
         first = int(schedule.unit[row])
         here = positions.of(slot)[int(schedule.stage[row]), first : first + int(schedule.span[row])]
         assert (here == row).all()
-    absent = int((positions.flat == slots.ABSENT).sum())
-    twice = int(schedule.span[schedule.kind == 1].sum()) if positions.slots > slots.WEIGHT else 0
+    absent = int((positions.flat == ABSENT).sum())
+    twice = int(schedule.span[schedule.kind == 1].sum()) if positions.results > Result.WEIGHT_GRADIENT else 0
     assert positions.flat.size - absent == int(schedule.span.sum()) + twice

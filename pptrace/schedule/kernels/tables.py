@@ -1,272 +1,271 @@
 """Kernels over schedule tables: index the actions, put messages in place, defer receives.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations.
+Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+:class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`, ``kinds``
+the :class:`~pptrace.model.kinds.KindTable`. An action *feeds* the forwards of the next stages (0), the backwards of
+the stages before (1), or neither (-1).
 """
+
+from pptrace.model.kinds import Kind, Role
 
 __all__ = ["count_messages", "defer_receives", "index_actions", "insert_sends", "place_messages"]
 
+OUT_OF_STAGES, OUT_OF_UNITS, TWICE, MISPLACED = 1, 2, 3, 4
+"""What may be wrong with an action."""
 
-def index_actions(
-    row_ptr, kind, stage, unit, span, stage_rank, unit_route, slot_of_kind, stages, units, routes,
-    flat, problem,
-):  # fmt: skip
-    """Fill ``flat`` with positions by slot, stage and unit; ``problem`` with code, row and other, if any."""
-    size = stages * units
-    slots = len(flat) // size if size > 0 else 0
-    for rank in range(len(row_ptr) - 1):
+SEND = (int(Kind.SEND_F), int(Kind.SEND_B))
+RECEIVE = (int(Kind.RECV_F), int(Kind.RECV_B))
+"""Both ends of a message, by what it feeds."""
+
+RECEIVES = int(Role.RECEIVE)
+COMPUTED, SENT = 1, 2
+"""How far a result of a stage and microbatch has come."""
+
+
+def index_actions(row_ptr, cells, graph, kinds, flat, problem):
+    """Fill ``flat`` with positions by result, stage and unit; ``problem`` with code, row and other, if any."""
+    size = graph.stages * graph.units
+    results = len(flat) // size if size > 0 else 0
+    kind, stage = cells.kind, cells.stage
+    result, second = kinds.result, kinds.second_result
+    for rank in range(graph.ranks):
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             s = stage[row]
-            if s < 0 or s >= stages:
-                problem[0], problem[1] = 1, row
-                return
-            slot = slot_of_kind[kind[row]]
-            if slot < 0:
-                held = False
-                for route in range(routes):
-                    held = held or stage_rank[route * stages + s] == rank
-                if not held:
-                    problem[0], problem[1], problem[2] = 4, row, stage_rank[s]
-                    return
-                continue
-            first = unit[row]
-            if first < 0 or first + span[row] > units:
-                problem[0], problem[1] = 2, row
-                return
-            for u in range(first, first + span[row]):
-                place = stage_rank[unit_route[u] * stages + s]
-                if place != rank:
-                    problem[0], problem[1], problem[2] = 4, row, place
-                    return
-                at = slot * size + s * units + u
-                if flat[at] >= 0:
-                    problem[0], problem[1], problem[2] = 3, row, flat[at]
-                    return
-                flat[at] = row
-                if kind[row] == 1 and slots > 2:
-                    at = 2 * size + s * units + u
-                    if flat[at] >= 0:
-                        problem[0], problem[1], problem[2] = 3, row, flat[at]
-                        return
-                    flat[at] = row
-    return
-
-
-def count_messages(
-    row_ptr, kind, stage, unit, stage_rank, unit_route, succ_ptr, succ, pred_ptr, pred, stages,
-    sent, received,
-):  # fmt: skip
-    """Count the messages that each rank sends and receives."""
-    for rank in range(len(row_ptr) - 1):
-        for row in range(row_ptr[rank], row_ptr[rank + 1]):
             k = kind[row]
-            if k > 2:
+            if s < 0 or s >= graph.stages:
+                problem[0], problem[1] = OUT_OF_STAGES, row
+                return
+            if result[k] < 0:
+                if not _holds(graph, rank, s):
+                    problem[0], problem[1], problem[2] = MISPLACED, row, graph.stage_rank[s]
+                    return
                 continue
-            s = stage[row]
-            base = unit_route[unit[row]] * stages
-            if k == 0:
-                for e in range(succ_ptr[s], succ_ptr[s + 1]):
-                    other = stage_rank[base + succ[e]]
-                    if other >= 0 and other != rank:
-                        sent[rank] += 1
-                        received[other] += 1
-            else:
-                for e in range(pred_ptr[s], pred_ptr[s + 1]):
-                    other = stage_rank[base + pred[e]]
-                    if other >= 0 and other != rank:
-                        sent[rank] += 1
-                        received[other] += 1
+            if not _index(row, rank, result[k], cells, graph, flat, problem):
+                return
+            if 0 <= second[k] < results and not _index(row, rank, second[k], cells, graph, flat, problem):
+                return
 
 
-def insert_sends(
-    row_ptr, kind, stage, unit, span, braid, stage_rank, unit_route,
-    succ_ptr, succ, succ_edge, pred_ptr, pred, pred_edge, stages,
-    out_ptr, out_kind, out_stage, out_unit, out_span, out_braid, out_edge,
-):  # fmt: skip
+def _holds(graph, rank, stage):
+    for route in range(graph.routes):
+        if graph.stage_rank[route * graph.stages + stage] == rank:
+            return True
+    return False
+
+
+def _index(row, rank, result, cells, graph, flat, problem):
+    """Note where a result of each of an action's units is made; return whether that can be."""
+    stages, units, stage_rank, unit_route = graph.stages, graph.units, graph.stage_rank, graph.unit_route
+    s = cells.stage[row]
+    first = cells.unit[row]
+    if first < 0 or first + cells.span[row] > units:
+        problem[0], problem[1] = OUT_OF_UNITS, row
+        return False
+    for u in range(first, first + cells.span[row]):
+        place = stage_rank[unit_route[u] * stages + s]
+        if place != rank:
+            problem[0], problem[1], problem[2] = MISPLACED, row, place
+            return False
+        at = (result * stages + s) * units + u
+        if flat[at] >= 0:
+            problem[0], problem[1], problem[2] = TWICE, row, flat[at]
+            return False
+        flat[at] = row
+    return True
+
+
+def _fed(graph, way, stage):
+    """Return the range of a stage's edges to what it feeds."""
+    ptr = graph.succ_ptr if way == 0 else graph.pred_ptr
+    return ptr[stage], ptr[stage + 1]
+
+
+def _peer(graph, way, edge, stage, unit, rank):
+    """Return the rank to which an edge of :func:`_fed` sends a unit's result, -1 for none but its own."""
+    other = graph.succ[edge] if way == 0 else graph.pred[edge]
+    peer = graph.stage_rank[graph.unit_route[unit] * graph.stages + other]
+    return -1 if peer == rank else peer
+
+
+def count_messages(row_ptr, cells, graph, kinds, sent, received):
+    """Count the messages that each rank sends and receives."""
+    kind, stage, unit, feeds = cells.kind, cells.stage, cells.unit, kinds.feeds
+    for rank in range(graph.ranks):
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            way = feeds[kind[row]]
+            if way < 0:
+                continue
+            low, high = _fed(graph, way, stage[row])
+            for e in range(low, high):
+                peer = _peer(graph, way, e, stage[row], unit[row], rank)
+                if peer >= 0:
+                    sent[rank] += 1
+                    received[peer] += 1
+
+
+def _copy(cells, row, out, out_edge, at):
+    """Copy an action."""
+    out.kind[at] = cells.kind[row]
+    out.stage[at] = cells.stage[row]
+    out.unit[at] = cells.unit[row]
+    out.span[at] = cells.span[row]
+    out.braid[at] = cells.braid[row]
+    out_edge[at] = -1
+
+
+def _write(cells, row, graph, way, edge, kind, stage, out, out_edge, at):
+    """Write one end of the message that carries an action's result over an edge."""
+    out.kind[at] = kind
+    out.stage[at] = stage
+    out.unit[at] = cells.unit[row]
+    out.span[at] = cells.span[row]
+    out.braid[at] = -1
+    out_edge[at] = graph.succ_edge[edge] if way == 0 else graph.pred_edge[edge]
+
+
+def insert_sends(row_ptr, cells, graph, kinds, out_ptr, out, out_edge):
     """Copy the rows with each SEND right behind its producer."""
     at = 0
-    for rank in range(len(row_ptr) - 1):
+    kind, stage, unit, feeds = cells.kind, cells.stage, cells.unit, kinds.feeds
+    for rank in range(graph.ranks):
         out_ptr[rank] = at
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
-            k = kind[row]
-            s = stage[row]
-            out_kind[at] = k
-            out_stage[at] = s
-            out_unit[at] = unit[row]
-            out_span[at] = span[row]
-            out_braid[at] = braid[row]
-            out_edge[at] = -1
+            _copy(cells, row, out, out_edge, at)
             at += 1
-            if k > 2:
+            way = feeds[kind[row]]
+            if way < 0:
                 continue
-            base = unit_route[unit[row]] * stages
-            if k == 0:
-                low, high = succ_ptr[s], succ_ptr[s + 1]
-            else:
-                low, high = pred_ptr[s], pred_ptr[s + 1]
+            low, high = _fed(graph, way, stage[row])
             for e in range(low, high):
-                other = stage_rank[base + (succ[e] if k == 0 else pred[e])]
-                if other >= 0 and other != rank:
-                    out_kind[at] = 4 if k == 0 else 6
-                    out_stage[at] = s
-                    out_unit[at] = unit[row]
-                    out_span[at] = span[row]
-                    out_braid[at] = -1
-                    out_edge[at] = succ_edge[e] if k == 0 else pred_edge[e]
+                if _peer(graph, way, e, stage[row], unit[row], rank) >= 0:
+                    _write(cells, row, graph, way, e, SEND[way], stage[row], out, out_edge, at)
                     at += 1
-    out_ptr[len(row_ptr) - 1] = at
+    out_ptr[graph.ranks] = at
 
 
-def place_messages(
-    row_ptr, kind, stage, unit, span, braid, stage_rank, unit_route,
-    succ_ptr, succ, succ_edge, pred_ptr, pred, pred_edge, stages, units, out_ptr, emit, own,
-    head, write, done_f, done_g, out_kind, out_stage, out_unit, out_span, out_braid, out_edge,
-):  # fmt: skip
-    """Walk the ranks in rounds, one ready action (or braid) a rank and round; return the rows walked.
+def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, head, write, done, out, out_edge):
+    """Walk the ranks in rounds, one ready action (or overlapped pair) a rank and round; return the rows walked.
 
     With ``emit``, each action is copied, its SENDs follow it, and each RECV goes at once to the
     receiver's row. With ``own``, the table holds its messages: what comes from another rank is there once
-    its SEND has been walked. ``head`` ends as the position of each rank's next action.
+    its SEND has been walked. ``head`` ends as the position of each rank's next action. ``done`` holds how far each
+    stage and unit's activation has come, then its gradient.
     """
-    ranks = len(row_ptr) - 1
-    left = 0
+    ranks = graph.ranks
     for rank in range(ranks):
         head[rank] = row_ptr[rank]
         write[rank] = out_ptr[rank]
-        left += row_ptr[rank + 1] - row_ptr[rank]
     walked = 0
     moved = True
-    while left > 0 and moved:
+    while moved:
         moved = False
         for rank in range(ranks):
             first = head[rank]
-            last = row_ptr[rank + 1]
-            if first == last:
+            if first == row_ptr[rank + 1]:
                 continue
-            end = first + 1
-            if braid[first] >= 0:
-                while end < last and braid[end] == braid[first]:
-                    end += 1
-            ready = True
-            for row in range(first, end):
-                k = kind[row]
-                if k > 2 or not ready:
-                    continue
-                s = stage[row]
-                for u in range(unit[row], unit[row] + span[row]):
-                    base = unit_route[u] * stages
-                    if k == 0:
-                        for e in range(pred_ptr[s], pred_ptr[s + 1]):
-                            p = pred[e]
-                            at = stage_rank[base + p]
-                            need = 2 if own and at != rank else 1
-                            if at >= 0 and done_f[p * units + u] < need:
-                                ready = False
-                    else:
-                        for e in range(succ_ptr[s], succ_ptr[s + 1]):
-                            p = succ[e]
-                            at = stage_rank[base + p]
-                            need = 2 if own and at != rank else 1
-                            if at >= 0 and done_g[p * units + u] < need:
-                                ready = False
-            if not ready:
+            end = _end_of(cells.braid, first, row_ptr[rank + 1])
+            if not _are_ready(first, end, cells, graph, kinds, own, rank, done):
                 continue
             moved = True
             for row in range(first, end):
-                k = kind[row]
-                if k == 0 or k == 4:
-                    for u in range(unit[row], unit[row] + span[row]):
-                        done_f[stage[row] * units + u] = 1 if k == 0 else 2
-                elif k <= 2 or k == 6:
-                    for u in range(unit[row], unit[row] + span[row]):
-                        done_g[stage[row] * units + u] = 1 if k <= 2 else 2
+                _mark(row, cells, graph, kinds, done)
                 if emit:
-                    at = write[rank]
-                    out_kind[at] = k
-                    out_stage[at] = stage[row]
-                    out_unit[at] = unit[row]
-                    out_span[at] = span[row]
-                    out_braid[at] = braid[row]
-                    out_edge[at] = -1
-                    write[rank] = at + 1
+                    _copy(cells, row, out, out_edge, write[rank])
+                    write[rank] += 1
             if emit:
                 for row in range(first, end):
-                    k = kind[row]
-                    if k > 2:
-                        continue
-                    s = stage[row]
-                    base = unit_route[unit[row]] * stages
-                    if k == 0:
-                        low, high = succ_ptr[s], succ_ptr[s + 1]
-                    else:
-                        low, high = pred_ptr[s], pred_ptr[s + 1]
-                    for e in range(low, high):
-                        other_stage = succ[e] if k == 0 else pred[e]
-                        other = stage_rank[base + other_stage]
-                        if other < 0 or other == rank:
-                            continue
-                        for side in range(2):
-                            to = rank if side == 0 else other
-                            at = write[to]
-                            out_kind[at] = (4 if k == 0 else 6) + side
-                            out_stage[at] = s if side == 0 else other_stage
-                            out_unit[at] = unit[row]
-                            out_span[at] = span[row]
-                            out_braid[at] = -1
-                            out_edge[at] = succ_edge[e] if k == 0 else pred_edge[e]
-                            write[to] = at + 1
+                    _emit_messages(row, rank, cells, graph, kinds, write, out, out_edge)
             head[rank] = end
             walked += end - first
-            left -= end - first
     return walked
 
 
-def defer_receives(
-    row_ptr, kind, stage, unit, span, braid, edge, edge_from, edge_to, stage_rank, unit_route, stages,
-    pending, order,
-):  # fmt: skip
-    """Order each row anew with every RECV right before its consumer, a braid's in its members' order.
+def _end_of(braid, first, last):
+    """Return the position behind an action, or behind the overlapped pair that begins there."""
+    end = first + 1
+    if braid[first] >= 0:
+        while end < last and braid[end] == braid[first]:
+            end += 1
+    return end
+
+
+def _are_ready(first, end, cells, graph, kinds, own, rank, done):
+    """Whether all that some actions need of other stages is there."""
+    stages, units, stage_rank, unit_route = graph.stages, graph.units, graph.stage_rank, graph.unit_route
+    kind, stage, unit, span, feeds = cells.kind, cells.stage, cells.unit, cells.span, kinds.feeds
+    for row in range(first, end):
+        way = feeds[kind[row]]
+        if way < 0:
+            continue
+        ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
+        others = graph.pred if way == 0 else graph.succ
+        for e in range(ptr[stage[row]], ptr[stage[row] + 1]):
+            from_stage = (way * stages + others[e]) * units
+            for u in range(unit[row], unit[row] + span[row]):
+                at = stage_rank[unit_route[u] * stages + others[e]]
+                need = SENT if own and at != rank else COMPUTED
+                if at >= 0 and done[from_stage + u] < need:
+                    return False
+    return True
+
+
+def _mark(row, cells, graph, kinds, done):
+    """Note what an action leaves for other stages."""
+    k = cells.kind[row]
+    way = kinds.feeds[k]
+    far = COMPUTED
+    if k == SEND[0] or k == SEND[1]:
+        way = 0 if k == SEND[0] else 1
+        far = SENT
+    if way >= 0:
+        base = (way * graph.stages + cells.stage[row]) * graph.units
+        for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+            done[base + u] = far
+
+
+def _emit_messages(row, rank, cells, graph, kinds, write, out, out_edge):
+    """Write both ends of every message that carries an action's result."""
+    way = kinds.feeds[cells.kind[row]]
+    if way < 0:
+        return
+    s = cells.stage[row]
+    low, high = _fed(graph, way, s)
+    for e in range(low, high):
+        peer = _peer(graph, way, e, s, cells.unit[row], rank)
+        if peer >= 0:
+            other = graph.succ[e] if way == 0 else graph.pred[e]
+            _write(cells, row, graph, way, e, SEND[way], s, out, out_edge, write[rank])
+            write[rank] += 1
+            _write(cells, row, graph, way, e, RECEIVE[way], other, out, out_edge, write[peer])
+            write[peer] += 1
+
+
+def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
+    """Order each row anew with every RECV right before its consumer, a pair's in its members' order.
 
     A rank below its peer receives from it before it sends to it. ``order`` lists the old positions;
     ``pending`` is scratch of the longest row's length. Returns the RECVs that nothing consumes.
     """
     at = 0
     orphans = 0
-    for rank in range(len(row_ptr) - 1):
+    for rank in range(graph.ranks):
         waiting = 0
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
-            k = kind[row]
-            if k == 5 or k == 7:
+            k = cells.kind[row]
+            if kinds.role[k] == RECEIVES:
                 pending[waiting] = row
                 waiting += 1
                 continue
             peer = -1
-            if k == 4:
-                peer = stage_rank[unit_route[unit[row]] * stages + edge_to[edge[row]]]
-            elif k == 6:
-                peer = stage_rank[unit_route[unit[row]] * stages + edge_from[edge[row]]]
-            end = row + 1
-            if peer < 0 and braid[row] >= 0:
-                while end < row_ptr[rank + 1] and braid[end] == braid[row]:
-                    end += 1
-            if rank < peer or k <= 2 or end > row + 1:
+            if k == SEND[0] or k == SEND[1]:
+                other = graph.edge_to[edge[row]] if k == SEND[0] else graph.edge_from[edge[row]]
+                peer = graph.stage_rank[graph.unit_route[cells.unit[row]] * graph.stages + other]
+            end = row + 1 if peer >= 0 else _end_of(cells.braid, row, row_ptr[rank + 1])
+            if rank < peer or kinds.feeds[k] >= 0 or end > row + 1:
                 for m in range(row, end):
-                    kept = 0
-                    for i in range(waiting):
-                        r = pending[i]
-                        flush = False
-                        if peer >= 0:
-                            base = unit_route[unit[r]] * stages
-                            source = edge_from[edge[r]] if kind[r] == 5 else edge_to[edge[r]]
-                            flush = stage_rank[base + source] == peer
-                        elif stage[r] == stage[m] and kind[m] <= 2 and (kind[r] == 5) == (kind[m] == 0):
-                            flush = unit[r] < unit[m] + span[m] and unit[m] < unit[r] + span[r]
-                        if flush:
-                            order[at] = r
-                            at += 1
-                        else:
-                            pending[kept] = r
-                            kept += 1
-                    waiting = kept
+                    before = waiting
+                    waiting = _flush(m, peer, cells, edge, graph, kinds, pending, waiting, order, at)
+                    at += before - waiting
             order[at] = row
             at += 1
         for i in range(waiting):
@@ -274,3 +273,25 @@ def defer_receives(
             at += 1
         orphans += waiting
     return orphans
+
+
+def _flush(member, peer, cells, edge, graph, kinds, pending, waiting, order, at):
+    """Put the pending RECVs that come before an action into the order; return how many are left."""
+    kind, unit, span = cells.kind, cells.unit, cells.span
+    way = kinds.feeds[kind[member]]
+    kept = 0
+    for i in range(waiting):
+        r = pending[i]
+        flush = False
+        if peer >= 0:
+            source = graph.edge_from[edge[r]] if kind[r] == RECEIVE[0] else graph.edge_to[edge[r]]
+            flush = graph.stage_rank[graph.unit_route[unit[r]] * graph.stages + source] == peer
+        elif way >= 0 and cells.stage[r] == cells.stage[member] and kind[r] == RECEIVE[way]:
+            flush = unit[r] < unit[member] + span[member] and unit[member] < unit[r] + span[r]
+        if flush:
+            order[at] = r
+            at += 1
+        else:
+            pending[kept] = r
+            kept += 1
+    return kept

@@ -9,6 +9,7 @@ import numpy as np
 
 from pptrace.errors import ScheduleError, TraceError
 from pptrace.model.action import COMMUNICATION, COMPUTE, Action, Kind
+from pptrace.model.cells import CellColumns
 from pptrace.schedule.infer import infer_placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.timeline import Slice, Stream
@@ -192,7 +193,7 @@ def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
     ]
     ptr = np.searchsorted([one.rank for one in rows], np.arange(ranks + 1))
     try:
-        return infer_placement(ptr, *columns)
+        return infer_placement(ptr, CellColumns(*columns, braid=None))
     except ScheduleError as error:
         raise TraceError(f"its actions are no pipeline's: {error}") from error
 

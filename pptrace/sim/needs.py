@@ -1,0 +1,63 @@
+"""What waits for other ranks at a step's end: edges from their last computations to reductions and meetings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.model.kinds import BACKWARD, Kind, KindSet, Stream
+from pptrace.sim.records import Pairs
+
+if TYPE_CHECKING:
+    from pptrace.model.cells import CellColumns
+    from pptrace.model.columns import Int8s, Int32s
+    from pptrace.model.placement import Placement
+    from pptrace.sim.lanes import Lanes
+
+__all__ = ["behind_all_ranks", "behind_holders"]
+
+_MEETINGS = KindSet({Kind.SYNC})
+_ENDS = KindSet({Kind.SYNC, Kind.REDUCE_GRAD})
+
+
+def behind_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: bool) -> Pairs | None:
+    """Return the edges by which ranks meet, through a task ``hub``; with ``barrier``, reductions wait too."""
+    behind = np.flatnonzero((_ENDS if barrier else _MEETINGS).mask(cells.kind)).astype(np.int32)
+    if not behind.size:
+        return None
+    before = _last_computations(lanes, cells.kind)
+    return Pairs(
+        np.concatenate([before, np.full(behind.size, hub, dtype=np.int32)]),
+        np.concatenate([np.full(before.size, hub, dtype=np.int32), behind]),
+    )
+
+
+def _last_computations(lanes: Lanes, kind: Int8s) -> Int32s:
+    """Return each rank's last compute row of the pipeline."""
+    last: list[int] = []
+    for lane in np.flatnonzero(lanes.lane_stream == Stream.COMPUTE).tolist():
+        low, high = int(lanes.lane_ptr[lane]), int(lanes.lane_ptr[lane + 1])
+        while high > low and kind[high - 1] == Kind.OPTIMIZER:
+            high -= 1
+        if high > low:
+            last.append(high - 1)
+    return np.array(last, dtype=np.int32)
+
+
+def behind_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pairs | None:
+    """Return edges to reductions of a stage from the last backward of it on the other ranks that hold it."""
+    kind, stage = cells.kind, cells.stage
+    holders = placement.copies()
+    reductions = np.flatnonzero(kind == Kind.REDUCE_GRAD)
+    reductions = reductions[holders.sum(axis=0)[stage[reductions]] > 1]
+    if not reductions.size:
+        return None
+    rank = np.repeat(lanes.lane_rank, np.diff(lanes.lane_ptr))
+    backward = np.flatnonzero(BACKWARD.mask(kind))
+    last = np.full(holders.shape, -1, dtype=np.int64)
+    np.maximum.at(last.ravel(), rank[backward] * placement.stages + stage[backward], backward)
+    which, other = np.nonzero(last.T[stage[reductions]] >= 0)
+    away = other != rank[reductions[which]]
+    which, other = which[away], other[away]
+    return Pairs(last[other, stage[reductions[which]]].astype(np.int32), reductions[which].astype(np.int32))

@@ -1,0 +1,99 @@
+"""Records of columns that the lowering's kernels take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int32s, Int64s
+
+__all__ = ["CostColumns", "Found", "LaneColumns", "Pairs", "RouteColumns", "Rules", "TaskColumns"]
+
+
+class LaneColumns(NamedTuple):
+    """Where each issued row goes."""
+
+    key: Int32s
+    """Each row's lane key."""
+    peer: Int32s
+    """Each message's other rank, -1 for other rows."""
+    group: Int32s
+    """Each message's group of neighbours in its row, -1 for other rows."""
+
+
+class CostColumns(NamedTuple):
+    """What actions cost, by microbatch class, kind and stage, flat."""
+
+    classes: int
+    """Number of classes of microbatches."""
+    width: int
+    """Kinds times stages: values of one class."""
+    class_of: Int32s
+    """Shape (units,): each microbatch's class; empty where there is one class."""
+    duration_ns: Int64s
+    """Duration of one microbatch."""
+    collective_ns: Int64s
+    """The part in which the rank's own group communicates."""
+    boundary_bytes: Int64s
+    """Bytes of one microbatch over each edge, by class and edge."""
+
+
+class RouteColumns(NamedTuple):
+    """What lies between ranks."""
+
+    pair_of: Int32s
+    """Shape (ranks x ranks,): the first path from one rank to another."""
+    first_link: int
+    """The first path over a single link, which segments name by their place among them."""
+    ways: int
+    """Paths of one pair, and of one link."""
+    overhead_ns: Int64s
+    """Launch overhead of each path."""
+    latency_ns: Int64s
+    """Wire latency of each path."""
+    rate_kbps: Int64s
+    """Rate of each path; 0 where bytes take no time."""
+
+
+class Rules(NamedTuple):
+    """A point-to-point policy."""
+
+    mode: int
+    """Where a message's two sides are."""
+    receive: int
+    """What a receiver's side is."""
+    batched: int
+    """Whether neighbouring messages are launched and waited for together."""
+    eager_bytes: int
+    """The largest message that does not wait for its receiver, -1 for none."""
+    rows: int
+    """Issued rows; a batch's launch and join are tasks behind them."""
+
+
+class Found(NamedTuple):
+    """Rows that others are linked to, by where they are in the model."""
+
+    made_at: Int32s
+    """Shape (2 x stages x units,): where a forward's result is made, then a gradient's; first segments."""
+    send_at: Int32s
+    """Shape (2 x edges x units,): each message's sender's side."""
+    recv_at: Int32s
+    """Its receiver's side; empty where there is none."""
+
+
+class TaskColumns(NamedTuple):
+    """What each row takes, by its place on its lane."""
+
+    size_bytes: Int64s
+    path: Int32s
+    fork: Int32s
+    collective_ns: Int64s
+    duration_ns: Int64s
+    lag_ns: Int64s
+
+
+class Pairs(NamedTuple):
+    """Edges: the second waits for the first; for its start alone where it is below zero."""
+
+    source: Int32s
+    target: Int32s

@@ -1,0 +1,157 @@
+"""Actions of a timeline whose rows are segments: their own starts and ends, and what of their communication is hidden."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pptrace.model.cells import Cells
+from pptrace.model.columns import Int32s, Int64s
+from pptrace.model.kinds import COMPUTE, Stream
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Actions", "GroupTime", "actions_in_parts", "group_times", "in_group", "segment_rows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Actions(Cells):
+    """Actions that consist of segments, one value each, in the order of their first rows."""
+
+    rank: Int32s
+    """The rank."""
+    first: Int32s
+    """The row of its first segment."""
+    start_ns: Int64s
+    """When the first of its segments started."""
+    end_ns: Int64s
+    """When the last of them ended."""
+    busy_ns: Int64s
+    """Time in which it computed."""
+    hidden_ns: Int64s
+    """Time in which it communicated within its rank's groups and its rank computed."""
+    exposed_ns: Int64s
+    """Time in which it communicated and its rank did not compute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTime:
+    """Communication on one sort of stream; arrays have shape (ranks,)."""
+
+    stream: Stream
+    """The stream: of the data-parallel group, or of one whose communication is inside actions."""
+    total_ns: Int64s
+    """Time in which it was busy."""
+    hidden_ns: Int64s
+    """The part in which the rank computed."""
+
+    @property
+    def name(self) -> str:
+        """The group's name, such as ``tensor-parallel``."""
+        return self.stream.name.lower().replace("_", "-")
+
+    @property
+    def hidden(self) -> float:
+        """Share of all ranks' communication that computation hid; 0 where there was none."""
+        total = int(self.total_ns.sum())
+        return int(self.hidden_ns.sum()) / total if total else 0.0
+
+
+def in_group(timeline: Timeline) -> NDArray[np.bool_]:
+    """Return which rows are communication inside actions."""
+    lane = np.array([Stream(stream).is_group for stream in timeline.lane_stream.tolist()], dtype=bool)
+    return np.repeat(lane, np.diff(timeline.lane_ptr))
+
+
+def group_times(timeline: Timeline) -> tuple[GroupTime, ...]:
+    """Return what each group's communication took and how much of it was hidden, in the order of streams."""
+    hidden, took = _hidden(timeline), timeline.end_ns - timeline.start_ns
+    stream, rank = timeline.lane_stream[timeline.lane_of_row()], timeline.rank_of_row()
+    found = []
+    for group in (Stream.DATA_PARALLEL, Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL, Stream.CONTEXT_PARALLEL):
+        own = stream == group
+        if own.any():
+            total, inside = np.zeros((2, timeline.ranks), dtype=np.int64)
+            np.add.at(total, rank[own], took[own])
+            np.add.at(inside, rank[own], hidden[own])
+            found.append(GroupTime(stream=group, total_ns=total, hidden_ns=inside))
+    return tuple(found)
+
+
+def _hidden(timeline: Timeline) -> Int64s:
+    """Return, for rows off the compute stream, how long their rank computed meanwhile; 0 for others."""
+    hidden = np.zeros(len(timeline), dtype=np.int64)
+    lanes = np.flatnonzero(np.isin(timeline.lane_stream, _GROUPS))
+    computing = {int(rank): lane for lane, rank in enumerate(timeline.lane_rank.tolist())
+                 if timeline.lane_stream[lane] == Stream.COMPUTE}  # fmt: skip
+    for lane in lanes.tolist():
+        rank = int(timeline.lane_rank[lane])
+        if rank in computing:
+            rows = slice(*timeline.lane_ptr[lane : lane + 2].tolist())
+            clock = _Clock.of(timeline, computing[rank])
+            hidden[rows] = clock.at(timeline.end_ns[rows]) - clock.at(timeline.start_ns[rows])
+    return hidden
+
+
+_GROUPS = (Stream.DATA_PARALLEL, Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL, Stream.CONTEXT_PARALLEL)
+
+
+class _Clock(NamedTuple):
+    """How long a rank has computed by any time."""
+
+    start: Int64s
+    end: Int64s
+    before: Int64s
+
+    @classmethod
+    def of(cls, timeline: Timeline, lane: int) -> _Clock:
+        rows = np.arange(*timeline.lane_ptr[lane : lane + 2].tolist())
+        rows = rows[COMPUTE.mask(timeline.kind[rows])]
+        start, end = timeline.start_ns[rows], timeline.end_ns[rows]
+        return cls(start, end, np.concatenate([[0], np.cumsum(end - start)]))
+
+    def at(self, now: Int64s) -> Int64s:
+        done = np.searchsorted(self.end, now, side="right")
+        if not self.start.size:
+            return np.zeros_like(now)
+        running = np.minimum(done, self.start.size - 1)
+        part = np.where(done < self.start.size, np.clip(now - self.start[running], 0, None), 0)
+        found: Int64s = self.before[done] + part
+        return found
+
+
+def actions_in_parts(timeline: Timeline) -> Actions:
+    """Return the actions of a timeline that consist of segments; none where every row is a whole action."""
+    rows, action = segment_rows(timeline)
+    count = int(action.max(initial=-1)) + 1
+    first = np.zeros(count, dtype=np.int32)
+    first[action[::-1]] = rows[::-1]
+    start, end = np.full(count, np.iinfo(np.int64).max), np.zeros(count, dtype=np.int64)
+    np.minimum.at(start, action, timeline.start_ns[rows])
+    np.maximum.at(end, action, timeline.end_ns[rows])
+    took, hidden, own = timeline.end_ns[rows] - timeline.start_ns[rows], _hidden(timeline)[rows], in_group(timeline)[rows]
+    sums = np.zeros((3, count), dtype=np.int64)
+    for total, values in zip(sums, (took * ~own, hidden * own, (took - hidden) * own), strict=True):
+        np.add.at(total, action, values)
+    return Actions(
+        **timeline.cells.taken(first)._asdict(), rank=timeline.rank_of_row()[first], first=first,
+        start_ns=start, end_ns=end, busy_ns=sums[0], hidden_ns=sums[1], exposed_ns=sums[2],
+    )  # fmt: skip
+
+
+def segment_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
+    """Return the rows that are segments, and the number of each one's action, in the order of first rows."""
+    if timeline.parts is None:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    rows = np.flatnonzero(timeline.parts.number >= 0)
+    stages, units = timeline.placement.stages, timeline.placement.units + 1
+    key = (timeline.kind[rows].astype(np.int64) * stages + timeline.stage[rows]) * units + timeline.unit[rows] + 1
+    _, first, action = np.unique(key, return_index=True, return_inverse=True)
+    turn = np.empty(first.size, dtype=np.int64)
+    turn[np.argsort(first)] = np.arange(first.size)
+    return rows, turn[action]

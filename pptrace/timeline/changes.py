@@ -1,0 +1,67 @@
+"""What each row of a timeline takes of its rank's memory, or frees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.model.kinds import TABLE, Kind
+from pptrace.timeline.actions import segment_rows
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int64s
+    from pptrace.model.workload import Workload
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["memory_changes"]
+
+
+def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
+    """Return the bytes of activations that rows take at their starts or, below zero, free at their ends.
+
+    Of an action in segments, the first takes and the last frees what the action does, unless the workload says
+    what each of them does.
+    """
+    whole = _of_actions(timeline, workload, rows)
+    if timeline.parts is None:
+        return whole
+    number = timeline.parts.number[rows]
+    segments, action = segment_rows(timeline)
+    last = np.zeros(len(timeline), dtype=bool)
+    order = np.lexsort((timeline.parts.number[segments], timeline.end_ns[segments], action))
+    last[segments[order[np.flatnonzero(np.diff(action[order], append=-1))]]] = True
+    delta: Int64s = np.where((number < 0) | np.where(whole > 0, number == 0, last[rows]), whole, 0)
+    for place in np.flatnonzero(number >= 0).tolist() if _says_changes(workload) else ():
+        own = _given(timeline, workload, int(rows[place]))
+        if own is not None:
+            delta[place] = own[int(number[place])] * int(timeline.span[rows[place]])
+    return delta
+
+
+def _of_actions(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
+    kind, stage, unit = timeline.kind[rows], timeline.stage[rows], timeline.unit[rows]
+    classes = (workload, *workload.classes)
+    used = workload.microbatch_class
+    by_class = np.where(unit < 0, 0, used[unit]) if used.size else np.zeros(rows.size, dtype=np.int64)
+    kept = np.stack([one.activation_bytes for one in classes])[by_class, stage]
+    weight = np.stack([one.weight_activation_bytes for one in classes])[by_class, stage]
+    total: Int64s = (TABLE.activation[kind] * kept + TABLE.weight_activation[kind] * weight) * timeline.span[rows]
+    return total
+
+
+def _says_changes(workload: Workload) -> bool:
+    costs = (workload, *workload.classes)
+    stages = [own for one in costs for stages in one.segments.values() for own in stages]
+    return any(segment.activation_bytes is not None for own in stages for segment in own)
+
+
+def _given(timeline: Timeline, workload: Workload, row: int) -> list[int] | None:
+    """Return what the workload says of each segment of a row's action; None where it says nothing."""
+    unit, used = int(timeline.unit[row]), workload.microbatch_class
+    costs = workload.of_class(int(used[unit]) if used.size and unit >= 0 else 0)
+    stages = costs.segments.get(Kind(int(timeline.kind[row])))
+    if stages is None:
+        return None
+    own = [one.activation_bytes for one in stages[int(timeline.stage[row])]]
+    return None if all(change is None for change in own) else [change or 0 for change in own]
