@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from small_networks import Switch
 
 from pptrace.api import simulate
 from pptrace.builtin.networks import hockney
 from pptrace.errors import ConfigError
-from pptrace.hooks.offers import CostModelOffer
+from pptrace.hooks.offers import CostModelOffer, NetworkOffer
 from pptrace.hooks.registry import Registry
 from pptrace.hooks.specs import hookimpl
 from pptrace.model.request import CostRequest, NetworkRequest
 from pptrace.model.workload import Workload
+from pptrace.timeline.link_use import link_counters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +25,11 @@ MEGABYTE = 1_000_000
 WIRE: dict[str, Any] = {"bandwidth": 50_000_000_000, "latency": 0, "overhead": 0, "node": None}
 
 
+COSTS = {"name": "table", "forward": "1 ms", "backward": "2 ms", "boundary": f"{8 * MEGABYTE} B"}
+
+
 class Asked:
-    """A plugin whose cost model keeps what it is asked for."""
+    """A plugin whose cost model keeps what it is asked for, with a network of links of 1 GB/s."""
 
     def __init__(self) -> None:
         self.reduction: Mapping[str, Any] = {}
@@ -32,6 +37,11 @@ class Asked:
     @hookimpl
     def pptrace_cost_models(self) -> list[CostModelOffer]:
         return [CostModelOffer(name="asked", summary="Keeps what it is asked for.", build=self.build)]
+
+    @hookimpl
+    def pptrace_networks(self) -> list[NetworkOffer]:
+        build = lambda request: Switch(endpoints=request.endpoints, rate_kbps=MEGABYTE)  # noqa: E731 - one line
+        return [NetworkOffer(name="switch", summary="A port each of 1 GB/s.", build=build)]
 
     def build(self, request: CostRequest) -> Workload:
         self.reduction = request.data_parallel
@@ -86,8 +96,20 @@ def test_a_rate_below_a_kilobyte_is_refused() -> None:
 
 
 def test_a_message_takes_its_bytes_over_the_rate_that_is_written(table: str) -> None:
-    costs = {"name": "table", "forward": "1 ms", "backward": "2 ms", "boundary": f"{8 * MEGABYTE} B"}
-
-    run = simulate(schedule=table, costs=costs, network={"name": "hockney", "bandwidth": "1 GB/s"})
+    run = simulate(schedule=table, costs=COSTS, network={"name": "hockney", "bandwidth": "1 GB/s"})
 
     assert run.metrics.step_ns == (1 + 8 + 1 + 2 + 8 + 2) * MEGABYTE
+
+
+def test_links_are_reported_and_drawn_at_the_rate_that_they_have(table: str) -> None:
+    registry = Registry.load(entry_points=False, plugins={"asked": Asked()})
+
+    run = simulate(schedule=table, costs=COSTS, network="switch", registry=registry)
+    links = run.to_dict()["links"]
+    assert run.traffic is not None
+    counters = link_counters(run.timeline, run.traffic)
+
+    assert {name for link in links for name in (link["link"], *link["alike"])} == {"up0", "down1", "up1", "down0"}
+    assert [link["bytes_per_s"] for link in links] == [1_000_000_000] * len(links)
+    assert [link["utilisation"] for link in links] == pytest.approx([8 / 22] * len(links))
+    assert {max(counter.value) for counter in counters} == {1_000_000_000}
