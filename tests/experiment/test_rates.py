@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from small_networks import Switch
 
@@ -15,6 +16,7 @@ from pptrace.hooks.registry import Registry
 from pptrace.hooks.specs import hookimpl
 from pptrace.model.request import CostRequest, NetworkRequest
 from pptrace.model.workload import Workload
+from pptrace.network.contract import transfer_ns
 from pptrace.timeline.link_use import link_counters
 
 if TYPE_CHECKING:
@@ -79,7 +81,13 @@ def test_without_a_rate_of_their_own_replicas_have_the_network_s(table: str) -> 
     assert reduction(table, network="ideal") == {}
 
 
-@pytest.mark.parametrize(("rate", "kbps"), [(50_000_000_000, 50_000_000), (1_023, 1), (2_000, 2), ("unlimited", 0)])
+def test_a_transfer_takes_its_bytes_over_its_rate_and_its_latency() -> None:
+    assert transfer_ns(np.array([1_000, 3]), np.array([5, 0]), np.array([1_000_000, 0])).tolist() == [1005, 0]
+
+
+@pytest.mark.parametrize(
+    ("rate", "kbps"), [(50_000_000_000, 50_000_000), (1_023, 1), (2_000, 2), ("unlimited", 0)]
+)
 def test_the_wire_s_rate_is_in_kilobytes(rate: Any, kbps: int) -> None:
     node = {"ranks": 2, "bandwidth": rate, "latency": 0, "overhead": 0}
 
