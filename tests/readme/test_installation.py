@@ -18,7 +18,7 @@ PRINTED = "printed.txt"
 
 @pytest.fixture
 def copy(readme: Any, shell: Any, root: Path, tmp_path: Path) -> Path:
-    """Return a copy in which the line ran, its output in a file: that of ``PPTRACE_INSTALLED``, or one of our own."""
+    """Return a copy in which the line ran, with its output: that of ``PPTRACE_INSTALLED``, or one of our own."""
     if made := os.environ.get("PPTRACE_INSTALLED"):
         return Path(made)
     copy = tmp_path / "pptrace"
