@@ -25,28 +25,32 @@ SET_UP = "python3 -m venv .venv && .venv/bin/pip install "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, root: Path, shell: Any) -> Path:
-    """Return a folder as it is after the README's first block."""
+    """Return a folder with the examples."""
     folder = tmp_path_factory.mktemp("readme")
     shell.run(f"cp -r {shlex.quote(str(root / 'examples'))} . && rm -f examples/*.out", folder)
     return folder
 
 
+@pytest.fixture(scope="module")
+def summary(readme: Any, shell: Any, folder: Path) -> str:
+    """Return what the README's first line prints at its end; the folder then is as the line leaves it."""
+    return str(shell.run(main_job(readme), folder))
+
+
 @pytest.mark.needs_plugins
 def test_the_first_command_prints_what_the_readme_shows(
-    readme: Any, shell: Any, folder: Path, pytestconfig: pytest.Config
+    readme: Any, summary: str, folder: Path, pytestconfig: pytest.Config
 ) -> None:
-    printed = shell.run(main_job(readme), folder)
-
-    check(readme, SUMMARY, printed, pytestconfig)
+    check(readme, SUMMARY, summary, pytestconfig)
     assert (folder / "step.pftrace").stat().st_size > 0
-    assert printed.rstrip().endswith("next: pptrace open step.pftrace")
+    assert summary.rstrip().endswith("next: pptrace open step.pftrace")
 
 
+@pytest.mark.usefixtures("summary")
 @pytest.mark.needs_plugins
 def test_the_tour_runs_and_draws_what_the_readme_shows(
     readme: Any, shell: Any, folder: Path, pytestconfig: pytest.Config
 ) -> None:
-    shell.run(main_job(readme), folder)
     printed = ""
     for command in commands(readme, TOUR):
         if not command.startswith("pptrace open"):
@@ -55,9 +59,9 @@ def test_the_tour_runs_and_draws_what_the_readme_shows(
     check(readme, TABLE, printed, pytestconfig)
 
 
+@pytest.mark.usefixtures("summary")
 @pytest.mark.needs_plugins
 def test_open_serves_the_trace_until_it_is_fetched(readme: Any, shell: Any, folder: Path) -> None:
-    shell.run(main_job(readme), folder)
     (command,) = [line for line in commands(readme, TOUR) if line.startswith("pptrace open")]
     program, *arguments = shlex.split(command)
 
