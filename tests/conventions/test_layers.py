@@ -83,6 +83,28 @@ def test_the_page_about_the_architecture_draws_these_layers(root: Path) -> None:
     assert drawn[::-1] == list(LAYERS)
 
 
+def test_ci_runs_without_plugins_the_tests_of_every_area_that_can_know_of_them(root: Path) -> None:
+    """Those are the areas from the hooks up: below, an import of what finds plugins would point upward.
+
+    The tests of the command line disable all plugins, and are the same with and without them.
+    """
+    script = (root / ".ci" / "run").read_text(encoding="utf-8")
+    listed = re.search(r"^pytest tests/\{(.*?)\}", script, re.MULTILINE)
+    assert listed
+
+    areas = {area for level in LAYERS[LEVEL["hooks"] :] for area in level}
+    tested = areas - {"cli"} | {"conventions", "examples", "readme"}
+
+    assert set(listed[1].split(",")) == {area for area in tested if (root / "tests" / area).is_dir()}
+
+
+def test_tests_of_the_core_import_no_plugin_where_it_may_be_missing(root: Path) -> None:
+    plugins = {package.name for package in root.glob("plugins/*/src/*/")}
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((root / "tests").rglob("*.py"))}
+
+    assert [str(path) for path, tree in trees.items() if set(packages(tree)) & plugins] == []
+
+
 @pytest.mark.parametrize(
     ("module", "target", "allowed"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = sorted(name for name in vars(specs) if name.startswith("pptrace_"))
 
 
+@cache
 def implemented() -> set[str]:
     files = [Path(str(builtin.__file__)), *ROOT.glob("plugins/*/src/**/*.py")]
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
