@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -20,7 +21,8 @@ from pptrace.kernel import run
 from pptrace.model.cells import Cells
 from pptrace.model.columns import Int32s
 from pptrace.model.kinds import Kind
-from pptrace.schedule.kernels.listing import list_actions
+from pptrace.schedule.kernels.heap import OUTSIDE, Heap
+from pptrace.schedule.kernels.listing import Playing, Queues, Rooms, Work, list_actions
 from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
@@ -219,23 +221,32 @@ def _played(
     labels, sample, queue = np.unique(label, return_index=True, return_inverse=True)
     queue_rank = labels // (routes * stages + 1)
     taking = np.where((labels % (routes * stages + 1) > 0)[:, None], rooms[sample], -1)
-    turn, needs = np.full(count, -1, dtype=np.int64), np.bincount(target, minlength=count)
+    zeros = partial(np.zeros, dtype=np.int64)
+    playing = Playing(
+        needs=np.bincount(target, minlength=count), left=left, free=np.ones(ranks, dtype=np.int64),
+        fill=zeros(labels.size), ready=zeros(count), shelf=zeros(count), dirty=zeros(ranks), stack=zeros(ranks),
+        turn=np.full(count, -1, dtype=np.int64),
+    )  # fmt: skip
+    events = Heap(item=zeros(2 * count), place=np.full(2 * count, OUTSIDE), time=zeros(2 * count), size=zeros(1))
     begun = run(
         list_actions,
         (
-            duration, ptr, target, lag, queue, key, np.where(last[:, None], rooms, -1).ravel(),
-            actions.span.astype(np.int64), queue_rank, np.cumsum([0, *np.bincount(queue)]), taking.ravel(),
-            np.searchsorted(queue_rank, np.arange(ranks + 1)),
+            Work(duration=duration, after_ptr=ptr, after=target, lag=lag, queue=queue, key=key),
+            Rooms(
+                units=actions.span.astype(np.int64), returned=np.where(last[:, None], rooms, -1).ravel(),
+                taken=taking.ravel(),
+            ),
+            Queues(
+                rank=queue_rank, ptr=np.cumsum([0, *np.bincount(queue)]),
+                of_rank=np.searchsorted(queue_rank, np.arange(ranks + 1)),
+            ),
         ),
-        (
-            needs, left, np.ones(ranks, dtype=np.int64),
-            *(np.zeros(n, dtype=np.int64) for n in (labels.size, count, count, ranks, ranks, 2 * count)),
-            np.full(2 * count, -1), np.zeros(2 * count, dtype=np.int64), turn,
-        ),
+        (playing, events),
         work=count,
     )  # fmt: skip
     if begun < count:
-        raise _stuck(actions, np.flatnonzero((turn < 0) & (needs == 0)))
+        raise _stuck(actions, np.flatnonzero((playing.turn < 0) & (playing.needs == 0)))
+    turn: Int64s = playing.turn
     return turn
 
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.schedule.kernels.heap import OUTSIDE, Heap
 from pptrace.sim.contention import Sharing
 from pptrace.sim.jobs import FINER
 from pptrace.sim.kernels import events
-from pptrace.sim.sweep import Ran
+from pptrace.sim.kernels.fair import Flows, Links, Places
+from pptrace.sim.sweep import Ran, graph_record, new_tasks
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
@@ -46,58 +48,95 @@ class Rates:
 def run_jobs(graph: TaskGraph, jobs: Jobs, shared: SharedLinks, contention: Contention) -> tuple[Ran, Rates]:
     """Run the event kernel; return what the sweep returns, and the flows' rates."""
     room = _CHANGES * jobs.flows + 1
-    ran, changes, columns = _run(graph, jobs, shared, contention, room)
+    ran, log = _run(graph, jobs, shared, contention, room)
+    changes = int(log.counts[1])
     if changes > room:
-        ran, changes, columns = _run(graph, jobs, shared, contention, changes)
-    job, at, rate, limit = columns
+        ran, log = _run(graph, jobs, shared, contention, changes)
     number = np.append(shared.number, -1).astype(np.int32)
     return ran, Rates(
-        task=jobs.task[job[:changes]],
-        at_ns=at[:changes],
-        rate=rate[:changes],
-        limit=number[limit[:changes]],
+        task=jobs.task[log.job[:changes]],
+        at_ns=log.at[:changes],
+        rate=log.rate[:changes],
+        limit=number[log.limit[:changes]],
     )
 
 
 def _run(
     graph: TaskGraph, jobs: Jobs, shared: SharedLinks, contention: Contention, room: int
-) -> tuple[Ran, int, tuple[Int32s, Int64s, Int64s, Int32s]]:
-    tasks, count, links = graph.tasks, len(jobs), shared.rate_kbps.size
-    width, ranks = shared.width, graph.placement.ranks
-    job_of = np.full(tasks, -1, dtype=np.int32)
-    job_of[jobs.task] = np.arange(count)
-    start, end, least = (np.zeros(tasks, dtype=np.int64) for _ in range(3))
-    waiting, cause = np.zeros(tasks, dtype=np.int32), np.full(tasks, -1, dtype=np.int32)
-    log = (
-        np.zeros(room, dtype=np.int32), np.zeros(room, dtype=np.int64),
-        np.zeros(room, dtype=np.int64), np.zeros(room, dtype=np.int32),
-    )  # fmt: skip
-    counts = np.zeros(2, dtype=np.int64)
-    nodes = count * width
+) -> tuple[Ran, events.Log]:
+    tasks, count, ranks = graph.tasks, len(jobs), graph.placement.ranks
+    progress = new_tasks(tasks)
+    ends = events.Ends(_filled(tasks, of=np.int64), _filled(tasks, of=np.int64))
+    log = events.Log(
+        _filled(room), _filled(room, of=np.int64), _filled(room, of=np.int64), _filled(room), np.zeros(2, np.int64)
+    )
     sides = 2 * count if contention.slows else 1
+    busy = events.Ranks(_filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks))
+    paths = events.Paths(shared.ptr, shared.link, shared.weight)
     run(
         events.run_events,
+        (graph_record(graph), _job_record(jobs, tasks), paths, _rules(contention)),
         (
-            graph.duration_ns, graph.lag_ns, graph.next, graph.next_peer, graph.edge_ptr, graph.edge,
-            graph.twin, graph.rows,
-            job_of, jobs.task, jobs.volume, jobs.full_rate, jobs.overhead_ns, jobs.path, jobs.sort,
-            jobs.rank, jobs.peer,
-            shared.ptr, shared.link, shared.weight, shared.rate_kbps * FINER, width,
-            int(contention.links is Sharing.FIFO), contention.compute_permille, contention.communication_permille,
-        ),
-        (
-            waiting, np.empty(tasks, dtype=np.int32), start, end, cause, least,
-            _filled(count), _filled(count, -1), _filled(count, of=np.int64), _filled(count, -1),
-            _filled(count), _filled(count), *(_filled(count, of=np.int64) for _ in range(5)),
-            _filled(count), _filled(count), _filled(count, of=np.int8), _filled(count),
-            _filled(links, -1), _filled(links, -1), _filled(nodes), _filled(nodes), _filled(nodes),
-            *(_filled(links, of=np.int64) for _ in range(5)), _filled(links), _filled(links, of=np.int8),
-            _filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks),
-            *log, counts,
+            progress, ends, _heap(count), _running(count), _flows(count), _places(count, shared.width),
+            _links(shared), busy, log,
         ),
         work=tasks + _EFFORT * count,
     )  # fmt: skip
-    return Ran(start, end, cause, waiting, int(counts[0])), int(counts[1]), log
+    return Ran(progress.start, ends.end, progress.cause, progress.waiting, int(log.counts[0])), log
+
+
+def _job_record(jobs: Jobs, tasks: int) -> events.Jobs:
+    of_task = np.full(tasks, -1, dtype=np.int32)
+    of_task[jobs.task] = np.arange(len(jobs))
+    return events.Jobs(
+        of_task=of_task, task=jobs.task, volume=jobs.volume, full_rate=jobs.full_rate, overhead=jobs.overhead_ns,
+        path=jobs.path, sort=jobs.sort, rank=jobs.rank, peer=jobs.peer,
+    )  # fmt: skip
+
+
+def _rules(contention: Contention) -> events.Rules:
+    return events.Rules(
+        first_come=int(contention.links is Sharing.FIFO),
+        slow_compute=contention.compute_permille,
+        slow_communication=contention.communication_permille,
+    )
+
+
+def _heap(count: int) -> Heap:
+    return Heap(
+        item=_filled(count), place=_filled(count, OUTSIDE), time=_filled(count, of=np.int64), size=_filled(1)
+    )
+
+
+def _running(count: int) -> events.Running:
+    return events.Running(
+        slot=_filled(count, -1), due=_filled(count, of=np.int64), job=_filled(count),
+        remaining=_filled(count, of=np.int64), since=_filled(count, of=np.int64), unused=_filled(count),
+        used=_filled(3),
+    )  # fmt: skip
+
+
+def _flows(count: int) -> Flows:
+    return Flows(
+        links=_filled(count), cap=_filled(count, of=np.int64), rate=_filled(count, of=np.int64),
+        fair=_filled(count, of=np.int64), limit=_filled(count), free=_filled(count),
+        mark=_filled(count, of=np.int8),
+    )  # fmt: skip
+
+
+def _places(count: int, width: int) -> Places:
+    link, weight, flow, after, before = (_filled(count * width) for _ in range(5))
+    return Places(link=link, weight=weight, flow=flow, after=after, before=before, width=width)
+
+
+def _links(shared: SharedLinks) -> Links:
+    count = shared.rate_kbps.size
+    load, members, room, wanted, share = (_filled(count, of=np.int64) for _ in range(5))
+    return Links(
+        capacity=shared.rate_kbps * FINER, head=_filled(count, -1), tail=_filled(count, -1),
+        load=load, members=members, room=room, wanted=wanted, share=share,
+        touched=_filled(count), mark=_filled(count, of=np.int8),
+    )  # fmt: skip
 
 
 def _filled(size: int, value: int = 0, of: type[np.integer] = np.int32) -> np.ndarray:

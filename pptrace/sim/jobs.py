@@ -10,6 +10,7 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.model.kinds import COMPUTE, SENDS, Kind, Role, Stream
 from pptrace.network.contract import UNLIMITED
+from pptrace.sim.kernels.events import COMMUNICATION, COMPUTATION, FLOW, WHOLE
 from pptrace.sim.kernels.lowering import BYTE
 
 if TYPE_CHECKING:
@@ -22,13 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FINER", "Jobs", "find_jobs"]
 
-FLOW, COMPUTATION, COMMUNICATION = 0, 1, 2
-
 FINER = 64
 """Rates of flows count in 64ths of a kB/s, so that a share rounded down is right within 1 ppm from 50 MB/s on."""
 
 _LARGEST = 2**62
-_WHOLE = 1000
 _COLLECTIVES = np.array([kind.traits.role is Role.COLLECTIVE for kind in Kind])
 
 
@@ -90,8 +88,8 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
         raise ScheduleError(f"a message of {largest} bytes is too large for shared links: check the costs' units")
     return Jobs(
         task=task,
-        volume=np.where(flow, graph.size_bytes[task] * (BYTE * FINER), graph.duration_ns[task] * _WHOLE),
-        full_rate=np.where(flow, rate * FINER, _WHOLE),
+        volume=np.where(flow, graph.size_bytes[task] * (BYTE * FINER), graph.duration_ns[task] * WHOLE),
+        full_rate=np.where(flow, rate * FINER, WHOLE),
         overhead_ns=np.where(flow, paths.overhead_ns[own] if len(paths) else 0, 0).astype(np.int64),
         path=np.where(flow, path, -1).astype(np.int32),
         sort=sort,

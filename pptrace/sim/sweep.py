@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.sim.graph import TaskGraph
 
-__all__ = ["Ran", "run_graph"]
+__all__ = ["Ran", "graph_record", "new_tasks", "run_graph"]
 
 
 class Ran(NamedTuple):
@@ -30,17 +30,23 @@ class Ran(NamedTuple):
 
 def run_graph(graph: TaskGraph) -> Ran:
     """Run the sweep."""
-    tasks = graph.tasks
-    waiting, ready = np.zeros(tasks, dtype=np.int32), np.empty(tasks, dtype=np.int32)
-    start = np.zeros(tasks, dtype=np.int64)
-    cause = np.full(tasks, -1, dtype=np.int32)
-    done = run(
-        running.sweep,
-        (
-            graph.duration_ns, graph.lag_ns, graph.next, graph.next_peer,
-            graph.edge_ptr, graph.edge, graph.twin, graph.rows, int((graph.next_peer >= 0).any()),
-        ),
-        (waiting, ready, start, cause),
-        work=tasks,
+    tasks = new_tasks(graph.tasks)
+    rendezvous = int((graph.next_peer >= 0).any())
+    done = run(running.sweep, (graph_record(graph), rendezvous), (tasks,), work=graph.tasks)
+    return Ran(tasks.start, tasks.start + graph.duration_ns, tasks.cause, tasks.waiting, done)
+
+
+def graph_record(graph: TaskGraph) -> running.Graph:
+    """Return the columns of a task graph that kernels run."""
+    return running.Graph(
+        duration=graph.duration_ns, lag=graph.lag_ns, following=graph.next, following_peer=graph.next_peer,
+        edge_ptr=graph.edge_ptr, edge=graph.edge, twin=graph.twin, rows=graph.rows,
     )  # fmt: skip
-    return Ran(start, start + graph.duration_ns, cause, waiting, done)
+
+
+def new_tasks(count: int) -> running.Tasks:
+    """Return tasks of which none has begun."""
+    return running.Tasks(
+        waiting=np.zeros(count, dtype=np.int32), start=np.zeros(count, dtype=np.int64),
+        cause=np.full(count, -1, dtype=np.int32), ready=np.empty(count, dtype=np.int32),
+    )  # fmt: skip

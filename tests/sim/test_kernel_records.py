@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,6 +13,8 @@ from interpreted import interpreted_kernels
 from pptrace import kernel
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 
@@ -70,26 +75,46 @@ def test_records_are_read_and_filled_alike_on_both_roads() -> None:
     assert compiled == interpreted
 
 
-def test_columns_that_may_and_may_not_be_written_compile_once() -> None:
+def test_columns_that_may_and_may_not_be_written_or_lie_apart_compile_once() -> None:
+    from pptrace.kernel import compiled
+
+    apart = np.arange(14, dtype=np.int64)[::2]
     with kernel.always_compiled():
         assert weighed(read_only=True) == weighed(read_only=False)
+        known = compiled._entry.cache_info().currsize
+        out = Filled(np.zeros(7, dtype=np.int64), np.zeros(7, dtype=np.int8), 0)
+        kernel.run(
+            weigh, (Given(apart, np.ones(7, dtype=np.int32), 1), apart, 0), (out, np.zeros(1, np.int64)), work=7
+        )
 
-    assert len(kernel._compiled(weigh, (Given, Filled)).signatures) == 1  # type: ignore[attr-defined]
+    assert out.total.tolist() == [0, 0, 0, 12, 0, 0, 24]
+    assert compiled._entry.cache_info().currsize == known
 
 
-def test_another_constant_is_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = kernel._twin(weigh, (Given, Filled)).__qualname__
+def test_another_constant_and_other_fields_are_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pptrace.kernel import compiled
+
+    before = compiled._spelt(weigh)
     monkeypatch.setitem(weigh.__globals__, "STEP", 2)
 
-    assert kernel._twin(weigh, (Given, Filled)).__qualname__ != name
+    assert compiled._spelt(weigh) != before
+    assert compiled._described((Given, None)) != compiled._described((Filled, None))
 
 
-def test_a_numba_without_the_private_option_runs_the_same_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from numba.core import cpu
+def test_compiling_says_so_once_and_kept_code_says_nothing(tmp_path: Path) -> None:
+    code = (
+        "import numpy as np; from pptrace import kernel; from pptrace.timeline.kernels import follow_causes;"
+        "cause, path = np.arange(4, dtype=np.int32) - 1, np.zeros(4, dtype=np.int32);"
+        "kernel.run(follow_causes, (cause, 3), (path,), work=10**9); print(path.tolist())"
+    )
+    kept = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DISABLE_JIT": "0"}
 
-    kernel._settings.cache_clear()
-    monkeypatch.setattr(cpu, "CPUTargetOptions", object)
-    try:
-        assert "_nrt" not in kernel._settings()
-    finally:
-        kernel._settings.cache_clear()
+    runs = [
+        subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+
+    assert [run.stdout for run in runs] == ["[3, 2, 1, 0]\n"] * 2
+    assert runs[0].stderr.count("\n") == 1
+    assert "compiling" in runs[0].stderr
+    assert runs[1].stderr == ""

@@ -100,7 +100,7 @@ def test_compiled_code_runs_small_work_too_once_it_is_loaded(monkeypatch: pytest
         assert kernel.run(double, (np.arange(count),), (out,), work=count) == count
         return out.tolist()
 
-    monkeypatch.setattr(kernel, "_compiled", lambda function, _records: function)
+    monkeypatch.setattr("pptrace.kernel.compiled.call", lambda function, arguments: function(*arguments))
     before = doubled(3)
     with kernel.always_compiled():
         inside = doubled(3)
@@ -123,7 +123,7 @@ def test_code_that_cannot_be_cached_still_runs_with_one_warning(monkeypatch: pyt
 
     whole = numba.njit
 
-    def unwritable(*, cache: bool, **settings: Any) -> object:
+    def unwritable(*, cache: bool = False, **settings: Any) -> object:
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
         return whole(cache=cache, **settings)

@@ -1,62 +1,87 @@
-"""A binary heap of jobs by (time, job) that knows each job's place, so that times may change.
+"""A binary heap of items by (time, item) that knows each item's place.
 
-Called by kernels; columns are lists or arrays of integers, alike in use, hence without annotations.
+Called by kernels; columns are lists or arrays of integers, alike in use.
 """
 
-__all__ = ["lift", "pop", "push", "sink"]
+from typing import Any, NamedTuple
+
+__all__ = ["OUTSIDE", "Heap", "lift", "pop", "push", "sink"]
+
+OUTSIDE = -1
+"""The place of an item that is not in the heap."""
 
 
-def lift(heap, place, when, at):
-    """Move the job at a place of the heap towards the top as far as it belongs."""
-    job = heap[at]
-    time = when[job]
+class Heap(NamedTuple):
+    """Items, the earliest first; of those of one time, the lowest."""
+
+    item: Any
+    """The items, first ``size[0]`` of them in the order of a heap."""
+    place: Any
+    """Per item, where it stands in ``item``, else :data:`OUTSIDE`."""
+    time: Any
+    """Per item, the time by which it is ordered."""
+    size: Any
+    """One value: how many items there are."""
+
+
+def push(heap: Heap, item: int, time: int) -> None:
+    """Add an item."""
+    at = heap.size[0]
+    heap.time[item] = time
+    heap.item[at] = item
+    heap.size[0] = at + 1
+    lift(heap, at)
+
+
+def pop(heap: Heap) -> int:
+    """Take the first item off and return it."""
+    first: int = heap.item[0]
+    last = heap.size[0] - 1
+    heap.place[first] = OUTSIDE
+    heap.size[0] = last
+    if last > 0:
+        heap.item[0] = heap.item[last]
+        sink(heap, 0)
+    return first
+
+
+def lift(heap: Heap, at: int) -> None:
+    """Move the item at a place towards the top as far as it belongs."""
+    items, place, times, _ = heap
+    item = items[at]
+    time = times[item]
     while at > 0:
         above = (at - 1) >> 1
-        other = heap[above]
-        if when[other] < time or (when[other] == time and other < job):
+        other = items[above]
+        if times[other] < time or (times[other] == time and other < item):
             break
-        heap[at] = other
+        items[at] = other
         place[other] = at
         at = above
-    heap[at] = job
-    place[job] = at
+    items[at] = item
+    place[item] = at
 
 
-def sink(heap, place, when, size, at):
-    """Move the job at a place of the heap away from the top as far as it belongs."""
-    job = heap[at]
-    time = when[job]
+def sink(heap: Heap, at: int) -> None:
+    """Move the item at a place away from the top as far as it belongs."""
+    items, place, times, sizes = heap
+    size = sizes[0]
+    item = items[at]
+    time = times[item]
     while True:
         below = 2 * at + 1
         if below >= size:
             break
-        other = heap[below]
+        other = items[below]
         if below + 1 < size:
-            right = heap[below + 1]
-            if when[right] < when[other] or (when[right] == when[other] and right < other):
+            right = items[below + 1]
+            if times[right] < times[other] or (times[right] == times[other] and right < other):
                 below += 1
                 other = right
-        if time < when[other] or (time == when[other] and job < other):
+        if time < times[other] or (time == times[other] and item < other):
             break
-        heap[at] = other
+        items[at] = other
         place[other] = at
         at = below
-    heap[at] = job
-    place[job] = at
-
-
-def push(heap, place, when, size, job):
-    """Add a job whose time is in ``when``; return the new size."""
-    heap[size] = job
-    lift(heap, place, when, size)
-    return size + 1
-
-
-def pop(heap, place, when, size):
-    """Take the first job off (the caller has read it); return the new size."""
-    place[heap[0]] = -1
-    size -= 1
-    if size > 0:
-        heap[0] = heap[size]
-        sink(heap, place, when, size, 0)
-    return size
+    items[at] = item
+    place[item] = at

@@ -1,117 +1,159 @@
 """The list scheduler's kernel: every rank starts, whenever it is free, the first of its actions that may run.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations.
+An event is an action's end, numbered as the action, or its readiness, numbered ``actions`` above it: so at one
+instant ends come first. Columns are lists or arrays of integers, alike in use.
 """
 
-from pptrace.schedule.kernels.heap import pop, push
+from typing import Any, NamedTuple
 
-__all__ = ["list_actions", "put", "take"]
+from pptrace.schedule.kernels.heap import Heap, pop, push
+
+__all__ = ["Playing", "Queues", "Rooms", "Work", "list_actions"]
 
 
-def list_actions(
-    duration, after_ptr, after, lag, queue, key, returns, room, queue_rank, queue_ptr, queue_room, rank_queues,
-    needs, left, free, fill, ready, shelf, dirty, stack, heap, place, when, turn,
-):  # fmt: skip
-    """Run all actions and fill ``turn``; return how many could run.
+class Work(NamedTuple):
+    """What there is to do."""
 
-    Args:
-        duration: per action, its time.
-        after_ptr: with ``after`` and ``lag``, CSR by action: what it enables, that long after its end.
-        after: see above.
-        lag: see above.
-        queue: per action, the queue in which it waits once it is enabled.
-        key: per action, its place in the order of its rank's choice; distinct.
-        returns: shape (actions x 2,): the rooms to which its end returns what ``room`` says; -1 for none.
-        room: per action, the units that it takes at its start or returns at its end.
-        queue_rank: per queue, its rank; a rank's queues stand together.
-        queue_ptr: per queue and one more, where its part of ``shelf`` starts.
-        queue_room: shape (queues x 2,): the rooms from which its actions take; -1 for none.
-        rank_queues: per rank and one more, its first queue.
-        needs: per action, how many others enable it.
-        left: per room, the units that may still be taken.
-        free: per rank, 1.
-        fill: per queue, 0.
-        ready: per action, 0.
-        shelf: per action, scratch: a heap by ``key`` for each queue.
-        dirty: per rank, 0.
-        stack: per rank, scratch.
-        heap: shape (actions x 2,), scratch.
-        place: likewise, -1.
-        when: likewise, scratch.
-        turn: per action, -1: its place among all starts.
-    """
-    actions = len(duration)
-    size, begun, now, touched = 0, 0, 0, 0
+    duration: Any
+    after_ptr: Any
+    """With ``after`` and ``lag``, CSR by action: what it enables, that long after its end."""
+    after: Any
+    lag: Any
+    queue: Any
+    """The queue in which it waits once it is enabled."""
+    key: Any
+    """Its place in the order of its rank's choice; distinct."""
+
+
+class Rooms(NamedTuple):
+    """What is bounded in flight; -1 for no room."""
+
+    units: Any
+    """Per action, the units that it takes at its start or returns at its end."""
+    returned: Any
+    """Shape (actions x 2,): the rooms to which an action's end returns them."""
+    taken: Any
+    """Shape (queues x 2,): the rooms from which a queue's actions take them."""
+
+
+class Queues(NamedTuple):
+    """Where actions wait; a rank's queues stand together."""
+
+    rank: Any
+    """Per queue, its rank."""
+    ptr: Any
+    """Per queue and one more, where its part of ``shelf`` starts."""
+    of_rank: Any
+    """Per rank and one more, its first queue."""
+
+
+class Playing(NamedTuple):
+    """How far it is."""
+
+    needs: Any
+    """Per action, how many others enable it."""
+    left: Any
+    """Per room, the units that may still be taken."""
+    free: Any
+    """Per rank, 1 until it is busy."""
+    fill: Any
+    """Per queue, how many wait."""
+    ready: Any
+    """Per action, when it may start."""
+    shelf: Any
+    """A heap by key for each queue."""
+    dirty: Any
+    """Per rank, whether it is on the stack."""
+    stack: Any
+    """Ranks that may have something to start."""
+    turn: Any
+    """Per action, its place among all starts, -1 before."""
+
+
+def list_actions(work: Work, rooms: Rooms, queues: Queues, playing: Playing, events: Heap) -> int:
+    """Run all actions and fill ``turn``; return how many could run."""
+    actions = len(work.duration)
+    begun = 0
     for action in range(actions):
-        if needs[action] == 0:
-            when[actions + action] = 0
-            size = push(heap, place, when, size, actions + action)
-    while size > 0:
-        now = when[heap[0]]
-        while size > 0 and when[heap[0]] == now:
-            event = heap[0]
-            size = pop(heap, place, when, size)
+        if playing.needs[action] == 0:
+            push(events, actions + action, 0)
+    while events.size[0] > 0:
+        now = events.time[events.item[0]]
+        touched = 0
+        while events.size[0] > 0 and events.time[events.item[0]] == now:
+            event = pop(events)
             if event >= actions:
-                action = event - actions
-                own = queue[action]
-                put(shelf, key, queue_ptr[own], fill[own], action)
-                fill[own] += 1
-                rank = queue_rank[own]
+                own = work.queue[event - actions]
+                _put(playing, work.key, queues.ptr[own], own, event - actions)
             else:
-                rank = queue_rank[queue[event]]
-                free[rank] = 1
-                for side in range(2):
-                    given = returns[2 * event + side]
-                    if given >= 0:
-                        left[given] += room[event]
-                for edge in range(after_ptr[event], after_ptr[event + 1]):
-                    target = after[edge]
-                    ready[target] = max(ready[target], now + lag[edge])
-                    needs[target] -= 1
-                    if needs[target] == 0:
-                        when[actions + target] = ready[target]
-                        size = push(heap, place, when, size, actions + target)
-            if dirty[rank] == 0:
-                dirty[rank] = 1
-                stack[touched] = rank
+                own = work.queue[event]
+                _finish(work, rooms, playing, events, event, now)
+                playing.free[queues.rank[own]] = 1
+            rank = queues.rank[own]
+            if playing.dirty[rank] == 0:
+                playing.dirty[rank] = 1
+                playing.stack[touched] = rank
                 touched += 1
         while touched > 0:
             touched -= 1
-            rank = stack[touched]
-            dirty[rank] = 0
-            if free[rank] == 0:
-                continue
-            best, chosen = -1, -1
-            for own in range(rank_queues[rank], rank_queues[rank + 1]):
-                if fill[own] == 0:
-                    continue
-                action = shelf[queue_ptr[own]]
-                held, all_held = queue_room[2 * own], queue_room[2 * own + 1]
-                if held >= 0 and left[held] < room[action]:
-                    continue
-                if all_held >= 0 and left[all_held] < room[action]:
-                    continue
-                if best < 0 or key[action] < key[best]:
-                    best, chosen = action, own
-            if best < 0:
-                continue
-            for side in range(2):
-                taken = queue_room[2 * chosen + side]
-                if taken >= 0:
-                    left[taken] -= room[best]
-            fill[chosen] -= 1
-            take(shelf, key, queue_ptr[chosen], fill[chosen])
-            free[rank] = 0
-            turn[best] = begun
-            begun += 1
-            when[best] = now + duration[best]
-            size = push(heap, place, when, size, best)
+            rank = playing.stack[touched]
+            playing.dirty[rank] = 0
+            own = _choose(work, rooms, queues, playing, rank) if playing.free[rank] else -1
+            if own >= 0:
+                action = _begin(work, rooms, queues, playing, own)
+                playing.free[rank] = 0
+                playing.turn[action] = begun
+                begun += 1
+                push(events, action, now + work.duration[action])
     return begun
 
 
-def put(shelf, key, first, count, action):
-    """Put an action into the queue that starts at ``first`` and holds ``count``."""
-    at = count
+def _finish(work: Work, rooms: Rooms, playing: Playing, events: Heap, action: int, now: int) -> None:
+    """End an action: return its units, and enable what waits for it."""
+    for side in range(2):
+        room = rooms.returned[2 * action + side]
+        if room >= 0:
+            playing.left[room] += rooms.units[action]
+    for edge in range(work.after_ptr[action], work.after_ptr[action + 1]):
+        target = work.after[edge]
+        playing.ready[target] = max(playing.ready[target], now + work.lag[edge])
+        playing.needs[target] -= 1
+        if playing.needs[target] == 0:
+            push(events, len(work.duration) + target, playing.ready[target])
+
+
+def _choose(work: Work, rooms: Rooms, queues: Queues, playing: Playing, rank: int) -> int:
+    """Return the queue whose first action a rank starts next, -1 for none."""
+    best, chosen = -1, -1
+    for own in range(queues.of_rank[rank], queues.of_rank[rank + 1]):
+        if playing.fill[own] == 0:
+            continue
+        action = playing.shelf[queues.ptr[own]]
+        fits = True
+        for side in range(2):
+            room = rooms.taken[2 * own + side]
+            if room >= 0 and playing.left[room] < rooms.units[action]:
+                fits = False
+        if fits and (best < 0 or work.key[action] < work.key[best]):
+            best, chosen = action, own
+    return chosen
+
+
+def _begin(work: Work, rooms: Rooms, queues: Queues, playing: Playing, own: int) -> int:
+    """Take the first action off a queue, and its units from their rooms; return it."""
+    action: int = playing.shelf[queues.ptr[own]]
+    for side in range(2):
+        room = rooms.taken[2 * own + side]
+        if room >= 0:
+            playing.left[room] -= rooms.units[action]
+    _take(playing, work.key, queues.ptr[own], own)
+    return action
+
+
+def _put(playing: Playing, key: Any, first: int, own: int, action: int) -> None:
+    """Put an action into a queue whose part of the shelf starts at ``first``."""
+    shelf, at = playing.shelf, playing.fill[own]
+    playing.fill[own] = at + 1
     while at > 0:
         above = (at - 1) >> 1
         if key[shelf[first + above]] < key[action]:
@@ -121,8 +163,10 @@ def put(shelf, key, first, count, action):
     shelf[first + at] = action
 
 
-def take(shelf, key, first, count):
-    """Take the first action off a queue (the caller has read it), which leaves ``count``."""
+def _take(playing: Playing, key: Any, first: int, own: int) -> None:
+    """Take the first action off a queue (the caller has read it)."""
+    shelf, count = playing.shelf, playing.fill[own] - 1
+    playing.fill[own] = count
     last = shelf[first + count]
     at = 0
     while 2 * at + 1 < count:

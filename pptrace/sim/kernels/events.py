@@ -6,290 +6,460 @@ else runs. A job is a flow over links (its rate in parts of a kB/s, its volume i
 slows what runs beside it, a computation or a communication of fixed length (thousandths of a ns, per mille).
 All events of one instant come before rates are computed again; events of one instant are in order of job.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations.
+Columns are lists or arrays of integers, alike in use.
 """
 
-from pptrace.schedule.kernels.heap import lift, pop, push, sink
-from pptrace.sim.kernels.fair import refill
+from typing import Any, NamedTuple
 
-__all__ = ["run_events"]
+from pptrace.schedule.kernels.heap import OUTSIDE, Heap, lift, pop, push, sink
+from pptrace.sim.kernels.fair import AT_CAP, FREE, KEPT, Flows, Links, Places, refill
+from pptrace.sim.kernels.running import Graph, Tasks, count_waits, may_begin, reach
+
+__all__ = [
+    "COMMUNICATION", "COMPUTATION", "FLOW", "WHOLE", "Ends", "Jobs", "Log", "Paths", "Ranks", "Rules", "Running",
+    "run_events",
+]  # fmt: skip
+
+FLOW, COMPUTATION, COMMUNICATION = 0, 1, 2
+"""Sorts of jobs."""
+
+WHOLE = 1000
+"""Full speed of a job that is no flow."""
 
 ENDED = -2
-"""The limit of a job that has ended; -1 is that of one at its own cap."""
+"""The limit of a job that has ended."""
 
 
-def _reach(task, when, by, start, cause, waiting):
-    """Note that a predecessor lets a task start at a time; return whether it was the last one."""
-    if when > start[task] or cause[task] < 0:
-        start[task] = when
-        cause[task] = by
-    elif when == start[task] and by < cause[task]:
-        cause[task] = by
-    waiting[task] -= 1
-    return waiting[task] == 0
+class Jobs(NamedTuple):
+    """Tasks whose speed depends on what else runs; see :class:`pptrace.sim.jobs.Jobs`."""
+
+    of_task: Any
+    """Per task its job, -1 for none."""
+    task: Any
+    volume: Any
+    full_rate: Any
+    overhead: Any
+    path: Any
+    sort: Any
+    rank: Any
+    peer: Any
 
 
-def _begin(
-    task, duration, edge_ptr, edge, job_of, overhead, waiting, start, end, cause, least, ready, top,
-    heap, place, when, size,
-):  # fmt: skip
-    """Start a task that waits for nothing more: a job joins the heap, another task ends ahead of time.
+class Paths(NamedTuple):
+    """The links of path ``p`` are ``link[ptr[p]:ptr[p + 1]]``."""
 
-    Returns the sizes of the stack and of the heap.
+    ptr: Any
+    link: Any
+    weight: Any
+
+
+class Rules(NamedTuple):
+    """What jobs that meet do to each other."""
+
+    first_come: int
+    """1 where a flow holds all its links, and waits until it is first in the queues of all of them."""
+    slow_compute: int
+    """Speed of a computation while its rank communicates, of :data:`WHOLE`."""
+    slow_communication: int
+    """Speed of a communication while one of its ranks computes."""
+
+
+class Running(NamedTuple):
+    """Jobs that run have slots, of which there are few, so that what is looked at often lies close together.
+
+    A slot is the number of its flow in :class:`~pptrace.sim.kernels.fair.Flows`, whose caps, rates and limits
+    serve all jobs.
     """
-    job = job_of[task]
-    if job < 0:
-        end[task] = max(start[task] + duration[task], least[task])
-        ready[top] = task
-        return top + 1, size
-    for i in range(edge_ptr[task], edge_ptr[task + 1]):
-        if edge[i] < 0:
-            # Its receiver may start; that one's end waits for this one's.
-            _reach(-1 - edge[i], start[task], task, start, cause, waiting)
-    when[job] = start[task] + overhead[job]
-    return top, push(heap, place, when, size, job)
+
+    slot: Any
+    """Per job its slot, -1 before it arrives."""
+    due: Any
+    """Per job, when its next event is; its time in the heap may be earlier, and never is later."""
+    job: Any
+    """Per slot its job."""
+    remaining: Any
+    since: Any
+    """When ``remaining`` was so much."""
+    unused: Any
+    """Slots of jobs that have ended."""
+    used: Any
+    """Three values: slots ever used, how many of those are unused, and since before this instant."""
 
 
-def _settle(
-    top, duration, lag, following, following_peer, edge_ptr, edge, job_of, overhead,
-    waiting, start, end, cause, least, ready, heap, place, when, size, counts,
-):  # fmt: skip
-    """Tell all that follows from the ``top`` tasks on the stack, whose ends are known; return the heap's size."""
-    while top > 0:
-        top -= 1
-        task = ready[top]
-        counts[0] += 1
-        ended = end[task]
-        for i in range(edge_ptr[task], edge_ptr[task + 1] + 2):
-            freed = False
-            if i >= edge_ptr[task + 1]:
-                other = following[task] if i == edge_ptr[task + 1] else following_peer[task]
-                if other >= 0:
-                    freed = _reach(other, ended, task, start, cause, waiting)
-            else:
-                other = edge[i]
-                if other >= 0:
-                    freed = _reach(other, ended + lag[task], task, start, cause, waiting)
-                else:
-                    other = -1 - other
-                    if job_of[task] < 0:
-                        _reach(other, start[task], task, start, cause, waiting)
-                    least[other] = max(least[other], ended + duration[other] - duration[task])
-                    waiting[other] -= 1
-                    freed = waiting[other] == 0
-            if freed:
-                top, size = _begin(
-                    other, duration, edge_ptr, edge, job_of, overhead, waiting, start, end, cause, least, ready,
-                    top, heap, place, when, size,
-                )  # fmt: skip
-    return size
+class Ranks(NamedTuple):
+    """Jobs on ranks: slot ``s`` has the places ``2 * s`` on its rank and ``2 * s + 1`` on its peer."""
+
+    head: Any
+    after: Any
+    before: Any
+    computing: Any
+    communicating: Any
 
 
-def _retime(slot, now, new_rate, job_at, remaining, since, rate, heap, place, when, size):
-    """Let a running job go on at another rate; return the heap's size. One of rate 0 is not in the heap."""
-    job = job_at[slot]
-    remaining[slot] -= rate[slot] * (now - since[slot])
-    since[slot] = now
-    rate[slot] = new_rate
-    if new_rate > 0:
-        when[job] = now + max((remaining[slot] + new_rate - 1) // new_rate, 0)
-        if place[job] < 0:
-            size = push(heap, place, when, size, job)
-        else:
-            lift(heap, place, when, place[job])
-            sink(heap, place, when, size, place[job])
-    return size
+class Log(NamedTuple):
+    """Changes of rate."""
+
+    job: Any
+    at: Any
+    rate: Any
+    limit: Any
+    counts: Any
+    """Two values: tasks run, and changes of rate, which may outgrow the log."""
+
+
+class Ends(NamedTuple):
+    """When tasks end."""
+
+    end: Any
+    least: Any
+    """The earliest possible: a receive ends after its send."""
+
+
+class _Step(NamedTuple):
+    """What is looked at when tasks begin and end."""
+
+    graph: Graph
+    jobs: Jobs
+    tasks: Tasks
+    ends: Ends
+    heap: Heap
+    due: Any
+    counts: Any
 
 
 def run_events(
-    duration, lag, following, following_peer, edge_ptr, edge, twin, rows,
-    job_of, task_of, volume, full_rate, overhead, path_of, sort, rank, peer,
-    path_ptr, path_link, path_weight, capacity, width, first_come, slow_compute, slow_communication,
-    waiting, ready, start, end, cause, least,
-    heap, place, when, slot_of,
-    job_at, path, remaining, rate, since, cap, fair, limit, free, is_free, unused,
-    head, tail, after, before, owner, load, members, room, wanted, share, touched, is_touched,
-    rank_head, rank_after, rank_before, computing, talking,
-    log_job, log_at, log_rate, log_limit, counts,
-):  # fmt: skip
-    """Run every task; ``counts`` becomes the tasks run and the changes of rate (which may outgrow the log).
-
-    A job's ``sort`` is 0 for a flow, 1 for a computation, 2 for another communication; its path is a row of
-    ``path_ptr`` for a flow, else -1. With ``first_come``, a flow holds all its links, and waits until it is first
-    in the queues of all of them; else rates are max-min fair. While it runs, a job has a slot, one of few, so
-    that what is looked at often lies close together. ``waiting`` is left above zero where stuck.
-    """
-    tasks = len(duration)
-    for t in range(tasks):
-        if following[t] >= 0:
-            waiting[following[t]] += 1
-        if following_peer[t] >= 0:
-            waiting[following_peer[t]] += 1
-    for i in range(edge_ptr[tasks]):
-        if edge[i] >= 0:
-            waiting[edge[i]] += 1
-        else:
-            waiting[-1 - edge[i]] += 2
-    slows = slow_compute != 1000 or slow_communication != 1000
-    size = 0
-    for t in range(tasks):
-        # What starts first is told from what was released by its cause: those have one.
-        if waiting[t] == 0 and cause[t] < 0 and (t >= rows or twin[t] < 0):
-            top, size = _begin(
-                t, duration, edge_ptr, edge, job_of, overhead, waiting, start, end, cause, least, ready, 0,
-                heap, place, when, size,
-            )  # fmt: skip
-            size = _settle(
-                top, duration, lag, following, following_peer, edge_ptr, edge, job_of, overhead,
-                waiting, start, end, cause, least, ready, heap, place, when, size, counts,
-            )  # fmt: skip
-    slots = 0
-    spare = 0
-    while size > 0:
-        now = when[heap[0]]
-        changed = 0
-        first_unused = spare
-        while size > 0 and when[heap[0]] == now:
-            job = heap[0]
-            size = pop(heap, place, when, size)
-            slot = slot_of[job]
-            arrives = slot < 0
+    graph: Graph, jobs: Jobs, paths: Paths, rules: Rules,
+    tasks: Tasks, ends: Ends, heap: Heap, running: Running, flows: Flows, places: Places, links: Links,
+    ranks: Ranks, log: Log,
+) -> None:  # fmt: skip
+    """Run every task; ``tasks.waiting`` is left above zero where stuck."""
+    step = _Step(graph, jobs, tasks, ends, heap, running.due, log.counts)
+    slows = int(rules.slow_compute != WHOLE or rules.slow_communication != WHOLE)
+    _start_all(step)
+    now = _next_time(heap, running.due)
+    while now >= 0:
+        count = 0
+        # A slot left in this instant is still listed as changed.
+        running.used[2] = running.used[1]
+        while _next_time(heap, running.due) == now:
+            job = pop(heap)
+            slot = running.slot[job]
+            arrives = int(slot < 0)
             if arrives:
-                # A slot left in this instant is still listed as changed.
-                if first_unused > 0:
-                    first_unused -= 1
-                    slot = unused[first_unused]
-                    spare -= 1
-                    unused[first_unused] = unused[spare]
-                else:
-                    slot = slots
-                    slots += 1
-                slot_of[job] = slot
-                job_at[slot] = job
-                path[slot] = path_of[job]
-                rate[slot] = 0
-                limit[slot] = -1
-                remaining[slot] = volume[job]
-                since[slot] = now
-                cap[slot] = full_rate[job]
-            if path[slot] >= 0:
-                first = path_ptr[path[slot]]
-                for e in range(first, path_ptr[path[slot] + 1]):
-                    link = path_link[e]
-                    node = slot * width + e - first
-                    members[link] += path_weight[e] if arrives else -path_weight[e]
-                    if arrives:
-                        owner[node] = slot
-                        before[node] = tail[link]
-                        after[node] = -1
-                        if tail[link] >= 0:
-                            after[tail[link]] = node
-                        else:
-                            head[link] = node
-                        tail[link] = node
-                    else:
-                        if before[node] >= 0:
-                            after[before[node]] = after[node]
-                        else:
-                            head[link] = after[node]
-                        if after[node] >= 0:
-                            before[after[node]] = before[node]
-                        else:
-                            tail[link] = before[node]
-                        load[link] -= path_weight[e] * rate[slot]
-                    near = -1 if arrives and first_come else head[link]
-                    while near >= 0:
-                        other = owner[near]
-                        if limit[other] == link and is_free[other] == 0:
-                            is_free[other] = 1
-                            free[changed] = other
-                            changed += 1
-                        near = after[near]
-            if arrives and is_free[slot] == 0:
-                is_free[slot] = 1
-                free[changed] = slot
-                changed += 1
+                slot = _arrive(jobs, running, flows, job, now)
+                _enter_links(paths, flows, places, links, jobs.path[job], slot)
+            else:
+                _leave_links(flows, places, links, slot)
+            if not (arrives and rules.first_come):
+                count = _free_limited(flows, places, links, slot, count)
+            if arrives:
+                count = _set_free(flows, slot, count)
             if slows:
-                for side in range(2):
-                    r = rank[job] if side == 0 else peer[job]
-                    if r < 0:
-                        continue
-                    node = 2 * slot + side
-                    if arrives:
-                        rank_before[node] = -1
-                        rank_after[node] = rank_head[r]
-                        if rank_head[r] >= 0:
-                            rank_before[rank_head[r]] = node
-                        rank_head[r] = node
-                    else:
-                        if rank_before[node] >= 0:
-                            rank_after[rank_before[node]] = rank_after[node]
-                        else:
-                            rank_head[r] = rank_after[node]
-                        if rank_after[node] >= 0:
-                            rank_before[rank_after[node]] = rank_before[node]
-                    if sort[job] == 1:
-                        computing[r] += 1 if arrives else -1
-                    else:
-                        talking[r] += 1 if arrives else -1
-                    near = rank_head[r]
-                    while near >= 0:
-                        other = near >> 1
-                        if is_free[other] == 0:
-                            is_free[other] = 1
-                            free[changed] = other
-                            changed += 1
-                        near = rank_after[near]
+                count = _meet(jobs, running, ranks, flows, slot, arrives, count)
             if not arrives:
-                limit[slot] = ENDED
-                unused[spare] = slot
-                spare += 1
-                end[task_of[job]] = now
-                ready[0] = task_of[job]
-                size = _settle(
-                    1, duration, lag, following, following_peer, edge_ptr, edge, job_of, overhead,
-                    waiting, start, end, cause, least, ready, heap, place, when, size, counts,
-                )  # fmt: skip
-        flows = 0
-        for i in range(changed):
-            slot = free[i]
-            is_free[slot] = 0
-            if limit[slot] == ENDED:
-                continue
-            job = job_at[slot]
-            if slows:
-                beside = talking[rank[job]] if sort[job] == 1 else computing[rank[job]]
-                if sort[job] != 1 and peer[job] >= 0:
-                    beside += computing[peer[job]]
-                cap[slot] = full_rate[job]
-                if beside > 0:
-                    slowed = slow_compute if sort[job] == 1 else slow_communication
-                    cap[slot] = max(full_rate[job] * slowed // 1000, 1)
-            fair[slot] = cap[slot]
-            if path[slot] < 0:
-                size = _retime(slot, now, cap[slot], job_at, remaining, since, rate, heap, place, when, size)
-                continue
-            if first_come:
-                limit[slot] = -1
-                for e in range(path_ptr[path[slot]], path_ptr[path[slot] + 1]):
-                    if limit[slot] < 0 and owner[head[path_link[e]]] != slot:
-                        limit[slot] = path_link[e]
-                        fair[slot] = 0
-            free[flows] = slot
-            flows += 1
-        if not first_come and flows > 0:
-            flows = refill(
-                flows, free, is_free, path, path_ptr, path_link, path_weight, capacity, cap,
-                head, after, owner, width, load, members, room, wanted, share, touched, is_touched,
-                rate, fair, limit,
-            )  # fmt: skip
-        for i in range(flows):
-            slot = free[i]
-            if fair[slot] != rate[slot] or fair[slot] == 0:
-                if counts[1] < len(log_job):
-                    log_job[counts[1]] = job_at[slot]
-                    log_at[counts[1]] = now
-                    log_rate[counts[1]] = fair[slot]
-                    log_limit[counts[1]] = limit[slot]
-                counts[1] += 1
-                size = _retime(slot, now, fair[slot], job_at, remaining, since, rate, heap, place, when, size)
+                _leave(running, flows, slot)
+                ends.end[jobs.task[job]] = now
+                tasks.ready[0] = jobs.task[job]
+                _settle(step, 1)
+        count = _aim(jobs, rules, running, flows, places, links, ranks, heap, slows, now, count)
+        if not rules.first_come:
+            count = refill(flows, places, links, count)
+        for i in range(count):
+            slot = flows.free[i]
+            if flows.fair[slot] != flows.rate[slot] or flows.fair[slot] == 0:
+                _note(log, running.job[slot], now, flows.fair[slot], flows.limit[slot])
+                _retime(running, flows, heap, slot, now)
+        now = _next_time(heap, running.due)
+
+
+def _start_all(step: _Step) -> None:
+    """Start every task that waits for nothing, and what follows from it."""
+    graph, tasks = step.graph, step.tasks
+    count_waits(graph, tasks.waiting, 1)
+    for i in range(graph.edge_ptr[len(graph.duration)]):
+        if graph.edge[i] < 0:
+            tasks.waiting[-1 - graph.edge[i]] += (
+                1  # such a task waits for the other's start, and its own end for its end
+            )
+    for task in range(len(graph.duration)):
+        # What starts first is told from what was released by its cause: those have one.
+        if tasks.cause[task] < 0 and may_begin(graph, tasks, task):
+            _settle(step, _begin(step, task, 0))
+
+
+def _begin(step: _Step, task: int, top: int) -> int:
+    """Start a task that waits for nothing more: a job joins the heap, another task ends ahead of time.
+
+    Returns the size of the stack.
+    """
+    graph, tasks = step.graph, step.tasks
+    job, start = step.jobs.of_task[task], tasks.start[task]
+    if job < 0:
+        step.ends.end[task] = max(start + graph.duration[task], step.ends.least[task])
+        tasks.ready[top] = task
+        return top + 1
+    for i in range(graph.edge_ptr[task], graph.edge_ptr[task + 1]):
+        if graph.edge[i] < 0:
+            reach(tasks, -1 - graph.edge[i], start, task)
+    step.due[job] = start + step.jobs.overhead[job]
+    push(step.heap, job, step.due[job])
+    return top
+
+
+def _settle(step: _Step, top: int) -> None:
+    """Tell all that follows from the ``top`` tasks on the stack, whose ends are known."""
+    graph, tasks = step.graph, step.tasks
+    while top > 0:
+        top -= 1
+        task = tasks.ready[top]
+        step.counts[0] += 1
+        ended = step.ends.end[task]
+        for i in range(graph.edge_ptr[task], graph.edge_ptr[task + 1] + 2):
+            if i == graph.edge_ptr[task + 1]:
+                other = graph.following[task]
+                freed = other >= 0 and reach(tasks, other, ended, task)
+            elif i > graph.edge_ptr[task + 1]:
+                other = graph.following_peer[task]
+                freed = other >= 0 and reach(tasks, other, ended, task)
+            elif graph.edge[i] >= 0:
+                other = graph.edge[i]
+                freed = reach(tasks, other, ended + graph.lag[task], task)
+            else:
+                other = -1 - graph.edge[i]
+                freed = _follow_sender(step, task, other)
+            if freed:
+                top = _begin(step, other, top)
+
+
+def _follow_sender(step: _Step, sender: int, receiver: int) -> bool:
+    """Let a receive begin where its send began, if that was no job, and end no earlier; return whether it may."""
+    duration, tasks, ends = step.graph.duration, step.tasks, step.ends
+    if step.jobs.of_task[sender] < 0:
+        reach(tasks, receiver, tasks.start[sender], sender)
+    over = ends.end[sender] + duration[receiver] - duration[sender]
+    ends.least[receiver] = max(ends.least[receiver], over)
+    tasks.waiting[receiver] -= 1
+    return tasks.waiting[receiver] == 0  # type: ignore[no-any-return]
+
+
+def _next_time(heap: Heap, due: Any) -> int:
+    """Return when the next event is, and have it first in the heap; -1 where there is none.
+
+    A job that got slower is left where it was: only once it comes first is its place set right.
+    """
+    while heap.size[0] > 0:
+        job = heap.item[0]
+        if heap.time[job] == due[job]:
+            return due[job]  # type: ignore[no-any-return]
+        heap.time[job] = due[job]
+        sink(heap, 0)
+    return -1
+
+
+def _retime(running: Running, flows: Flows, heap: Heap, slot: int, now: int) -> None:
+    """Let a job go on at the rate that it should have. One of rate 0 waits, and is not in the heap."""
+    job, rate = running.job[slot], flows.fair[slot]
+    remaining = running.remaining[slot] - flows.rate[slot] * (now - running.since[slot])
+    running.remaining[slot] = remaining
+    running.since[slot] = now
+    flows.rate[slot] = rate
+    if rate > 0:
+        due = now + max((remaining + rate - 1) // rate, 0)
+        running.due[job] = due
+        if heap.place[job] == OUTSIDE:
+            push(heap, job, due)
+        elif due < heap.time[job]:
+            heap.time[job] = due
+            lift(heap, heap.place[job])
+
+
+def _arrive(jobs: Jobs, running: Running, flows: Flows, job: int, now: int) -> int:
+    """Give a job a slot, which is returned."""
+    unused, used = running.unused, running.used
+    if used[2] > 0:
+        used[2] -= 1
+        used[1] -= 1
+        slot = unused[used[2]]
+        unused[used[2]] = unused[used[1]]
+    else:
+        slot = used[0]
+        used[0] += 1
+    running.slot[job] = slot
+    running.job[slot] = job
+    running.remaining[slot] = jobs.volume[job]
+    running.since[slot] = now
+    flows.cap[slot] = jobs.full_rate[job]
+    flows.rate[slot] = 0
+    flows.limit[slot] = AT_CAP
+    return slot  # type: ignore[no-any-return]
+
+
+def _leave(running: Running, flows: Flows, slot: int) -> None:
+    """Give up a slot."""
+    flows.limit[slot] = ENDED
+    running.unused[running.used[1]] = slot
+    running.used[1] += 1
+
+
+def _enter_links(paths: Paths, flows: Flows, places: Places, links: Links, path: int, slot: int) -> None:
+    """Put a flow last on the links of its path; what has no path is on none."""
+    first = at = slot * places.width
+    if path >= 0:
+        for entry in range(paths.ptr[path], paths.ptr[path + 1]):
+            link, weight = paths.link[entry], paths.weight[entry]
+            places.link[at] = link
+            places.weight[at] = weight
+            places.flow[at] = slot
+            links.members[link] += weight
+            last = links.tail[link]
+            places.before[at] = last
+            places.after[at] = -1
+            if last >= 0:
+                places.after[last] = at
+            else:
+                links.head[link] = at
+            links.tail[link] = at
+            at += 1
+    flows.links[slot] = at - first
+
+
+def _leave_links(flows: Flows, places: Places, links: Links, slot: int) -> None:
+    """Take a flow off its links."""
+    first = slot * places.width
+    for at in range(first, first + flows.links[slot]):
+        link, weight = places.link[at], places.weight[at]
+        links.members[link] -= weight
+        links.load[link] -= weight * flows.rate[slot]
+        before, after = places.before[at], places.after[at]
+        if before >= 0:
+            places.after[before] = after
+        else:
+            links.head[link] = after
+        if after >= 0:
+            places.before[after] = before
+        else:
+            links.tail[link] = before
+
+
+def _set_free(flows: Flows, slot: int, count: int) -> int:
+    """List a job among the ``count`` whose rates change, once; return how many those are."""
+    if flows.mark[slot] != KEPT:
+        return count
+    flows.mark[slot] = FREE
+    flows.free[count] = slot
+    return count + 1
+
+
+def _free_limited(flows: Flows, places: Places, links: Links, slot: int, count: int) -> int:
+    """List the flows that the links of a flow limit; return how many are listed."""
+    flow, after, limit = places.flow, places.after, flows.limit
+    first = slot * places.width
+    for own in range(first, first + flows.links[slot]):
+        link = places.link[own]
+        at = links.head[link]
+        while at >= 0:
+            if limit[flow[at]] == link:
+                count = _set_free(flows, flow[at], count)
+            at = after[at]
+    return count
+
+
+def _meet(jobs: Jobs, running: Running, ranks: Ranks, flows: Flows, slot: int, arrives: int, count: int) -> int:
+    """Put a job on its ranks, or take it off, and list all that is there; return how many are listed."""
+    job = running.job[slot]
+    for side in range(2):
+        rank = jobs.rank[job] if side == 0 else jobs.peer[job]
+        if rank < 0:
+            continue
+        if arrives:
+            _stand_first(ranks, rank, 2 * slot + side)
+        else:
+            _stand_off(ranks, rank, 2 * slot + side)
+        busy = ranks.computing if jobs.sort[job] == COMPUTATION else ranks.communicating
+        busy[rank] += 1 if arrives else -1
+        at = ranks.head[rank]
+        while at >= 0:
+            count = _set_free(flows, at >> 1, count)
+            at = ranks.after[at]
+    return count
+
+
+def _stand_first(ranks: Ranks, rank: int, at: int) -> None:
+    """Chain a place on a rank."""
+    first = ranks.head[rank]
+    ranks.before[at] = -1
+    ranks.after[at] = first
+    if first >= 0:
+        ranks.before[first] = at
+    ranks.head[rank] = at
+
+
+def _stand_off(ranks: Ranks, rank: int, at: int) -> None:
+    """Unchain a place on a rank."""
+    before, after = ranks.before[at], ranks.after[at]
+    if before >= 0:
+        ranks.after[before] = after
+    else:
+        ranks.head[rank] = after
+    if after >= 0:
+        ranks.before[after] = before
+
+
+def _aim(
+    jobs: Jobs, rules: Rules, running: Running, flows: Flows, places: Places, links: Links, ranks: Ranks,
+    heap: Heap, slows: int, now: int, changed: int,
+) -> int:  # fmt: skip
+    """Let the changed jobs have their caps, flows as far as it is their turn.
+
+    Leaves the flows in front of the list, and returns how many they are; other jobs go on at once.
+    """
+    count = 0
+    for i in range(changed):
+        slot = flows.free[i]
+        flows.mark[slot] = KEPT
+        if flows.limit[slot] == ENDED:
+            continue
+        if slows:
+            flows.cap[slot] = _slowed(jobs, rules, ranks, running.job[slot])
+        flows.fair[slot] = flows.cap[slot]
+        if flows.links[slot] == 0:
+            _retime(running, flows, heap, slot, now)
+            continue
+        if rules.first_come:
+            _queue(flows, places, links, slot)
+        flows.free[count] = slot
+        count += 1
+    return count
+
+
+def _slowed(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
+    """Return the speed of a job beside what runs on its ranks."""
+    rank, peer, full = jobs.rank[job], jobs.peer[job], jobs.full_rate[job]
+    if jobs.sort[job] == COMPUTATION:
+        beside, speed = ranks.communicating[rank], rules.slow_compute
+    else:
+        beside, speed = ranks.computing[rank], rules.slow_communication
+        if peer >= 0:
+            beside += ranks.computing[peer]
+    return max(full * speed // WHOLE, 1) if beside > 0 else full  # type: ignore[no-any-return]
+
+
+def _queue(flows: Flows, places: Places, links: Links, slot: int) -> None:
+    """Let a flow wait for the first of its links on which it is not the first."""
+    flows.limit[slot] = AT_CAP
+    first = slot * places.width
+    for at in range(first, first + flows.links[slot]):
+        if flows.limit[slot] == AT_CAP and places.flow[links.head[places.link[at]]] != slot:
+            flows.limit[slot] = places.link[at]
+            flows.fair[slot] = 0
+
+
+def _note(log: Log, job: int, now: int, rate: int, limit: int) -> None:
+    """Note a change of rate, as long as there is room."""
+    at = log.counts[1]
+    if at < len(log.job):
+        log.job[at] = job
+        log.at[at] = now
+        log.rate[at] = rate
+        log.limit[at] = limit
+    log.counts[1] = at + 1

@@ -1,82 +1,116 @@
-"""Kernels that run tasks on which nothing is shared.
+"""Kernels that run tasks on which nothing is shared, and what all kernels that run tasks have in common.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations.
+Columns are lists or arrays of integers, alike in use.
 """
 
-__all__ = ["enter_times", "sweep"]
+from typing import Any, NamedTuple
+
+__all__ = ["Graph", "Tasks", "count_waits", "enter_times", "may_begin", "reach", "sweep"]
 
 
-def sweep(
-    duration, lag, following, following_peer, edge_ptr, edge, twin, rows, rendezvous,
-    waiting, ready, start, cause,
-):  # fmt: skip
+class Graph(NamedTuple):
+    """Tasks, and what they wait for; see :class:`pptrace.sim.graph.TaskGraph`."""
+
+    duration: Any
+    lag: Any
+    following: Any
+    following_peer: Any
+    edge_ptr: Any
+    edge: Any
+    """A task that waits for the end (plus lag); ``-1 - task`` for one that waits for the start."""
+    twin: Any
+    rows: int
+
+
+class Tasks(NamedTuple):
+    """How far each task is."""
+
+    waiting: Any
+    """What it still waits for: left above zero where stuck."""
+    start: Any
+    cause: Any
+    """The predecessor that released it, the lowest on a tie; -1 for none."""
+    ready: Any
+    """A stack of tasks whose ends are known, and what follows from them is not."""
+
+
+def reach(tasks: Tasks, task: int, time: int, by: int) -> bool:
+    """Note that a predecessor lets a task start at a time; return whether it was the last one."""
+    waiting, start, cause, _ = tasks
+    if time > start[task] or cause[task] < 0:
+        start[task] = time
+        cause[task] = by
+    elif time == start[task] and by < cause[task]:
+        cause[task] = by
+    left = waiting[task] - 1
+    waiting[task] = left
+    return left == 0  # type: ignore[no-any-return]
+
+
+def may_begin(graph: Graph, tasks: Tasks, task: int) -> bool:
+    """Whether a task waits for nothing, and is one."""
+    return tasks.waiting[task] == 0 and (task >= graph.rows or graph.twin[task] < 0)
+
+
+def sweep(graph: Graph, rendezvous: int, tasks: Tasks) -> int:
     """Run every task as soon as all that it waits for has happened; return the tasks run.
 
-    Nothing is shared, so the order of the walk does not matter and no clock is kept. On a tie the
-    cause is the predecessor with the lowest number. ``waiting`` is left above zero where stuck.
+    Nothing is shared, so the order of the walk does not matter and no clock is kept.
     """
-    tasks = len(duration)
-    for t in range(tasks):
-        if following[t] >= 0:
-            waiting[following[t]] += 1
-        if rendezvous and following_peer[t] >= 0:
-            waiting[following_peer[t]] += 1
-    for i in range(edge_ptr[tasks]):
-        t = edge[i]
-        waiting[t if t >= 0 else -1 - t] += 1
-    top = 0
-    for t in range(tasks - 1, -1, -1):
-        if waiting[t] == 0 and (t >= rows or twin[t] < 0):
-            ready[top] = t
-            top += 1
+    duration, lag, following, following_peer, edge_ptr, edge, _, _ = graph
+    start, ready = tasks.start, tasks.ready
+    count_waits(graph, tasks.waiting, rendezvous)
+    top = _first_ready(graph, tasks)
     done = 0
     while top > 0:
         top -= 1
-        t = ready[top]
-        while t >= 0:
-            done += 1
-            begun = start[t]
-            ended = begun + duration[t]
-            arrived = ended + lag[t]
-            for i in range(edge_ptr[t], edge_ptr[t + 1]):
-                d = edge[i]
-                when = arrived
-                if d < 0:
-                    d = -1 - d
-                    when = begun
-                if when > start[d] or cause[d] < 0:
-                    start[d] = when
-                    cause[d] = t
-                elif when == start[d] and t < cause[d]:
-                    cause[d] = t
-                waiting[d] -= 1
-                if waiting[d] == 0:
-                    ready[top] = d
-                    top += 1
-            d = following_peer[t] if rendezvous else -1
-            if d >= 0:
-                if ended > start[d] or cause[d] < 0:
-                    start[d] = ended
-                    cause[d] = t
-                elif ended == start[d] and t < cause[d]:
-                    cause[d] = t
-                waiting[d] -= 1
-                if waiting[d] == 0:
-                    ready[top] = d
-                    top += 1
-            d = following[t]
-            freed = t
-            t = -1
-            if d >= 0:
-                if ended > start[d] or cause[d] < 0:
-                    start[d] = ended
-                    cause[d] = freed
-                elif ended == start[d] and freed < cause[d]:
-                    cause[d] = freed
-                waiting[d] -= 1
-                if waiting[d] == 0:
-                    t = d
+        task = ready[top]
+        done += 1
+        begun = start[task]
+        ended = begun + duration[task]
+        arrived = ended + lag[task]
+        for i in range(edge_ptr[task], edge_ptr[task + 1]):
+            other = edge[i]
+            when = arrived
+            if other < 0:
+                other = -1 - other
+                when = begun
+            if reach(tasks, other, when, task):
+                ready[top] = other
+                top += 1
+        other = following_peer[task] if rendezvous else -1
+        if other >= 0 and reach(tasks, other, ended, task):
+            ready[top] = other
+            top += 1
+        other = following[task]
+        if other >= 0 and reach(tasks, other, ended, task):
+            ready[top] = other
+            top += 1
     return done
+
+
+def count_waits(graph: Graph, waiting: Any, rendezvous: int) -> None:
+    """Count what each task waits for."""
+    following, following_peer, edge = graph.following, graph.following_peer, graph.edge
+    tasks = len(following)
+    for task in range(tasks):
+        if following[task] >= 0:
+            waiting[following[task]] += 1
+        if rendezvous and following_peer[task] >= 0:
+            waiting[following_peer[task]] += 1
+    for i in range(graph.edge_ptr[tasks]):
+        task = edge[i]
+        waiting[task if task >= 0 else -1 - task] += 1
+
+
+def _first_ready(graph: Graph, tasks: Tasks) -> int:
+    """Put the tasks that wait for nothing on the stack; return its size."""
+    top = 0
+    for task in range(len(graph.duration) - 1, -1, -1):
+        if may_begin(graph, tasks, task):
+            tasks.ready[top] = task
+            top += 1
+    return top
 
 
 def enter_times(lane_ptr, twin, fork, start, end, enter):

@@ -1,0 +1,138 @@
+"""Compile a kernel once for each layout of its arguments, keep the code, and call it."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from functools import cache
+from hashlib import sha256
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numba
+import numpy as np
+from numba.core import event
+
+from pptrace.kernel.column import Column, unpacker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Layout: TypeAlias = tuple[Any, ...]
+    """Of each argument: a column's dtype, None for an integer, a record's class and the layout of its fields."""
+
+__all__ = ["call"]
+
+
+def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
+    """Call a kernel's compiled code with contiguous arrays, integers and records of those."""
+    layout = tuple(_layout(value) for value in arguments)
+    words = np.array([word for value in arguments for word in _words(value)], dtype=np.int64)
+    try:
+        result = _entry(kernel, layout, kept=True)(words)
+    except (OSError, RuntimeError):  # the code cannot be kept; nothing has run yet
+        warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=3)
+        result = _entry(kernel, layout, kept=False)(words)
+    return int(result or 0)
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.dtype
+    return (type(value), *(_layout(field) for field in value)) if isinstance(value, tuple) else None
+
+
+def _words(value: Any) -> Iterator[int]:
+    if isinstance(value, np.ndarray):
+        yield value.ctypes.data
+        yield value.size
+    elif isinstance(value, tuple):
+        for field in value:
+            yield from _words(field)
+    else:
+        yield value
+
+
+@cache
+def _entry(kernel: Callable[..., Any], layout: Layout, *, kept: bool) -> Callable[..., Any]:
+    """Return the function that takes a kernel's arguments as words.
+
+    Code is kept by file and name, and what it is made of may change in other files, so the name tells the
+    kernel's parts, their constants, and its arguments.
+    """
+    made_of = f"{_spelt(kernel)} {_described(layout)}"
+    name = f"{kernel.__name__}_{sha256(made_of.encode()).hexdigest()[:16]}"
+    made = {"kernel": _part(kernel), "unpacked": unpacker([_type(value) for value in layout])}
+    entry = FunctionType(_call.__code__, {"__name__": __name__, **made}, name)
+    entry.__qualname__ = name
+    _Compiling.listen()
+    compiled: Callable[..., Any] = numba.njit(cache=kept, **_SETTINGS)(entry)
+    return compiled
+
+
+def _call(words: Any) -> Any:
+    return kernel(*unpacked(words))  # type: ignore[name-defined]  # noqa: F821 - each entry has its own
+
+
+@cache
+def _part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiled twin of a kernel or a function that it calls, which calls compiled twins in turn."""
+    called = {name: _part(value) for name, value in _named(function).items() if isinstance(value, FunctionType)}
+    twin = FunctionType(function.__code__, {**function.__globals__, **called}, function.__name__)
+    part: Callable[..., Any] = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_SETTINGS)(twin)
+    return part
+
+
+def _named(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the functions and constants of modules that a function names."""
+    named = function.__globals__
+    return {name: named[name] for name in function.__code__.co_names if name in named}
+
+
+def _spelt(function: Callable[..., Any]) -> str:
+    code, named = function.__code__, _named(function).items()
+    parts = (f"{name} {_spelt(value) if isinstance(value, FunctionType) else value}" for name, value in named)
+    return " ".join([code.co_code.hex(), f"{code.co_consts} {code.co_names} {code.co_varnames}", *parts])
+
+
+def _described(layout: Any) -> str:
+    if isinstance(layout, tuple):
+        return f"({' '.join(_described(value) for value in layout)})"
+    return f"{layout.__name__} {getattr(layout, '_fields', '')}" if isinstance(layout, type) else str(layout)
+
+
+def _type(layout: Any) -> Any:
+    if layout is None:
+        return numba.intp
+    if isinstance(layout, tuple):
+        return numba.types.NamedTuple([_type(value) for value in layout[1:]], layout[0])
+    return Column(numba.from_dtype(layout))
+
+
+class _Compiling(event.Listener):  # type: ignore[misc]  # numba has no types
+    """Says once in a process that code is compiled, for that takes seconds."""
+
+    said = False
+
+    @classmethod
+    @cache
+    def listen(cls) -> None:
+        event.register("numba:compile", cls())
+
+    def on_start(self, _event: Any) -> None:
+        if not self.said:
+            self.said = True
+            sys.stderr.write("compiling the simulator for this machine: once, and only now, this takes seconds\n")
+            sys.stderr.flush()
+
+    def on_end(self, _event: Any) -> None:
+        pass
+
+
+_SETTINGS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+"""No lock while a kernel runs, and no check for zero before each division: kernels never divide by it."""
+
+_NO_CACHE = (
+    "compiled code cannot be kept, so every run compiles again: "
+    "make the folder in NUMBA_CACHE_DIR (or ~/.cache) writable"
+)
