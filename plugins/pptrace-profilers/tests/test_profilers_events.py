@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.chrome.events import Events, Keep, read_events
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers.assembly.measurement import measure_kineto
+from pptrace_profilers.events.table import Events, Keep, read_events
 
 if TYPE_CHECKING:
     from pathlib import Path

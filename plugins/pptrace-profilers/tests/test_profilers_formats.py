@@ -9,8 +9,8 @@ import pytest
 from pptrace.errors import TraceError
 from pptrace.model.action import COMMUNICATION, Kind
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers import formats
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers import importers as formats
+from pptrace_profilers.assembly.measurement import measure_kineto
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from pptrace.errors import ConfigError, TraceError
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers import formats
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers import importers as formats
+from pptrace_profilers.assembly.measurement import measure_kineto
 from pptrace_profilers.plugin import pptrace_importers
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 
 from pptrace.errors import TraceError
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.communicators import read_nccl
-from pptrace_profilers.formats import measure_nccl
-from pptrace_profilers.nccl_profiler import read_file
+from pptrace_profilers.formats.nccl_communicators import read_nccl
+from pptrace_profilers.formats.nccl_profiler import read_file
+from pptrace_profilers.importers import measure_nccl
 
 MS = 1_000_000
 SAMPLE = Path(os.environ.get("PPTRACE_TRACES", ".")) / "nccl-profiler" / "nccl_p2p_sample.json"

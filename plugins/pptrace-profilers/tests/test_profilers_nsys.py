@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.errors import TraceError
-from pptrace_profilers.nsys import read_nsys
-from pptrace_profilers.rules import BUILT_IN
+from pptrace_profilers.formats.nsys import read_nsys
+from pptrace_profilers.rules.names import BUILT_IN
 
 if TYPE_CHECKING:
     from pathlib import Path

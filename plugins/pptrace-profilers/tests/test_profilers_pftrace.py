@@ -9,9 +9,9 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.errors import TraceError
-from pptrace_profilers import torch_perfetto
-from pptrace_profilers.rules import BUILT_IN
-from pptrace_profilers.torch_perfetto import read_pftrace
+from pptrace_profilers.formats import torch_perfetto
+from pptrace_profilers.formats.torch_perfetto import read_pftrace
+from pptrace_profilers.rules.names import BUILT_IN
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pptrace_profilers.rules_file import read_rules
+from pptrace_profilers.rules.file import read_rules
 
 README = Path(__file__).parents[1] / "README.md"
 

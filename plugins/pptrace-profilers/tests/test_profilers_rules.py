@@ -10,17 +10,17 @@ import pytest
 
 from pptrace.errors import ConfigError
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.chrome_rules import read_chrome
-from pptrace_profilers.formats import measure_nsys, measure_pftrace
-from pptrace_profilers.measure import measure_kineto
-from pptrace_profilers.rules_file import NO_FILE, read_rules
+from pptrace_profilers.assembly.measurement import measure_kineto
+from pptrace_profilers.formats.chrome import read_chrome
+from pptrace_profilers.importers import measure_nsys, measure_pftrace
+from pptrace_profilers.rules.file import NO_FILE, read_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pptrace.timeline.measurement import Measurement
-    from pptrace_profilers.recording import Recording
+    from pptrace_profilers.recording.recording import Recording
 
     Measure = Callable[[Sequence[Path], ImportRequest], Measurement]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pptrace.model.action import parse_action
-from pptrace_profilers.recording import End, Ran, Recording
-from pptrace_profilers.steps import split_steps
+from pptrace_profilers.assembly.steps import split_steps
+from pptrace_profilers.recording.recording import End, Ran, Recording
 
 
 def ran(text: str, start: int, end: int) -> Ran:

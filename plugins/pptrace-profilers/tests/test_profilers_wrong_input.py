@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from pptrace.cli.explain import command
 from pptrace.errors import ConfigError, TraceError
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers import unpacked
-from pptrace_profilers.chrome import blocks
-from pptrace_profilers.formats import measure_inspector, measure_nccl, measure_nsys, measure_pftrace
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers.assembly.measurement import measure_kineto
+from pptrace_profilers.events import blocks
+from pptrace_profilers.events import unpacking as unpacked
+from pptrace_profilers.importers import measure_inspector, measure_nccl, measure_nsys, measure_pftrace
 
 if TYPE_CHECKING:
     from pathlib import Path

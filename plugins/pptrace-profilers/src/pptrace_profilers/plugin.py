@@ -40,14 +40,14 @@ def _offer(name: str, summary: str, recognises: str, measure: Measure) -> Import
 
 
 def _recogniser(name: str) -> Recognise:
-    from pptrace_profilers import recognise
+    from pptrace_profilers.formats import recognition as recognise
 
     found: Recognise = getattr(recognise, name)
     return found
 
 
 def _kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    from pptrace_profilers.measure import measure_kineto
+    from pptrace_profilers.assembly.measurement import measure_kineto
 
     return measure_kineto(paths, request)
 
@@ -56,7 +56,7 @@ def _other(name: str) -> Measure:
     """Return a format's function, which is imported on its first call."""
 
     def measure(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-        from pptrace_profilers import formats
+        from pptrace_profilers import importers as formats
 
         found: Measure = getattr(formats, name)
         return found(paths, request)

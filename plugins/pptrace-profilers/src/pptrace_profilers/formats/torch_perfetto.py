@@ -1,0 +1,255 @@
+"""PyTorch's profiler as a Perfetto trace (``.pftrace``): the slices that say what its Chrome JSON says.
+
+Sources: Kineto's PerfettoTraceBuilder.cpp (each event on a track of its own below its thread's, its arguments as
+one JSON text named ``metadata``, the file's metadata as instants named ``trace_metadata``), and PyTorch's
+torch/csrc/profiler/cupti/monitor_pftrace.cpp (arguments one by one; GPU work as slices on a stream's track, or as
+``GpuRenderStageEvent`` with its arguments as texts).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pptrace.errors import TraceError
+from pptrace_profilers.events.builder import Gathered
+from pptrace_profilers.events.numbers import whole
+from pptrace_profilers.events.table import Arguments
+from pptrace_profilers.events.unpacking import unpacked
+from pptrace_profilers.pytorch.process import recording_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from pptrace_profilers.recording.recording import Recording
+    from pptrace_profilers.rules.names import Rules
+
+__all__ = ["read_pftrace"]
+
+MOST_BYTES = 4 << 30
+"""Largest trace that is read, unpacked: all of it is held."""
+_PART = 1 << 20
+_CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]\w*")
+_PACKET_TAG, _LONGEST_VARINT, _MORE = 0x0A, 10, 0x80
+_MOST_OPEN = 10_000
+_BEGIN, _END, _INSTANT = 1, 2, 3
+
+
+def read_pftrace(path: Path, rules: Rules) -> Recording:
+    """Read one process's file.
+
+    Raises:
+        TraceError: it cannot be read, is no Perfetto trace, or holds no slice.
+    """
+    from google.protobuf.message import DecodeError
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
+
+    slices = _Slices(path)
+    raw = _unpacked(path)
+    for start, stop in _packets(raw, path, slices):
+        try:
+            slices.take(TracePacket.FromString(bytes(raw[start:stop])))
+        except DecodeError:
+            raise TraceError(f"is damaged: the packet at byte {start} is none", file=path) from None
+    return slices.recording(rules)
+
+
+def _unpacked(path: Path) -> bytearray:
+    try:
+        raw = bytearray()
+        with unpacked(path) as file:
+            while len(raw) <= MOST_BYTES and (more := file.read(_PART)):
+                raw += more
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"cannot be unpacked: {error}", file=path) from None
+    except OSError as error:
+        raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
+    if len(raw) > MOST_BYTES:
+        raise TraceError(f"is larger than {MOST_BYTES >> 30} GiB, unpacked: record fewer steps", file=path)
+    if not raw:
+        raise TraceError("is empty", file=path)
+    return raw
+
+
+def _packets(raw: bytearray, path: Path, slices: _Slices) -> Iterator[tuple[int, int]]:
+    """Yield where each packet of ``Trace`` starts and stops."""
+    at = 0
+    while at < len(raw):
+        if raw[at] != _PACKET_TAG:
+            raise TraceError(f"is no Perfetto trace: byte {at} starts no packet", file=path)
+        size = shift = 0
+        start = at + 1
+        while start < min(at + 1 + _LONGEST_VARINT, len(raw)):
+            size |= (raw[start] & 0x7F) << shift
+            shift, start = shift + 7, start + 1
+            if not raw[start - 1] & _MORE:
+                break
+        else:
+            slices.cut = True
+            return
+        if start + size > len(raw):
+            slices.cut = True
+            return
+        yield start, start + size
+        at = start + size
+
+
+class _Slices:
+    """Slices as their packets come; what is interned counts per packet sequence."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.cut = path, False
+        self.gathered = Gathered()
+        self.top: dict[str, Any] = {}
+        self.parents: dict[int, int] = {}
+        self.threads: dict[int, tuple[int, int]] = {}
+        self.begun: dict[int, list[tuple[int, str, dict[str, Any]]]] = {}
+        self.names: dict[tuple[int, str, int], str] = {}
+
+    def take(self, packet: Any) -> None:
+        """Take the next packet."""
+        sequence = packet.trusted_packet_sequence_id
+        if packet.HasField("track_descriptor"):
+            self._describe(packet.track_descriptor)
+        if packet.HasField("interned_data"):
+            self._intern(sequence, packet.interned_data)
+        if packet.HasField("track_event"):
+            self._event(packet.timestamp, sequence, packet.track_event)
+        elif packet.HasField("gpu_render_stage_event"):
+            self._stage(packet.timestamp, sequence, packet.gpu_render_stage_event)
+
+    def recording(self, rules: Rules) -> Recording:
+        """Return what the process did."""
+        self.gathered.bad += sum(map(len, self.begun.values()))
+        if not len(self.gathered):
+            raise TraceError("holds no slice of PyTorch's profiler", file=self.path)
+        self.top.pop("baseTimeNanoseconds", None)  # packets' times are whole
+        found = recording_of(self.gathered.whole(self.path, self.top, cut=self.cut), rules)
+        return replace(found, has_clock=True)
+
+    def _describe(self, track: Any) -> None:
+        if track.parent_uuid:
+            self.parents[track.uuid] = track.parent_uuid
+        if track.HasField("thread"):
+            self.threads[track.uuid] = (track.thread.pid, track.thread.tid)
+
+    def _intern(self, sequence: int, data: Any) -> None:
+        for sort in ("event_names", "debug_annotation_names", "gpu_specifications"):
+            self.names |= {(sequence, sort, one.iid): _text(one.name) for one in getattr(data, sort)}
+        for one in data.debug_annotation_string_values:
+            self.names[sequence, "texts", one.iid] = one.str.decode("utf-8", errors="replace")
+
+    def _thread(self, track: int) -> tuple[int, int]:
+        """Return the process and thread of a track: its own, or its nearest ancestor's."""
+        own = track
+        for _ in range(8):
+            if own in self.threads:
+                return self.threads[own]
+            own = self.parents.get(own, 0)
+        return (-1, track % 2**62)
+
+    def _event(self, at_ns: int, sequence: int, event: Any) -> None:
+        opened = self.begun.setdefault(event.track_uuid, [])
+        if event.type == _END:
+            if opened:
+                start, name, said = opened.pop()
+                self._slice(name, said, self._thread(event.track_uuid), start, at_ns)
+            else:
+                self.gathered.bad += 1
+            return
+        if event.type not in {_BEGIN, _INSTANT}:
+            return
+        name = _text(event.name) or self.names.get((sequence, "event_names", event.name_iid), "")
+        said = dict(self._annotations(sequence, event.debug_annotations))
+        if event.type == _INSTANT:
+            self.top |= _parsed(said) if name == "trace_metadata" else {}
+        elif len(opened) < _MOST_OPEN:
+            opened.append((at_ns, name, said))
+
+    def _annotations(self, sequence: int, annotations: Any) -> Iterator[tuple[str, Any]]:
+        for one in annotations:
+            name = _text(one.name) or self.names.get((sequence, "debug_annotation_names", one.name_iid), "")
+            value = _value(one)
+            if one.HasField("string_value_iid"):
+                value = self.names.get((sequence, "texts", one.string_value_iid))
+            if name == "metadata" and isinstance(value, str):
+                # Kineto writes what stands between the braces.
+                yield from _object("{" + value.strip().strip("{}") + "}").items()
+            else:
+                yield name, value
+
+    def _slice(self, name: str, said: Mapping[str, Any], thread: tuple[int, int], start: int, end: int) -> None:
+        correlation = whole(said.get("correlation", said.get("correlation_id")), -1)
+        stream = whole(said.get("stream"), -1)
+        if stream >= 0 and name != "" and "device" in said:
+            category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+        else:
+            category = "cuda_runtime" if _CALL.fullmatch(name) and correlation >= 0 else "user_annotation"
+        self.gathered.add(
+            name, category, thread, start, end,
+            correlation=correlation, arguments=_arguments(said),
+            stream=stream if category != "user_annotation" else -1,
+        )  # fmt: skip
+
+    def _stage(self, at_ns: int, sequence: int, stage: Any) -> None:
+        said = {_text(one.name): _text(one.value) for one in stage.extra_data}
+        sort = self.names.get((sequence, "gpu_specifications", stage.stage_iid), "")
+        if sort == "Annotation":
+            return
+        interned = self.names.get((sequence, "event_names", stage.name_iid), "")
+        name = _text(stage.name) or interned or sort or "kernel"
+        stream = whole(said.get("stream id", said.get("stream")), stage.hw_queue_iid)
+        self.gathered.add(
+            name, "kernel", (-2 - stage.gpu_id, stream), at_ns, at_ns + stage.duration,
+            correlation=whole(said.get("correlation"), -1), stream=stream, arguments=_arguments(_parsed(said)),
+        )  # fmt: skip
+
+
+def _text(value: str | bytes) -> str:
+    """Return text; what is not UTF-8 comes as bytes."""
+    return value if isinstance(value, str) else value.decode("utf-8", errors="replace")
+
+
+def _value(annotation: Any) -> Any:
+    which = annotation.WhichOneof("value")
+    if annotation.array_values:
+        return [_value(one) for one in annotation.array_values]
+    return (
+        getattr(annotation, which)
+        if which in {"string_value", "int_value", "uint_value", "double_value"}
+        else None
+    )
+
+
+def _parsed(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values whose texts are JSON as what they say."""
+    return {key: _json(value) if isinstance(value, str) else value for key, value in said.items()}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = _json(text)
+    return found if isinstance(found, dict) else {}
+
+
+def _arguments(said: Mapping[str, Any]) -> Arguments | None:
+    """Return Kineto's arguments among what is said, where there are any that importers read."""
+    if not any(key in said for key in ("Collective name", "Concrete Inputs", "Input Dims", "dtype")):
+        return None
+    try:
+        return msgspec.json.decode(json.dumps(said), type=Arguments)
+    except (msgspec.DecodeError, TypeError, ValueError, RecursionError):
+        return None
