@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.assembly.measurement import measure_kineto
 from pptrace_profilers.events.table import Events, Keep, read_events
+from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +80,7 @@ def test_what_is_kept_is_the_same_however_it_is_written(layout: str, tmp_path: P
         if one["ph"] == "X" and one["name"] in {"c10d::send", "cudaLaunchKernel", "written otherwise", NCCL}
     ]  # fmt: skip
     assert facts(events) == expected
-    details = {events.named(row): one.dtype for row, one in events.arguments.items()}
+    details = {events.name_of(row): one.dtype for row, one in events.arguments.items()}
     assert details == {NCCL: "Half"}
     assert len(events.arguments) == 3000
     assert events.labels == {number: [f"p{number}"] for number in range(3)}
@@ -115,10 +115,10 @@ def test_an_event_inside_an_event_s_arguments_is_none(tmp_path: Path) -> None:
 
 def test_arguments_do_not_hold_on_to_the_file_s_text(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    listed = [event("kernel", "ncclX", float(n), **{"Process Group Ranks": "[0, 1]"}) for n in range(4000)]
+    listed = [event("kernel", "ncclX", float(n), **{"Concrete Inputs": "[0, 1]"}) for n in range(4000)]
     path.write_text(layouts(listed)["kineto"])
 
-    held = [bytes(one.group_ranks) for one in read_events(path, KEEP).arguments.values()]
+    held = [bytes(one.inputs) for one in read_events(path, KEEP).arguments.values()]
 
     assert held == [b'"[0, 1]"'] * 4000
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from pptrace.errors import ConfigError, TraceError
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers import importers as formats
-from pptrace_profilers.assembly.measurement import measure_kineto
+from pptrace_profilers import importers
+from pptrace_profilers.importers import measure_kineto
 from pptrace_profilers.plugin import pptrace_importers
 
 if TYPE_CHECKING:
@@ -67,11 +67,11 @@ def changed(content: bytes, what: str, where: float, much: float, by: bytes) -> 
 SORTS: dict[str, tuple[str, Measure]] = {
     "kineto": ("kineto", measure_kineto),
     "kineto, packed": ("kineto", measure_kineto),
-    "chrome": ("chrome", formats.measure_chrome),
-    "nccl": ("nccl", formats.measure_nccl),
-    "inspector": ("inspector", formats.measure_inspector),
-    "nsys": ("nsys", formats.measure_nsys),
-    "pftrace": ("pftrace", formats.measure_pftrace),
+    "chrome": ("chrome", importers.measure_chrome),
+    "nccl": ("nccl", importers.measure_nccl),
+    "inspector": ("inspector", importers.measure_inspector),
+    "nsys": ("nsys", importers.measure_nsys),
+    "pftrace": ("pftrace", importers.measure_pftrace),
 }
 
 

@@ -27,7 +27,7 @@ from pptrace.stepdiff.diff import diff
 from pptrace.steps.replay import replay
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.metrics import IdleCause
-from pptrace_profilers.assembly.measurement import measure_kineto
+from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -41,7 +41,7 @@ def test_each_format_is_recognised_by_its_importer_and_no_other(pipeline: Any, t
 def test_traces_that_pptrace_wrote_are_left_to_its_own_importers(sort: str, pipeline: Any, tmp_path: Path) -> None:
     from pptrace.export import kineto, perfetto
     from pptrace.timeline.measurement import ImportRequest
-    from pptrace_profilers.assembly.measurement import measure_kineto
+    from pptrace_profilers.importers import measure_kineto
 
     timeline = measure_kineto(pipeline.kineto(tmp_path), ImportRequest()).steps[0].timeline
     path = tmp_path / "ours"

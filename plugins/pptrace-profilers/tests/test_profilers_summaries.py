@@ -10,7 +10,7 @@ from small_gpu_trace import SmallGpuTrace
 
 from pptrace.explanation.summed import summed_document, summed_lines
 from pptrace.timeline.measurement import ImportRequest, Occupied
-from pptrace_profilers.assembly.measurement import measure_kineto
+from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
     from pathlib import Path

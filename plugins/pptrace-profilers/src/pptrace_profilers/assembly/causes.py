@@ -24,25 +24,25 @@ _PROMPT_NS = 20_000
 """Within which a computation starts when its input is there; what starts later waited for the host."""
 
 
-def with_causes(timeline: Timeline, brought_ns: Int64s) -> Timeline:
+def with_causes(timeline: Timeline, received_ns: Int64s) -> Timeline:
     """Return a step whose computations and messages say what released them, where that is known.
 
     Args:
         timeline: a step of GPUs.
-        brought_ns: shape (slices,): for a message that was received, when its kernel ended; -1 for all else, and
+        received_ns: shape (slices,): for a message that was received, when its kernel ended; -1 for all else, and
             where no kernel was recorded.
     """
     cause = np.full(len(timeline), -1, dtype=np.int32)
     before = np.full(len(timeline), -1, dtype=np.int64)
-    for own in compute_rows(timeline):
-        cause[own[1:]] = own[:-1]
-        before[own[1:]] = timeline.end_ns[own[:-1]]
-    carried = messages(timeline)
-    for one, producer in ((carried.send, carried.producer), (carried.recv, carried.producer)):
-        cause[one[one >= 0]] = producer[one >= 0]
-    waits = carried.consumer >= 0
-    consumer, recv = carried.consumer[waits], carried.recv[waits]
-    there = np.where(recv >= 0, brought_ns[recv], -1)
+    for rows in compute_rows(timeline):
+        cause[rows[1:]] = rows[:-1]
+        before[rows[1:]] = timeline.end_ns[rows[:-1]]
+    moves = messages(timeline)
+    for ends in (moves.send, moves.recv):
+        cause[ends[ends >= 0]] = moves.producer[ends >= 0]
+    waits = moves.consumer >= 0
+    consumer, recv = moves.consumer[waits], moves.recv[waits]
+    there = np.where(recv >= 0, received_ns[recv], -1)
     unknown = consumer[there < 0]
     late = timeline.start_ns[consumer] > there + _PROMPT_NS
     released = (there >= 0) & (there >= before[consumer]) & (~late | (before[consumer] < 0))

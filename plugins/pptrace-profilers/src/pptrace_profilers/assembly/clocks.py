@@ -25,12 +25,12 @@ _UNBOUND = np.int64(2**62 - 1)
 """Beyond any time since 1970, and no overflow in sums of two."""
 
 
-def align(ranks: int, sent: Sequence[tuple[int, int, int, int]]) -> list[Clock]:
+def align(ranks: int, transfers: Sequence[tuple[int, int, int, int]]) -> list[Clock]:
     """Return each rank's clock.
 
     Args:
         ranks: how many there are.
-        sent: per message, sender, receiver, when it was posted, and when it was there, by the ranks' own clocks.
+        transfers: per message, sender, receiver, when it was posted and when it was there, by their own clocks.
 
     A rank that no messages tie to rank 0 in both directions keeps its clock, with no bound known (0 pairs).
     """
@@ -38,7 +38,7 @@ def align(ranks: int, sent: Sequence[tuple[int, int, int, int]]) -> list[Clock]:
     slack = np.full((ranks, ranks), _UNBOUND, dtype=np.int64)
     np.fill_diagonal(slack, 0)
     pairs = np.zeros(ranks, dtype=np.int64)
-    for source, target, posted, there in sent:
+    for source, target, posted, there in transfers:
         # It is there no earlier than it was posted, whatever both clocks are set forward by.
         slack[target, source] = min(slack[target, source], there - posted)
         pairs[source] += 1

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 
 from pptrace.errors import ConfigError, TraceError
 from pptrace.model.layout import AXES, Layout
+from pptrace_profilers.recording.recording import MOST_RANKS, pipeline_group
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from pptrace_profilers.recording.recording import Ran, Recording
+    from pptrace_profilers.recording.recording import Recording
 
-__all__ = ["MOST_RANKS", "numbers_of", "one_pipeline", "pipeline_group"]
+__all__ = ["numbers_of", "one_pipeline"]
 
-_PIPELINE = re.compile(r"(?:^|[_\W])pp(?:$|[_\W])|pipeline", re.IGNORECASE)
 _SIZE = re.compile(r"([a-z]+)=(\d+)")
-MOST_RANKS = 2**22
-"""Processes that a job may have; more are a mistake."""
-_TOLD = 16
+_MOST_NAMED = 16
 """Ranks that are named one by one."""
 _SORTS = ("slowest", "median")
 _GROUPED = {
@@ -29,12 +27,6 @@ _GROUPED = {
     "tp": re.compile(r"(?:^|[_\W])tp(?:$|[_\W])|^tensor_model_parallel", re.IGNORECASE),
 }
 """How groups of each axis are described, by PyTorch's device meshes and by Megatron-LM."""
-
-
-def pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int) -> tuple[int, ...]:
-    """Return the global ranks of a rank's pipeline, where a group's description says so; else none."""
-    fitting = [ranks for name, ranks in groups.items() if _PIPELINE.search(name) and rank in ranks]
-    return fitting[0] if fitting else ()
 
 
 def one_pipeline(
@@ -53,14 +45,14 @@ def one_pipeline(
         ConfigError: a layout or replica that cannot be.
     """
     known = _by_rank(recordings)
-    pipelines, note = _of_layout(known, layout) if layout else _of_groups(known)
-    whole = {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
-    if not whole:
+    pipelines, note = (_of_layout(known, layout), "") if layout else _of_groups(known)
+    complete = {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
+    if not complete:
         ranks = next(iter(pipelines.values()))
         missing = _listed([rank for rank in ranks if rank not in known])
         raise TraceError(f"no file of rank {missing}: a pipeline's ranks are all needed", file=recordings[0].path)
-    chosen = _chosen(whole, known, replica)
-    ranks = whole[chosen]
+    chosen = _chosen(complete, known, replica)
+    ranks = complete[chosen]
     notes = [note] if note else []
     if len(pipelines) > 1:
         notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {_listed(ranks)}")
@@ -82,13 +74,13 @@ def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
     if unknown and len(recordings) > 1:
         message = "does not say whose it is: name it rank0.json and so on"
         raise TraceError(message, file=unknown[0].path)
-    found: dict[int, Recording] = {}
-    for one in recordings:
-        rank = max(one.rank, 0)
-        if rank in found:
-            raise TraceError(f"is of rank {rank}, as {found[rank].path.name} is: leave one out", file=one.path)
-        found[rank] = one
-    return dict(sorted(found.items()))
+    known: dict[int, Recording] = {}
+    for recording in recordings:
+        rank, path = max(recording.rank, 0), recording.path
+        if rank in known:
+            raise TraceError(f"is of rank {rank}, as {known[rank].path.name} is: leave one out", file=path)
+        known[rank] = recording
+    return dict(sorted(known.items()))
 
 
 def _of_groups(known: dict[int, Recording]) -> tuple[dict[str, tuple[int, ...]], str]:
@@ -103,9 +95,9 @@ def _of_groups(known: dict[int, Recording]) -> tuple[dict[str, tuple[int, ...]],
     ranks = tuple(range(world)) if world >= len(known) and set(known) <= set(range(world)) else tuple(known)
     present = tuple(rank for rank in ranks if rank in known)
     if len(present) < len(ranks):
-        lost = _listed([rank for rank in ranks if rank not in known])
+        missing = _listed([rank for rank in ranks if rank not in known])
         counted = "" if present == ranks[: len(present)] else f", counted as ranks 0 to {len(present) - 1}"
-        return {"": present}, f"no file of rank {lost}: the others are taken as they are{counted}"
+        return {"": present}, f"no file of rank {missing}: the others are taken as they are{counted}"
     return {"": ranks}, ""
 
 
@@ -114,14 +106,14 @@ def _place(known: dict[int, Recording], pipeline: Sequence[int]) -> str:
     rank = next((rank for rank in pipeline if rank in known), -1)
     parts = []
     for axis, described in _GROUPED.items():
-        own = (ranks for name, ranks in known[rank].groups.items() if described.search(name) and rank in ranks)
-        ranks = next(own, ())
+        groups = known[rank].groups.items()
+        ranks = next((ranks for name, ranks in groups if described.search(name) and rank in ranks), ())
         if len(ranks) > 1:
             parts.append(f"{axis}={ranks.index(rank)}")
     return ",".join(parts)
 
 
-def _of_layout(known: dict[int, Recording], text: str) -> tuple[dict[str, tuple[int, ...]], str]:
+def _of_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int, ...]]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         match = _SIZE.fullmatch(part.strip())
@@ -135,22 +127,23 @@ def _of_layout(known: dict[int, Recording], text: str) -> tuple[dict[str, tuple[
     if layout.gpus <= max(known):
         message = f"{text} is {layout.gpus} ranks, and there is a file of rank {max(known)}"
         raise ConfigError(message, file="--layout")
-    found: dict[str, tuple[int, ...]] = {}
+    pipelines: dict[str, tuple[int, ...]] = {}
     grid = layout.grid()
     for dp in range(layout.dp):
         for cp in range(layout.cp):
             for tp in range(layout.tp):
                 sized = (("dp", dp, layout.dp), ("cp", cp, layout.cp), ("tp", tp, layout.tp))
                 place = ",".join(f"{axis}={at}" for axis, at, size in sized if size > 1)
-                found[place] = tuple(int(rank) for rank in grid[:, dp, cp, tp])
-    return found, ""
+                pipelines[place] = tuple(int(rank) for rank in grid[:, dp, cp, tp])
+    return pipelines
 
 
 def _chosen(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording], replica: str) -> str:
     if not replica:
         return next(iter(pipelines))
     if replica in _SORTS:
-        spans = sorted((_span([known[rank] for rank in ranks]), place) for place, ranks in pipelines.items())
+        # Clocks may differ by rank, so spans are those of single ranks.
+        spans = sorted((max(_span(known[rank]) for rank in ranks), place) for place, ranks in pipelines.items())
         return spans[-1 if replica == "slowest" else (len(spans) - 1) // 2][1]
     wanted = set(replica.replace(" ", "").split(","))
     fitting = [place for place in pipelines if set(place.split(",")) - {""} <= wanted | _zeros(wanted, place)]
@@ -169,28 +162,23 @@ def _zeros(wanted: set[str], place: str) -> set[str]:
     return {part for part in place.split(",") if part.endswith("=0") and part.split("=")[0] not in named}
 
 
-def _span(recordings: Sequence[Recording]) -> int:
-    """Return the longest time that a rank's actions, or else its operations, take; clocks may differ by rank."""
-    return max(_span_of(one) for one in recordings)
+def _span(recording: Recording) -> int:
+    """Return how long a rank's actions, or else its operations, take."""
+    spans = [execution.gpu or execution for execution in recording.executions]
+    operations = recording.operations
+    if spans:
+        return max(span.end_ns for span in spans) - min(span.start_ns for span in spans)
+    if operations is not None and operations.start_ns.size:
+        return int(operations.end_ns.max()) - int(operations.start_ns.min())
+    return 0
 
 
-def _span_of(one: Recording) -> int:
-    times = [time for ran in one.ran for time in _times(ran)]
-    if not one.ran and one.operations is not None and one.operations.start_ns.size:
-        times = [int(one.operations.start_ns.min()), int(one.operations.end_ns.max())]
-    return max(times, default=0) - min(times, default=0)
-
-
-def _times(ran: Ran) -> tuple[int, int]:
-    done = ran if ran.device is None else ran.device
-    return done.start_ns, done.end_ns
-
-
-def _local(one: Recording, local: dict[int, int]) -> Recording:
+def _local(recording: Recording, local: dict[int, int]) -> Recording:
     """Return a recording whose messages name pipeline ranks; those that leave the pipeline name none."""
-    return replace(one, ends=tuple(replace(end, peer=local.get(end.peer, -1)) for end in one.ends))
+    ends = tuple(replace(end, peer=local.get(end.peer, -1)) for end in recording.ends)
+    return replace(recording, ends=ends)
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    told = ", ".join(map(str, ranks[:_TOLD]))
-    return told if len(ranks) <= _TOLD else f"{told} and {len(ranks) - _TOLD} others"
+    others = f" and {len(ranks) - _MOST_NAMED} others" if len(ranks) > _MOST_NAMED else ""
+    return ", ".join(map(str, ranks[:_MOST_NAMED])) + others

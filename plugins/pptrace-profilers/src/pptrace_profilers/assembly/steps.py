@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace_profilers.assembly.messages import RankStep
+from pptrace_profilers.recording.intervals import window_around
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from pptrace_profilers.recording.recording import End, Recording
+    from pptrace_profilers.recording.recording import Recording
 
 __all__ = ["split_steps"]
 
-_TOLD = 8
+_MOST_NAMED = 8
 """Steps that are named one by one."""
 
 
@@ -27,28 +28,31 @@ def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[list[R
     Steps are those that the profiler marked on every rank; else an action's k-th time belongs to the k-th step,
     and what has no microbatch to the step that runs at its time.
     """
-    marked = [dict.fromkeys(label for label, _, _ in one.windows) for one in recordings]
+    marked = [dict.fromkeys(label for label, _, _ in recording.windows) for recording in recordings]
     labels = [label for label in marked[0] if all(label in other for other in marked)]
-    if labels:
-        numbers = [_as_marked(one, labels) for one in recordings]
+    by_mark = bool(labels)
+    if by_mark:
+        numbers = [_by_mark(recording, labels) for recording in recordings]
     else:
-        numbers = [_as_repeated(one) for one in recordings]
-        labels = [f"step {number}" for number in range(1 + max(max(one, default=-1) for one in numbers))]
+        numbers = [_by_repetition(recording) for recording in recordings]
+        count = 1 + max(max(rank_numbers, default=-1) for rank_numbers in numbers)
+        labels = [f"step {number}" for number in range(count)]
     steps = _filled(recordings, numbers, len(labels))
+    if not by_mark:
+        note = "no step is marked on every rank: an action's k-th time is taken for the k-th step's"
+        return labels, steps, [note] if any(marked) else []
     left_out = list(_left_out(recordings, numbers, marked, labels))
-    if not any(marked) or not set(labels) & set(marked[0]):
-        return labels, steps, left_out
     return _each_once(recordings, labels, steps, left_out)
 
 
 def _filled(recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], count: int) -> list[list[RankStep]]:
     """Return per step what each rank did, from the step of each of its actions and messages."""
     steps = [[RankStep() for _ in recordings] for _ in range(count)]
-    for rank, (one, number) in enumerate(zip(recordings, numbers, strict=True)):
-        for ran, step in zip(one.ran, number, strict=False):
+    for rank, (recording, number) in enumerate(zip(recordings, numbers, strict=True)):
+        for execution, step in zip(recording.executions, number, strict=False):
             if step >= 0:
-                steps[step][rank].ran.append(ran)
-        for end, step in zip(one.ends, number[len(one.ran) :], strict=True):
+                steps[step][rank].executions.append(execution)
+        for end, step in zip(recording.ends, number[len(recording.executions) :], strict=True):
             if step >= 0:
                 (steps[step][rank].sends if end.sends else steps[step][rank].receives).append(end)
     return steps
@@ -61,13 +65,16 @@ def _each_once(
     names: list[str] = []
     once: list[list[RankStep]] = []
     for label, step in zip(labels, steps, strict=True):
-        own = [
-            replace(one, ran=tuple(rank.ran), ends=tuple(sorted([*rank.sends, *rank.receives], key=_post)))
-            for one, rank in zip(recordings, step, strict=True)
-        ]
-        numbers = [_as_repeated(one) for one in own]
+        parts = [
+            replace(
+                recording, executions=tuple(rank.executions),
+                ends=tuple(sorted([*rank.sends, *rank.receives], key=lambda end: end.host_ns)),
+            )
+            for recording, rank in zip(recordings, step, strict=True)
+        ]  # fmt: skip
+        numbers = [_by_repetition(part) for part in parts]
         times = 1 + max(0, *(max(number, default=0) for number in numbers))
-        once += _filled(own, numbers, times)
+        once += _filled(parts, numbers, times)
         names += [label] if times == 1 else [f"{label}, {number + 1} of {times}" for number in range(times)]
         if times > 1:
             notes.append(f"{label} holds actions {times} times: taken for {times} steps")
@@ -78,65 +85,56 @@ def _left_out(
     recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], marked: Sequence[Collection[str]],
     labels: Sequence[str],
 ) -> Iterator[str]:  # fmt: skip
-    """Yield what steps and actions are in no step of all ranks."""
-    if any(marked) and not set(labels) & set(marked[0]):
-        yield "no step is marked on every rank: an action's k-th time is taken for the k-th step's"
-        return
-    some = [label for label in dict.fromkeys(label for one in marked for label in one) if label not in labels]
+    """Yield what marked steps and actions are in no step of all ranks."""
+    some = [label for label in dict.fromkeys(label for rank in marked for label in rank) if label not in labels]
     if some:
         yield f"{_listed(some)} not marked on every rank: left out"
-    for one, number in zip(recordings, numbers, strict=True):
-        outside = [str(ran.action) for ran, step in zip(one.ran, number, strict=False) if step < 0]
-        if outside and not some:
-            told = "1 action is" if len(outside) == 1 else f"{len(outside):,} actions are"
-            yield f"{one.path.name}: {told} outside of all steps, {outside[0]} first: left out"
+        return
+    for recording, number in zip(recordings, numbers, strict=True):
+        steps = zip(recording.executions, number, strict=False)
+        outside = [str(execution.action) for execution, step in steps if step < 0]
+        if outside:
+            count = "1 action is" if len(outside) == 1 else f"{len(outside):,} actions are"
+            yield f"{recording.path.name}: {count} outside of all steps, {outside[0]} first: left out"
 
 
 def _listed(labels: Sequence[str]) -> str:
-    told = ", ".join(labels[:_TOLD]) + (f" and {len(labels) - _TOLD} others" if len(labels) > _TOLD else "")
-    return f"{told} {'is' if len(labels) == 1 else 'are'}"
+    others = f" and {len(labels) - _MOST_NAMED} others" if len(labels) > _MOST_NAMED else ""
+    return f"{', '.join(labels[:_MOST_NAMED])}{others} {'is' if len(labels) == 1 else 'are'}"
 
 
-def _as_marked(one: Recording, labels: Sequence[str]) -> list[int]:
+def _by_mark(recording: Recording, labels: Sequence[str]) -> list[int]:
     """Return the step of each action, then of each message, -1 for what is outside of all."""
-    windows = sorted((start, end, labels.index(label)) for label, start, end in one.windows if label in labels)
-    starts, ends, numbers = (np.array(column, dtype=np.int64) for column in zip(*windows, strict=True))
-    times = np.array([*(ran.start_ns for ran in one.ran), *_posts(one)], dtype=np.int64)
-    at = np.searchsorted(starts, times, side="right") - 1
-    inside = (at >= 0) & (times <= ends[at])
-    found: list[int] = np.where(inside, numbers[at], -1).tolist()
-    return found
+    windows = sorted(
+        (start, end, labels.index(label)) for label, start, end in recording.windows if label in labels
+    )
+    steps = np.array([*(number for _, _, number in windows), -1], dtype=np.int64)
+    begun = [*(one.start_ns for one in recording.executions), *(end.host_ns for end in recording.ends)]
+    numbers: list[int] = steps[window_around([window[:2] for window in windows], begun)].tolist()
+    return numbers
 
 
-def _as_repeated(one: Recording) -> list[int]:
+def _by_repetition(recording: Recording) -> list[int]:
     """Return the same by counting."""
-    seen: dict[str, int] = defaultdict(int)
+    times: dict[str, int] = defaultdict(int)
     starts: list[int] = []
-    found: list[int] = []
-    for ran in one.ran:
-        if ran.action.unit < 0:
-            found.append(max(len(starts) - 1, 0))
+    steps: list[int] = []
+    for execution in recording.executions:
+        if execution.action.unit < 0:
+            steps.append(max(len(starts) - 1, 0))
             continue
-        name = str(ran.action)
-        found.append(seen[name])
-        seen[name] += 1
-        if len(starts) < seen[name]:
-            starts.append(ran.start_ns)
+        name = str(execution.action)
+        steps.append(times[name])
+        times[name] += 1
+        if len(starts) < times[name]:
+            starts.append(execution.start_ns)
     if not starts:
-        return [*found, *[-1] * len(one.ends)]
-    at = np.searchsorted(starts, list(_posts(one)), side="right") - 1
-    ended = np.maximum.accumulate(np.array([ran.end_ns for ran in one.ran], dtype=np.int64))
-    known = [end.end_ns if end.posted_ns < 0 else end.posted_ns for end in one.ends]
+        return [*steps, *[-1] * len(recording.ends)]
+    at = np.searchsorted(starts, [end.host_ns for end in recording.ends], side="right") - 1
+    ended = np.maximum.accumulate(np.array([one.end_ns for one in recording.executions], dtype=np.int64))
+    known = [end.end_ns if end.posted_ns < 0 else end.posted_ns for end in recording.ends]
     needed = np.searchsorted(ended, known, side="right")
     # What the host waits for, or launches, is needed by what ends next, which a step may begin with.
-    waits = np.array([not end.sends for end in one.ends], dtype=bool)
-    later = np.array(found, dtype=np.int64)[np.minimum(needed, len(found) - 1)]
-    return [*found, *np.where(waits, later, np.maximum(at, 0)).tolist()]
-
-
-def _posts(one: Recording) -> list[int]:
-    return [_post(end) for end in one.ends]
-
-
-def _post(end: End) -> int:
-    return end.posted_ns if end.posted_ns >= 0 else end.start_ns
+    waits = np.array([not end.sends for end in recording.ends], dtype=bool)
+    later = np.array(steps, dtype=np.int64)[np.minimum(needed, len(steps) - 1)]
+    return [*steps, *np.where(waits, later, np.maximum(at, 0)).tolist()]

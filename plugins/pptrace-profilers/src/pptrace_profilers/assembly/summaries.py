@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,10 +9,10 @@ import numpy as np
 from pptrace.errors import TraceError
 from pptrace.timeline.measurement import Measurement, Occupied, Summary
 from pptrace_profilers.assembly.clocks import align
-from pptrace_profilers.recording.coverage import covered_ns
+from pptrace_profilers.recording.intervals import covered_ns, totals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,58 +34,52 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
     if not summaries:
         message = "holds no action of a pipeline, no operation of a GPU and no message"
         raise TraceError(message, file=recordings[0].path)
-    notes = dict.fromkeys(note for one in recordings for note in one.notes)
-    told = "no action of a pipeline was found: communication and computation are summed by name"
+    notes = dict.fromkeys(note for recording in recordings for note in recording.notes)
     return Measurement(
         steps=(),
-        clocks=tuple(align(len(recordings), _matched(recordings))),
+        clocks=tuple(align(len(recordings), list(_transfers(recordings)))),
         summaries=tuple(summaries),
         occupied=tuple(
-            _occupied(rank, one.operations)
-            for rank, one in enumerate(recordings)
-            if one.operations is not None and one.operations.name.size
+            _occupied(rank, recording.operations)
+            for rank, recording in enumerate(recordings)
+            if recording.operations is not None and recording.operations.name.size
         ),
-        notes=(*notes, told),
+        notes=(*notes, "no action of a pipeline was found: communication and computation are summed by name"),
     )
 
 
-def _matched(recordings: Sequence[Recording]) -> list[tuple[int, int, int, int]]:
-    """Return sender, receiver, when it was sent and when it was there, in order between two ranks.
+def _transfers(recordings: Sequence[Recording]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield sender, receiver, when it was sent and when it was there, in order between two ranks.
 
     Where one side has fewer, nobody knows which are missing: none of the two ranks' messages count.
     """
-    found = []
     for source, sender in enumerate(recordings):
         for target, receiver in enumerate(recordings):
             sent = [end.start_ns for end in sender.ends if end.sends and end.peer == target]
-            there = [end.end_ns for end in receiver.ends if not end.sends and end.peer == source]
-            if len(sent) == len(there):
-                found += [(source, target, *times) for times in zip(sent, there, strict=True)]
-    return found
+            received = [end.end_ns for end in receiver.ends if not end.sends and end.peer == source]
+            if len(sent) == len(received):
+                yield from ((source, target, *times) for times in zip(sent, received, strict=True))
 
 
 def _of_rank(rank: int, recording: Recording) -> list[Summary]:
-    found = _of_operations(rank, recording.operations) if recording.operations is not None else []
-    found += _of_messages(rank, recording)
-    return sorted(found, key=lambda one: (-one.total_ns, one.what))
+    operations = recording.operations
+    summaries = [] if operations is None else _of_operations(rank, operations)
+    return sorted([*summaries, *_of_messages(rank, recording)], key=lambda one: (-one.total_ns, one.what))
 
 
 def _of_operations(rank: int, operations: Operations) -> list[Summary]:
     sizes = np.zeros(operations.name.size, dtype=np.int64)
-    for position, said in operations.said.items():
-        sizes[position] = sum(one.size_bytes for one in said)
-    keys, group = np.unique(operations.name * 2 + operations.communicates, return_inverse=True)
-    count = np.bincount(group, minlength=keys.size)
-    total, size = np.zeros((2, keys.size), dtype=np.int64)
-    np.add.at(total, group, operations.end_ns - operations.start_ns)
-    np.add.at(size, group, sizes)
-    columns = zip(keys.tolist(), count.tolist(), total.tolist(), size.tolist(), strict=True)
+    for position, payloads in operations.payloads.items():
+        sizes[position] = sum(payload.size_bytes for payload in payloads)
+    key = operations.name * 2 + operations.communicates
+    keys, count, total = totals(key, operations.end_ns - operations.start_ns)
+    columns = (keys, count, total, totals(key, sizes)[2])
     return [
         Summary(
-            rank=rank, what=operations.names[key // 2], communicates=bool(key % 2),
-            count=many, total_ns=time, size_bytes=size_bytes,
+            rank=rank, what=operations.names[name // 2], communicates=bool(name % 2),
+            count=times, total_ns=time, size_bytes=size,
         )
-        for key, many, time, size_bytes in columns
+        for name, times, time, size in zip(*(column.tolist() for column in columns), strict=True)
     ]  # fmt: skip
 
 
@@ -105,21 +98,16 @@ def _occupied(rank: int, operations: Operations) -> Occupied:
     )  # fmt: skip
 
 
-def _of_messages(rank: int, recording: Recording) -> list[Summary]:
-    """Return what the host's own messages amount to; those of GPU operations are counted as operations."""
-    counted: set[tuple[int, int]] = set()
-    if recording.operations is not None:
-        own = recording.operations
-        counted = set(zip(own.start_ns.tolist(), own.end_ns.tolist(), strict=True))
-    totals: dict[bool, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for end in recording.ends:
-        if (end.start_ns, end.end_ns) not in counted:
-            parts = (1, end.end_ns - end.start_ns, end.size_bytes)
-            totals[end.sends] = [a + b for a, b in zip(totals[end.sends], parts, strict=True)]
-    return [
-        Summary(
-            rank=rank, what="send" if sends else "receive", communicates=True,
-            count=count, total_ns=total, size_bytes=size,
-        )
-        for sends, (count, total, size) in totals.items()
-    ]  # fmt: skip
+def _of_messages(rank: int, recording: Recording) -> Iterator[Summary]:
+    """Yield what the host's own messages amount to; those of GPU operations are counted as operations."""
+    operations = recording.operations
+    times = () if operations is None else (operations.start_ns.tolist(), operations.end_ns.tolist())
+    counted = set(zip(*times, strict=True))
+    for sends, what in ((True, "send"), (False, "receive")):
+        ends = [end for end in recording.ends if end.sends == sends and (end.start_ns, end.end_ns) not in counted]
+        if ends:
+            yield Summary(
+                rank=rank, what=what, communicates=True, count=len(ends),
+                total_ns=sum(end.end_ns - end.start_ns for end in ends),
+                size_bytes=sum(end.size_bytes for end in ends),
+            )  # fmt: skip

@@ -6,7 +6,6 @@ Kineto's output_json.cpp, which writes what describes the file before and behind
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import zlib
@@ -14,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import TraceError
-from pptrace_profilers.events.unpacking import unpacked
+from pptrace_profilers.events.unpacking import open_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pptrace_profilers.events.unpacking import Unpacked
+    from pptrace_profilers.events.unpacking import UnpackedFile
 
 __all__ = ["MOST_EVENT_BYTES", "Blocks"]
 
@@ -50,21 +49,33 @@ class Blocks:
     def __iter__(self) -> Iterator[bytes]:
         """Yield texts of whole events with commas between, without brackets.
 
-        The last may hold the array's end and what stands behind it; whoever reads its events hands that to
-        :meth:`ended`.
+        The last may hold the array's end and what stands behind it; :meth:`values` reads it.
 
         Raises:
             TraceError: the file cannot be read, is no Chrome JSON, or unfolds without end.
         """
-        try:
-            with unpacked(self.path) as file:
-                yield from self._split(file)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise TraceError(f"cannot be unpacked: {error}", file=self.path) from None
-        except OSError as error:
-            raise TraceError(f"cannot be read: {error.strerror or error}", file=self.path) from None
+        with open_unpacked(self.path) as file:
+            yield from self._split(file)
 
-    def ended(self, rest: bytes) -> None:
+    def values(self, block: bytes) -> Iterator[Any]:
+        """Yield the values of a block one by one: of one that holds the array's end, or broken events."""
+        text, at, decoder = block.decode("utf-8", errors="replace"), 0, json.JSONDecoder()
+        while True:
+            while at < len(text) and text[at] in " \t\r\n,":
+                at += 1
+            if at == len(text):
+                return
+            if text[at] == "]":
+                self._ended(text[at + 1 :].encode(errors="replace"))
+                return
+            try:
+                value, at = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                self.cut = True
+                return
+            yield value
+
+    def _ended(self, rest: bytes) -> None:
         """Take what stands behind the array's end."""
         text = rest.strip(_BLANK).removeprefix(b",").strip(_BLANK)
         if text in {b"", b"}"}:
@@ -74,15 +85,15 @@ class Blocks:
         except ValueError:
             self.cut = True
 
-    def _split(self, file: Unpacked) -> Iterator[bytes]:
-        held, seen = self._begin(file), 0
+    def _split(self, file: UnpackedFile) -> Iterator[bytes]:
+        held, searched = self._begin(file), 0
         while True:
-            more = self._more(file, len(held))
-            held += more
-            if not more:
+            part = self._part(file, len(held))
+            held += part
+            if not part:
                 break
-            at, end = _last_start(held, seen)
-            seen = len(held) - at
+            at, end = _last_start(held, searched)
+            searched = len(held) - at
             if at > 0:
                 yield held[:end]
                 held = held[at:]
@@ -95,22 +106,22 @@ class Blocks:
         if held[at:].strip(_BLANK):
             yield held[at:]
 
-    def _begin(self, file: Unpacked) -> bytes:
+    def _begin(self, file: UnpackedFile) -> bytes:
         """Read up to the first event, and return what was read of the events."""
         held = b""
         while len(held) <= MOST_EVENT_BYTES:
-            more = self._more(file, len(held))
-            held += more
+            part = self._part(file, len(held))
+            held += part
             text = held.lstrip(b"\xef\xbb\xbf" + _BLANK)
             if text.startswith(b"["):
                 return text[1:]
             if text[:1] not in {b"{", b""}:
                 break
-            found = _ARRAY.search(held)
-            if found:
-                self._describe(held[: found.start()])
-                return held[found.end() :]
-            if not more:
+            array = _ARRAY.search(held)
+            if array:
+                self._describe(held[: array.start()])
+                return held[array.end() :]
+            if not part:
                 break
         if not held.strip(_BLANK):
             raise TraceError("is empty", file=self.path)
@@ -122,27 +133,27 @@ class Blocks:
         except (ValueError, RecursionError) as error:
             raise TraceError(f"cannot be read before its events: {error}", file=self.path) from None
 
-    def _more(self, file: Unpacked, held: int) -> bytes:
+    def _part(self, file: UnpackedFile, held: int) -> bytes:
         """Return the next bytes, as many as are held where that is much: an event's end is soon found or never."""
         try:
-            more = file.read(max(_BLOCK, held))
+            part = file.read(max(_BLOCK, held))
         except (EOFError, zlib.error):
             if not self.size:
                 raise
             self.cut = True
             return b""
-        self.size += len(more)
-        return more
+        self.size += len(part)
+        return part
 
 
-def _last_start(text: bytes, seen: int = 0) -> tuple[int, int]:
+def _last_start(text: bytes, searched: int = 0) -> tuple[int, int]:
     """Return where the last event starts that another one comes before, and where that one ends; 0, 0 for none.
 
     Args:
         text: the text.
-        seen: how much of its beginning was searched in vain before.
+        searched: how much of its beginning was, in vain.
     """
-    at, first = len(text), max(seen - _LONGEST_KEY, 0)
+    at, first = len(text), max(searched - _LONGEST_KEY, 0)
     while (at := text.rfind(b"{", first, at)) > 0:
         before = text[max(at - _MOST_BLANKS, 0) : at].rstrip(_BLANK)
         comma = max(at - _MOST_BLANKS, 0) + len(before) - 1

@@ -13,20 +13,19 @@ if TYPE_CHECKING:
 
     from pptrace_profilers.events.table import Arguments
 
-__all__ = ["Gathered"]
+__all__ = ["EventBuilder"]
 
 _FITS = 2**62
 
 
-class Gathered:
+class EventBuilder:
     """Events of one process as they come."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._rows: list[tuple[int, int, int, int, int, int, int, int]] = []
+        self._rows: list[tuple[int, ...]] = []
         self._names: dict[str, int] = {}
         self._categories: dict[str, int] = {}
-        self._processes: dict[int, int] = {}
         self._threads: dict[tuple[int, int], int] = {}
         self._arguments: dict[int, Arguments] = {}
         self.bad = 0
@@ -48,14 +47,13 @@ class Gathered:
         self._rows.append((
             self._names.setdefault(name, len(self._names)),
             self._categories.setdefault(category, len(self._categories)),
-            self._processes.setdefault(thread[0], len(self._processes)),
             self._threads.setdefault(thread, len(self._threads)),
             start_ns, end_ns,
             correlation if -1 <= correlation < _FITS else -1,
             stream if -1 <= stream < _FITS else -1,
         ))  # fmt: skip
 
-    def whole(self, path: Path, top: dict[str, Any], *, cut: bool = False) -> Events:
+    def events(self, path: Path, top: dict[str, Any], *, cut: bool = False) -> Events:
         """Return the columns.
 
         Args:
@@ -63,14 +61,14 @@ class Gathered:
             top: what Kineto writes beside its events, such as ``distributedInfo``.
             cut: whether the file ends in the middle.
         """
-        table = np.array(self._rows, dtype=np.int64).reshape(len(self._rows), 8)
-        name, category, process, thread = (np.ascontiguousarray(table[:, at], dtype=np.int32) for at in range(4))
-        start, end, correlation, stream = (np.ascontiguousarray(table[:, at]) for at in range(4, 8))
+        table = np.array(self._rows, dtype=np.int64).reshape(len(self._rows), 7)
+        name, category, thread = (np.ascontiguousarray(table[:, at], dtype=np.int32) for at in range(3))
+        start, end, correlation, stream = (np.ascontiguousarray(table[:, at]) for at in range(3, 7))
         return Events(
             path=path, top=top, names=list(self._names), categories=list(self._categories),
-            name=name, category=category, process=process, thread=thread, start_ns=start, end_ns=end,
+            name=name, category=category, thread=thread, start_ns=start, end_ns=end,
             correlation=correlation, stream=stream, arguments=self._arguments,
-            processes=list(self._processes), threads=list(self._threads), cut=cut, bad=self.bad,
+            threads=list(self._threads), cut=cut, bad=self.bad,
         )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ __all__ = ["Columns"]
 
 _LARGEST_US = 2**53
 _LARGEST_ID, _LONGEST_ID = 2**63, 19
-_COLUMNS = 8
+_COLUMNS = 7
 _MOST_THREADS = 1 << 31
 
 
@@ -59,8 +59,8 @@ class Columns:
         """Take events; of names whose arguments are wanted, those with all of them."""
         for event in [e for e in events if e.ph == "M"]:
             self._label(event)
-        for said in [e.args for e in events if e.name == MEMORY and e.args is not None]:
-            self._allocated(said)
+        for marks in [e.args for e in events if e.name == MEMORY and e.args is not None]:
+            self._allocated(marks)
         events = [e for e in events if e.ph == "X"]
         names = _interned(self.names, [e.name for e in events])
         categories = _interned(self.categories, [e.cat for e in events])
@@ -68,21 +68,21 @@ class Columns:
         good = (np.abs(start) < _LARGEST_US) & (length >= 0) & (length < _LARGEST_US)
         self.bad += len(events) - int(good.sum())
         start_ns = _nanoseconds(np.where(good, start, 0.0))
-        given = [e.args or NO_ARGUMENTS for e in events]
+        arguments = [e.args or NO_ARGUMENTS for e in events]
         processes = _interned(self.processes, [e.pid for e in events])
         block: tuple[NDArray[Any], ...] = (
-            names, categories, processes, self._threads(processes, [e.tid for e in events]), start_ns,
-            start_ns + _nanoseconds(np.where(good, length, 0.0)), _ids([a.correlation for a in given]),
-            _ids([a.stream for a in given]),
+            names, categories, self._threads(processes, [e.tid for e in events]), start_ns,
+            start_ns + _nanoseconds(np.where(good, length, 0.0)), _ids([a.correlation for a in arguments]),
+            _ids([a.stream for a in arguments]),
         )  # fmt: skip
         if not good.all():
-            given = [given[index] for index in np.flatnonzero(good).tolist()]
+            arguments = [arguments[index] for index in np.flatnonzero(good).tolist()]
             block = tuple(column[good] for column in block)
         self.blocks.append(block)
         self.arguments |= {
-            self.count + index: one for index, one in enumerate(given) if isinstance(one, Arguments)
+            self.count + index: given for index, given in enumerate(arguments) if isinstance(given, Arguments)
         }
-        self.count += len(given)
+        self.count += len(arguments)
 
     def _threads(self, processes: Int32s, tids: Sequence[Number]) -> Int32s:
         """Return the numbers of pairs of a process and a thread of it."""
@@ -99,18 +99,18 @@ class Columns:
 
     def _label(self, event: Event) -> None:
         if event.name in {"process_name", "process_labels"} and event.args is not None:
-            said = self.labels.setdefault(event.pid, [])
+            labels = self.labels.setdefault(event.pid, [])
             text = str(event.args.name or event.args.labels or "")
-            if text not in said:
-                said.append(text)
+            if text not in labels:
+                labels.append(text)
 
-    def _allocated(self, said: Marks) -> None:
-        total, device = said.allocated, said.device_type
+    def _allocated(self, marks: Marks) -> None:
+        total, device = marks.allocated, marks.device_type
         if isinstance(total, int) and isinstance(device, int) and 0 < total < _LARGEST_ID:
             self.allocated[device] = max(self.allocated.get(device, 0), total)
 
-    def whole(self) -> list[NDArray[Any]]:
-        """Return names, categories, processes, threads, starts, ends, correlations and streams."""
+    def arrays(self) -> list[NDArray[Any]]:
+        """Return names, categories, threads, starts, ends, correlations and streams."""
         if not self.blocks:
             return [np.zeros(0, dtype=np.int64)] * _COLUMNS
         return [np.concatenate(parts) for parts in zip(*self.blocks, strict=True)]
@@ -118,7 +118,7 @@ class Columns:
 
 def _interned(known: dict[Any, int], values: Sequence[Any]) -> Int32s:
     """Return the numbers of values; new ones take the next."""
-    for value in [one for one in dict.fromkeys(values) if one not in known]:
+    for value in [value for value in dict.fromkeys(values) if value not in known]:
         known[value] = len(known)
     return np.fromiter(map(known.__getitem__, values), dtype=np.int32, count=len(values))
 

@@ -6,34 +6,34 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pptrace_profilers.events.records import Detailed, on_its_own
+from pptrace_profilers.events.records import Detailed, detached
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace_profilers.events.records import Event
+    from pptrace_profilers.events.records import Event, Number
 
-__all__ = ["detailed"]
+__all__ = ["detailed_events"]
 
 _ONE = msgspec.json.Decoder(Detailed)
 _ALL = msgspec.json.Decoder(list[Detailed])
 
 
-def detailed(block: bytes, events: Sequence[Event]) -> list[Detailed]:
+def detailed_events(block: bytes, events: Sequence[Event]) -> list[Detailed]:
     """Return some events of a block with all their arguments, in the same order.
 
     Args:
         block: text of whole events.
         events: those of them that are wanted, in the order of the text.
     """
-    found: list[Detailed] = []
+    detailed: list[Detailed] = []
     at = 0
     for event in events:
-        one, at = _next(block, event, at)
-        if one is None:
+        with_arguments, at = _next(block, event, at)
+        if with_arguments is None:
             return _among_all(block, events)
-        found.append(one)
-    return found
+        detailed.append(with_arguments)
+    return detailed
 
 
 def _next(block: bytes, event: Event, at: int) -> tuple[Detailed | None, int]:
@@ -46,18 +46,19 @@ def _next(block: bytes, event: Event, at: int) -> tuple[Detailed | None, int]:
         if stop >= 0:
             text = text.rstrip().removesuffix(b"{").rstrip().removesuffix(b",")
         try:
-            one = _ONE.decode(text)
+            detailed = _ONE.decode(text)
         except msgspec.DecodeError:
             continue
-        if (one.name, one.ts, one.tid, one.pid) == (event.name, event.ts, event.tid, event.pid):
-            return on_its_own(one), at
+        if (detailed.pid, *_identity(detailed)) == (event.pid, *_identity(event)):
+            return detached(detailed), at
     return None, at
 
 
 def _among_all(block: bytes, events: Sequence[Event]) -> list[Detailed]:
     """Return the same, of a block that is written otherwise."""
     rest = iter(_ALL.decode(b"[" + block + b"]"))
-    return [
-        next(on_its_own(one) for one in rest if (one.name, one.ts, one.tid) == (event.name, event.ts, event.tid))
-        for event in events
-    ]
+    return [next(detached(one) for one in rest if _identity(one) == _identity(event)) for event in events]
+
+
+def _identity(event: Event) -> tuple[str, Number, Number]:
+    return event.name, event.ts, event.tid

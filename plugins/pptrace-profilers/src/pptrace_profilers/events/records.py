@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-__all__ = ["MEMORY", "NO_ARGUMENTS", "Arguments", "Detailed", "Event", "Marks", "Number", "on_its_own"]
+__all__ = ["MEMORY", "NO_ARGUMENTS", "Arguments", "Detailed", "Event", "Marks", "Number", "detached"]
 
 Number: TypeAlias = "int | float | str | None"
 
@@ -29,20 +29,14 @@ class Marks(msgspec.Struct, gc=False):
 class Arguments(Marks, gc=False):
     """All arguments that importers read, in the profilers' spelling."""
 
-    external: Number = msgspec.field(name="External id", default=None)
-    device: Number = None
-    bytes: Number = None
     collective: Number = msgspec.field(name="Collective name", default=None)
     in_elements: Number = msgspec.field(name="In msg nelems", default=None)
     out_elements: Number = msgspec.field(name="Out msg nelems", default=None)
-    group_size: Number = msgspec.field(name="Group size", default=None)
     dtype: Number = None
     group: Number = msgspec.field(name="Process Group Name", default=None)
     group_description: Number = msgspec.field(name="Process Group Description", default=None)
-    group_ranks: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=msgspec.Raw())
     target: Number = msgspec.field(name="Dst Rank", default=None)
     source: Number = msgspec.field(name="Src Rank", default=None)
-    sequence: Number = msgspec.field(name="Seq", default=None)
     inputs: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw())
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
     input_type: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
@@ -73,9 +67,9 @@ NO_ARGUMENTS = Marks()
 """Stands for those of an event without any."""
 
 
-def on_its_own(event: Detailed) -> Detailed:
+def detached(event: Detailed) -> Detailed:
     """Return an event that does not hold on to the text of its block."""
     if event.args is not None:
-        for name in ("group_ranks", "inputs", "input_dims", "input_type"):
+        for name in ("inputs", "input_dims", "input_type"):
             setattr(event.args, name, getattr(event.args, name).copy())
     return event

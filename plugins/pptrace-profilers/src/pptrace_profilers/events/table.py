@@ -15,7 +15,7 @@ import numpy as np
 
 from pptrace_profilers.events.blocks import Blocks
 from pptrace_profilers.events.columns import Columns
-from pptrace_profilers.events.details import detailed
+from pptrace_profilers.events.details import detailed_events
 from pptrace_profilers.events.records import Arguments, Detailed, Event, Marks
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ class Events:
     """Number of each event's name."""
     category: Int32s
     """Number of each event's category."""
-    process: Int32s
-    """Number of each event's process among ``processes``."""
     thread: Int32s
     """Number of each event's thread among ``threads``."""
     start_ns: Int64s
@@ -82,16 +80,12 @@ class Events:
     """The GPU's stream; -1 for none."""
     arguments: dict[int, Arguments]
     """Arguments of the events that have any beside those, by event."""
-    processes: list[Number]
-    """Process ids, each once."""
     threads: list[tuple[Number, Number]]
     """Process and thread ids, each pair once."""
     labels: dict[Number, list[str]] = field(default_factory=dict)
     """What the file calls each process."""
     allocated: dict[int, int] = field(default_factory=dict)
     """Most bytes that were allocated at once, by type of device (0 is the host)."""
-    size: int = 0
-    """Bytes of the file, unpacked."""
     cut: bool = False
     """Whether the file ends in the middle; its whole events are here."""
     bad: int = 0
@@ -103,10 +97,19 @@ class Events:
     def of(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Return which events are of some categories, shape (events,)."""
         wanted = np.array([name in categories for name in self.categories], dtype=bool)
-        found: NDArray[np.bool_] = wanted[self.category] if wanted.size else np.zeros(len(self), dtype=bool)
-        return found
+        chosen: NDArray[np.bool_] = wanted[self.category] if wanted.size else np.zeros(len(self), dtype=bool)
+        return chosen
 
-    def named(self, event: int) -> str:
+    def named(self, wanted: Callable[[str], object]) -> NDArray[np.bool_]:
+        """Return which events have a name that is wanted, shape (events,)."""
+        return np.isin(self.name, [number for number, name in enumerate(self.names) if wanted(name)])
+
+    def by_start(self, chosen: NDArray[np.bool_]) -> Int64s:
+        """Return the chosen events in the order in which they start."""
+        rows = np.flatnonzero(chosen)
+        return rows[np.argsort(self.start_ns[rows], kind="stable")]
+
+    def name_of(self, event: int) -> str:
         """Return an event's name."""
         return self.names[int(self.name[event])]
 
@@ -125,20 +128,20 @@ def read_events(path: Path, keep: Keep) -> Events:
         try:
             waiting += choice.of(_LEAN.decode(b"[" + block + b"]"), block)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            waiting += choice.of(_one_by_one(block, blocks, columns))
+            waiting += choice.of(_events_one_by_one(block, blocks, columns))
         if len(waiting) >= _BATCH:
             columns.add(waiting)
             waiting = []
     columns.add(waiting)
     base = blocks.top.get("baseTimeNanoseconds")
     base_ns = base if isinstance(base, int) and abs(base) < _LARGEST_NS else 0
-    name, category, process, thread, start, end, correlation, stream = columns.whole()
+    name, category, thread, start, end, correlation, stream = columns.arrays()
     return Events(
         path=path, top=blocks.top, names=list(columns.names), categories=list(columns.categories),
-        name=name, category=category, process=process, thread=thread, start_ns=start + base_ns,
+        name=name, category=category, thread=thread, start_ns=start + base_ns,
         end_ns=end + base_ns, correlation=correlation, stream=stream, arguments=columns.arguments,
-        processes=list(columns.processes), threads=columns.threads, labels=columns.labels,
-        allocated=columns.allocated, size=blocks.size, cut=blocks.cut, bad=columns.bad,
+        threads=columns.threads, labels=columns.labels,
+        allocated=columns.allocated, cut=blocks.cut, bad=columns.bad,
     )  # fmt: skip
 
 
@@ -156,12 +159,12 @@ class _Choice:
         kept = [e for e in events if (fate := by_name[e.name]) and (fate == _ALWAYS or e.cat in categories)]
         places = [index for index, e in enumerate(kept) if has_details[e.name]]
         if block:
-            whole: Sequence[Event] = detailed(block, [kept[index] for index in places]) if places else ()
+            whole: Sequence[Event] = detailed_events(block, [kept[index] for index in places]) if places else ()
         else:
             whole = [kept[index] for index in places]
             kept = [_lean(e) for e in kept]
-        for index, one in zip(places, whole, strict=True):
-            kept[index] = one
+        for index, event in zip(places, whole, strict=True):
+            kept[index] = event
         return kept
 
 
@@ -183,48 +186,28 @@ def _begins(name: str, beginnings: tuple[str, ...]) -> bool:
 
 def _lean(event: Event) -> Event:
     """Return an event with those arguments that every one is read for."""
-    given = event.args
-    marks = given and Marks(
-        correlation=given.correlation,
-        stream=given.stream,
-        name=given.name,
-        labels=given.labels,
-        allocated=given.allocated,
-        device_type=given.device_type,
-    )
+    marks = event.args and Marks(**{name: getattr(event.args, name) for name in Marks.__struct_fields__})
     return Event(event.ph, event.cat, event.name, event.pid, event.tid, event.ts, event.dur, marks)
 
 
-def _one_by_one(block: bytes, blocks: Blocks, found: Columns) -> list[Detailed]:
+def _events_one_by_one(block: bytes, blocks: Blocks, columns: Columns) -> list[Detailed]:
     """Read a block that holds the array's end, broken events, or events of other types."""
-    text, at = block.decode("utf-8", errors="replace"), 0
     events: list[Detailed] = []
-    decoder = json.JSONDecoder()
-    while True:
-        at += len(text[at:]) - len(text[at:].lstrip(" \t\r\n,"))
-        if at >= len(text):
-            return events
-        if text[at] == "]":
-            blocks.ended(text[at + 1 :].encode(errors="replace"))
-            return events
-        try:
-            event, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            blocks.cut = True
-            return events
-        if event == {}:
+    for value in blocks.values(block):
+        if value == {}:
             continue
         try:
-            events.append(msgspec.convert(_plain(event), Detailed))
+            events.append(msgspec.convert(_with_raw_text(value), Detailed))
         except (msgspec.ValidationError, UnicodeError, RecursionError):
-            found.bad += 1
+            columns.bad += 1
+    return events
 
 
-def _plain(event: Any) -> Any:
+def _with_raw_text(event: Any) -> Any:
     """Return an event whose raw arguments are text again."""
     arguments = event.get("args") if isinstance(event, dict) else None
     if not isinstance(arguments, dict):
         return event
-    raw = ("Process Group Ranks", "Concrete Inputs", "Input Dims", "Input type")
-    written = {key: msgspec.Raw(json.dumps(arguments[key]).encode()) for key in raw if key in arguments}
-    return {**event, "args": {**arguments, **written}}
+    raw = ("Concrete Inputs", "Input Dims", "Input type")
+    texts = {key: msgspec.Raw(json.dumps(arguments[key]).encode()) for key in raw if key in arguments}
+    return {**event, "args": {**arguments, **texts}}

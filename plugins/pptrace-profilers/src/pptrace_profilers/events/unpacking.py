@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,13 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from pathlib import Path
 
-__all__ = ["Unpacked", "unpacked"]
+__all__ = ["UnpackedFile", "open_unpacked"]
 
 MOST_RATIO, RATIO_FROM = 300, 256 << 20
 """How far a file may unfold, and from which size on that is looked at; traces unfold 10 to 40 times."""
 
 
-class Unpacked:
+class UnpackedFile:
     """The bytes, one part after another."""
 
     def __init__(self, path: Path, raw: BufferedReader) -> None:
@@ -36,28 +37,33 @@ class Unpacked:
 
         Raises:
             TraceError: it unfolds without end.
-            OSError, EOFError, zlib.error: it cannot be read, or unpacked.
+            OSError, EOFError, zlib.error: it cannot be read or unpacked, as :func:`open_unpacked` says.
         """
-        return self._taken(self._file.read(most))
+        return self._counted(self._file.read(most))
 
     def readline(self, most: int) -> bytes:
         """Return the next line, or its first bytes; raises what :meth:`read` does."""
-        return self._taken(self._file.readline(most))
+        return self._counted(self._file.readline(most))
 
-    def _taken(self, more: bytes) -> bytes:
-        self.size += len(more)
+    def _counted(self, part: bytes) -> bytes:
+        self.size += len(part)
         if self._packed and self.size > max(RATIO_FROM, MOST_RATIO * self._raw.tell()):
             message = f"unfolds more than {MOST_RATIO} times: unpack it first if it really is a trace"
             raise TraceError(message, file=self._path)
-        return more
+        return part
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[Unpacked]:
+def open_unpacked(path: Path) -> Iterator[UnpackedFile]:
     """Open a file, and close it.
 
     Raises:
-        OSError: it cannot be opened.
+        TraceError: it cannot be opened, read or unpacked.
     """
-    with path.open("rb") as raw:
-        yield Unpacked(path, raw)
+    try:
+        with path.open("rb") as raw:
+            yield UnpackedFile(path, raw)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"cannot be unpacked: {error}", file=path) from None
+    except OSError as error:
+        raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None

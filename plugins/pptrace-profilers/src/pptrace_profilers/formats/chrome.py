@@ -14,15 +14,15 @@ import numpy as np
 
 from pptrace.errors import TraceError
 from pptrace_profilers.events.numbers import microseconds
-from pptrace_profilers.events.objects import PlainEvents
-from pptrace_profilers.recording.recording import End, Operations, Ran, Recording
-from pptrace_profilers.rules.file import RankRule
+from pptrace_profilers.events.plain import PlainEvents
+from pptrace_profilers.recording.recording import Execution, MessageEnd, Operations, Recording
+from pptrace_profilers.rules.ranks import FILE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pptrace_profilers.rules.arguments import Found
+    from pptrace_profilers.rules.actions import Meaning
     from pptrace_profilers.rules.file import RulesFile
 
 __all__ = ["read_chrome"]
@@ -40,14 +40,14 @@ def read_chrome(path: Path, rules: RulesFile) -> list[Recording]:
     Raises:
         TraceError: it cannot be read, no event has a time, or it holds several processes of unknown ranks.
     """
-    held = _Held(path=path, rules=rules)
+    contents = _Contents(path=path, rules=rules)
     events = PlainEvents(path)
     for event in events:
-        held.take(event)
-    held.bad += events.bad + sum(map(len, held.open.values()))
-    if not held.others and not held.rows:
+        contents.take(event)
+    contents.bad += events.bad + sum(map(len, contents.open.values()))
+    if not contents.others and not contents.rows:
         raise TraceError("holds no event with a start and an end", file=path)
-    return held.recordings(cut=events.cut)
+    return contents.recordings(cut=events.cut)
 
 
 @dataclass(slots=True)
@@ -55,8 +55,8 @@ class _Row:
     """An event that a rule tells."""
 
     process: str
-    token: str
-    found: Found
+    rank_text: str
+    meaning: Meaning
     start_ns: int
     end_ns: int
 
@@ -68,22 +68,20 @@ class _Others:
     name: array[int] = field(default_factory=lambda: array("q"))
     start_ns: array[int] = field(default_factory=lambda: array("q"))
     end_ns: array[int] = field(default_factory=lambda: array("q"))
-    token: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
-class _Held:
+class _Contents:
     """What was read so far."""
 
     path: Path
     rules: RulesFile
     rows: list[_Row] = field(default_factory=list)
-    others: dict[tuple[str, str], _Others] = field(default_factory=dict)
+    others: dict[tuple[str, str], _Others] = field(default_factory=lambda: defaultdict(_Others))
     names: dict[str, int] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     open: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
     bad: int = 0
-    token: str = ""
 
     def take(self, event: dict[str, Any]) -> None:
         """Take the next event of the file."""
@@ -91,12 +89,12 @@ class _Held:
         if phase == "X":
             self._complete(event, microseconds(event.get("ts")), microseconds(event.get("dur")))
         elif phase == "M" and event.get("name") == "process_name":
-            self.labels[_id(event.get("pid"))] = str(_arguments(event).get("name", ""))
+            self.labels[str(event.get("pid"))] = str(_arguments(event).get("name", ""))
         elif phase in {"B", "E"}:
             self._paired(event, begins=phase == "B")
 
     def _paired(self, event: dict[str, Any], *, begins: bool) -> None:
-        around = self.open[_id(event.get("pid")), _id(event.get("tid"))]
+        around = self.open[str(event.get("pid")), str(event.get("tid"))]
         if begins and len(around) < _MOST_OPEN:
             around.append(event)
         elif begins or not around:
@@ -111,37 +109,29 @@ class _Held:
         if start is None or length is None or length < 0:
             self.bad += 1
             return
-        name, args, process = str(event.get("name", "")), _arguments(event), _id(event.get("pid"))
+        name, args, process = str(event.get("name", "")), _arguments(event), str(event.get("pid"))
         source = self.rules.rank.source if self.rules.rank is not None else "file"
-        token = str(args.get(source.removeprefix("args."), "")) if source.startswith("args.") else ""
-        found = self._told(name, args)
-        if found is not None:
-            self.rows.append(_Row(process, token, found, start, start + length))
+        rank_text = str(args.get(source.removeprefix("args."), "")) if source.startswith("args.") else ""
+        meaning = self.rules.rules.meaning(name, args)
+        if meaning is not None:
+            self.rows.append(_Row(process, rank_text, meaning, start, start + length))
             return
-        other = self.others.setdefault((process, token), _Others(token=token))
-        other.name.append(self.names.setdefault(name, len(self.names)))
-        other.start_ns.append(start)
-        other.end_ns.append(start + length)
-
-    def _told(self, name: str, args: dict[str, Any]) -> Found | None:
-        for rule in self.rules.events:
-            found = rule.event(name, args)
-            if found is not None:
-                return found
-        return self.rules.built_in(name)
+        others = self.others[process, rank_text]
+        others.name.append(self.names.setdefault(name, len(self.names)))
+        others.start_ns.append(start)
+        others.end_ns.append(start + length)
 
     def recordings(self, *, cut: bool) -> list[Recording]:
         """Return what each rank did."""
-        rule = self.rules.rank
-        if rule is None and len({row.process for row in self.rows}) > 1:
+        if self.rules.rank is None and len({row.process for row in self.rows}) > 1:
             message = "holds several processes' actions: say by rank: in a rules file which rank each is"
             raise TraceError(message, file=self.path)
         rows: dict[int, list[_Row]] = defaultdict(list)
         for row in self.rows:
-            rows[self._rank(rule, row.process, row.token)].append(row)
+            rows[self._rank(row.process, row.rank_text)].append(row)
         others: dict[int, list[_Others]] = defaultdict(list)
-        for (process, token), other in self.others.items():
-            others[self._rank(rule, process, token)].append(other)
+        for (process, rank_text), events in self.others.items():
+            others[self._rank(process, rank_text)].append(events)
         ranks = sorted(rows) or sorted(others)
         nameless = len(rows.get(-1, ())) if len(ranks) > 1 else 0
         notes = tuple(self._notes(nameless, cut=cut))
@@ -151,10 +141,10 @@ class _Held:
             if rank >= 0 or len(ranks) == 1
         ]
 
-    def _rank(self, rule: RankRule | None, process: str, token: str) -> int:
+    def _rank(self, process: str, rank_text: str) -> int:
         texts = {"file": self.path.name, "pid": process, "process_name": self.labels.get(process, "")}
-        own = rule or RankRule()
-        return own.read(texts.get(own.source, token))
+        rule = self.rules.rank or FILE_NAME
+        return rule.read(texts.get(rule.source, rank_text))
 
     def _notes(self, nameless: int, *, cut: bool) -> Iterator[str]:
         if cut:
@@ -163,28 +153,24 @@ class _Held:
             yield f"{self.path.name}: {self.bad:,} events have no time, a negative one, or no end: left out"
         if nameless:
             yield f"{self.path.name}: {nameless:,} events name no rank: left out"
-        count = sum(len(one.name) for one in self.others.values())
+        count = sum(len(others.name) for others in self.others.values())
         if count and self.rows:
             yield f"{self.path.name}: {count:,} of {count + len(self.rows):,} events match no rule"
 
     def _recording(self, rank: int, rows: list[_Row], others: list[_Others], notes: tuple[str, ...]) -> Recording:
-        rows.sort(key=lambda row: (row.start_ns, -row.end_ns))
-        ran = [
-            Ran(action=row.found.action, start_ns=row.start_ns, end_ns=row.end_ns)
-            for row in rows
-            if row.found.sends is None and row.found.action is not None
-        ]
-        ends = [
-            End(
-                sends=row.found.sends, peer=row.found.peer, start_ns=row.start_ns, end_ns=row.end_ns,
-                size_bytes=row.found.size_bytes, action=row.found.action,
-            )
-            for row in rows
-            if row.found.sends is not None
-        ]  # fmt: skip
+        executions, ends = [], []
+        for row in sorted(rows, key=lambda row: (row.start_ns, -row.end_ns)):
+            meaning = row.meaning
+            if meaning.sends is not None:
+                ends.append(MessageEnd(
+                    sends=meaning.sends, peer=meaning.peer, start_ns=row.start_ns, end_ns=row.end_ns,
+                    size_bytes=meaning.size_bytes, action=meaning.action,
+                ))  # fmt: skip
+            elif meaning.action is not None:
+                executions.append(Execution(action=meaning.action, start_ns=row.start_ns, end_ns=row.end_ns))
         return Recording(
-            path=self.path, rank=rank, world=0, ran=tuple(ran), ends=tuple(ends),
-            operations=None if ran else self._operations(others), origin_ns=0, notes=notes,
+            path=self.path, rank=rank, world=0, executions=tuple(executions), ends=tuple(ends),
+            operations=None if executions else self._operations(others), origin_ns=0, notes=notes,
         )  # fmt: skip
 
     def _operations(self, others: list[_Others]) -> Operations | None:
@@ -192,24 +178,18 @@ class _Held:
         if not others:
             return None
         name, start, end = (
-            np.concatenate([np.array(getattr(one, key), dtype=np.int64) for one in others])
+            np.concatenate([np.array(getattr(events, key), dtype=np.int64) for events in others])
             for key in ("name", "start_ns", "end_ns")
         )
         order = np.argsort(start, kind="stable")
-        communicates = np.array(
-            [bool(self.rules.rules.communication.search(one)) for one in self.names], dtype=bool
-        )
+        unknown = np.full(name.size, -1)
         return Operations(
-            name=name[order].astype(np.int32), names=tuple(self.names), stream=np.full(name.size, -1),
-            start_ns=start[order], end_ns=end[order], launch_ns=np.full(name.size, -1),
-            communicates=communicates[name[order]], action=np.full(name.size, -1, dtype=np.int32),
+            name=name[order].astype(np.int32), names=tuple(self.names), stream=unknown, start_ns=start[order],
+            end_ns=end[order], launch_ns=unknown, action=unknown.astype(np.int32),
+            communicates=self.rules.rules.communicate(tuple(self.names))[name[order]],
         )  # fmt: skip
 
 
 def _arguments(event: dict[str, Any]) -> dict[str, Any]:
-    found = event.get("args")
-    return found if isinstance(found, dict) else {}
-
-
-def _id(value: object) -> str:
-    return str(value)
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}

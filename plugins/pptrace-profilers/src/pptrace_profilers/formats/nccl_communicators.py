@@ -10,18 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pptrace.errors import TraceError
-from pptrace_profilers.formats.nccl_profiler import read_file
-from pptrace_profilers.formats.run_files import read_each
-from pptrace_profilers.recording.recording import End, Operations, Recording, Said
+from pptrace_profilers.formats.nccl_profiler import NcclOperation, read_communicator
+from pptrace_profilers.formats.run_files import read_files
+from pptrace_profilers.recording.recording import MessageEnd, Operations, Payload, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from pptrace_profilers.formats.nccl_profiler import Carried, CommunicatorFile
+    from pptrace_profilers.formats.nccl_profiler import CommunicatorFile
 
 __all__ = ["read_nccl"]
 
@@ -34,8 +32,8 @@ class _Process:
     ranks: dict[str, int] = field(default_factory=dict)
 
     @property
-    def carried(self) -> list[Carried]:
-        return sorted((one for file in self.files for one in file.carried), key=lambda one: one.span() or (0, 0))
+    def operations(self) -> list[NcclOperation]:
+        return sorted((one for file in self.files for one in file.operations), key=NcclOperation.order)
 
 
 def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
@@ -47,11 +45,11 @@ def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     Raises:
         TraceError: no file can be read, or two are of one rank of one communicator.
     """
-    files, notes = read_each(paths, read_file)
+    files, notes = read_files(paths, read_communicator)
     processes = _processes(list(files.values()))
     members = _members(processes)
     ranks, note = _numbered(processes, members)
-    peers = [one.peer for process in processes for one in process.carried if not note]
+    peers = [one.peer for process in processes for one in process.operations if not note]
     notes += [note] if note else []
     groups = _pipelines(processes, members, ranks)
     world = max(len(processes), max([*ranks, *peers]) + 1)
@@ -62,9 +60,9 @@ def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
 
 
 def _processes(files: Sequence[CommunicatorFile]) -> list[_Process]:
-    found: dict[tuple[Path, int], _Process] = {}
+    processes: dict[tuple[Path, int], _Process] = {}
     for file in files:
-        process = found.setdefault((file.path.parent, file.process), _Process())
+        process = processes.setdefault((file.path.parent, file.process), _Process())
         twice = next((name for name in file.ranks if name in process.ranks), None)
         if twice is not None:
             other = next(each.path.name for each in process.files if twice in each.ranks)
@@ -75,26 +73,26 @@ def _processes(files: Sequence[CommunicatorFile]) -> list[_Process]:
             raise TraceError(message, file=file.path)
         process.files.append(file)
         process.ranks |= file.ranks
-    return list(found.values())
+    return list(processes.values())
 
 
 def _members(processes: Sequence[_Process]) -> dict[str, dict[int, int]]:
     """Return by communicator the process of each of its ranks."""
-    found: dict[str, dict[int, int]] = {}
+    members: dict[str, dict[int, int]] = {}
     for number, process in enumerate(processes):
         for communicator, rank in process.ranks.items():
-            own = found.setdefault(communicator, {})
-            if rank in own:
-                other = processes[own[rank]].files[0].path.name
+            by_rank = members.setdefault(communicator, {})
+            if rank in by_rank:
+                other = processes[by_rank[rank]].files[0].path.name
                 message = f"is of rank {rank} of communicator {communicator}, as {other} is: leave one out"
                 raise TraceError(message, file=process.files[0].path)
-            own[rank] = number
-    return found
+            by_rank[rank] = number
+    return members
 
 
 def _numbered(processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]) -> tuple[list[int], str]:
     """Return each process's global rank, and what was assumed."""
-    whole = sorted(name for name, own in members.items() if len(own) == len(processes))
+    whole = sorted(name for name, by_rank in members.items() if len(by_rank) == len(processes))
     if whole:
         by_process = {process: rank for rank, process in members[whole[0]].items()}
         return [by_process[number] for number in range(len(processes))], ""
@@ -106,7 +104,7 @@ def _numbered(processes: Sequence[_Process], members: Mapping[str, Mapping[int, 
 
 
 def _with_messages(processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]) -> list[str]:
-    used = {one.communicator for process in processes for one in process.carried if one.peer >= 0}
+    used = {one.communicator for process in processes for one in process.operations if one.peer >= 0}
     return sorted(used & members.keys(), key=lambda name: (sorted(members[name].values()), name))
 
 
@@ -125,39 +123,37 @@ def _recording(
     process: _Process, rank: int, world: int, groups: Mapping[str, tuple[int, ...]],
     members: Mapping[str, Mapping[int, int]], ranks: Sequence[int],
 ) -> Recording:  # fmt: skip
-    ends = []
-    for one in process.carried:
-        start, end = one.span() or (0, 0)
-        if one.peer >= 0:
-            other = members.get(one.communicator, {}).get(one.peer, -1)
-            ends.append(End(
-                sends=one.name.lower().startswith("send"), peer=ranks[other] if other >= 0 else -1,
-                start_ns=start, end_ns=end, size_bytes=one.size_bytes, posted_ns=one.posted_ns,
-            ))  # fmt: skip
+    ends, collectives = [], []
+    for operation in process.operations:
+        if operation.peer < 0:
+            collectives.append(operation)
+            continue
+        start, end = operation.order()
+        other = members.get(operation.communicator, {}).get(operation.peer, -1)
+        ends.append(MessageEnd(
+            sends=operation.name.lower().startswith("send"), peer=ranks[other] if other >= 0 else -1,
+            start_ns=start, end_ns=end, size_bytes=operation.size_bytes, posted_ns=operation.posted_ns,
+        ))  # fmt: skip
     notes = [f"{file.path.name} ends in the middle of an event" for file in process.files if file.cut]
     untimed = sum(file.untimed for file in process.files)
     if untimed:
         notes.append(f"{process.files[0].path.name}: {untimed:,} operations have no time: left out")
     return Recording(
-        path=process.files[0].path, rank=rank, world=world, groups=groups, ends=tuple(ends),
-        operations=_operations([one for one in process.carried if one.peer < 0]), epoch=False, notes=tuple(notes),
-    )  # fmt: skip
+        path=process.files[0].path,
+        rank=rank,
+        world=world,
+        groups=groups,
+        ends=tuple(ends),
+        operations=_operations(collectives),
+        notes=tuple(notes),
+    )
 
 
-def _operations(collectives: Sequence[Carried]) -> Operations | None:
-    if not collectives:
-        return None
-    names = tuple(dict.fromkeys(one.name for one in collectives))
-    spans = np.array([one.span() for one in collectives], dtype=np.int64)
-    count = len(collectives)
-    return Operations(
-        name=np.array([names.index(one.name) for one in collectives], dtype=np.int32), names=names,
-        stream=np.array([one.stream for one in collectives], dtype=np.int64),
-        start_ns=spans[:, 0], end_ns=spans[:, 1],
-        launch_ns=np.array([one.posted_ns for one in collectives], dtype=np.int64),
-        communicates=np.ones(count, dtype=bool), action=np.full(count, -1, dtype=np.int32),
-        said={
-            at: (Said(what=one.name, size_bytes=one.size_bytes, group=one.communicator),)
-            for at, one in enumerate(collectives)
-        },
-    )  # fmt: skip
+def _operations(collectives: Sequence[NcclOperation]) -> Operations | None:
+    payloads = [
+        Payload(operation=one.name, size_bytes=one.size_bytes, group=one.communicator) for one in collectives
+    ]
+    starts, ends = zip(*(one.order() for one in collectives), strict=True) if collectives else ((), ())
+    return Operations.of_collectives(
+        payloads, starts, ends, [one.stream for one in collectives], [one.posted_ns for one in collectives]
+    )

@@ -6,9 +6,7 @@ bandwidths in GB/s; a verbose line has the times at which it started and stopped
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,7 @@ import msgspec
 
 from pptrace.errors import TraceError
 from pptrace_profilers.events.numbers import microseconds, whole
-from pptrace_profilers.events.unpacking import unpacked
+from pptrace_profilers.events.unpacking import open_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Transfer", "read_inspector"]
 
 _LONGEST_LINE = 16 << 20
+_FASTEST = 10**9
+"""GB/s from which on a bandwidth is none."""
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -61,6 +61,16 @@ class Transfer:
     by_kernel: bool = True
     """Whether its time is its kernel's, and not from the host's call on."""
 
+    @property
+    def is_message(self) -> bool:
+        """Return whether it is a message between two ranks, and no collective."""
+        return self.peer >= 0
+
+    @property
+    def sends(self) -> bool:
+        """Return whether it is a message that leaves."""
+        return self.what.lower().startswith("send")
+
 
 def read_inspector(path: Path) -> list[Transfer]:
     """Read one process's lines; a last line that was not written to its end is left out.
@@ -68,7 +78,7 @@ def read_inspector(path: Path) -> list[Transfer]:
     Raises:
         TraceError: it cannot be read, or a line is none of NCCL Inspector's.
     """
-    found: list[Transfer] = []
+    transfers: list[Transfer] = []
     broken = 0
     for number, line in enumerate(_lines(path), 1):
         if broken:
@@ -76,62 +86,57 @@ def read_inspector(path: Path) -> list[Transfer]:
         if not line.strip():
             continue
         try:
-            said = _DECODER.decode(line)
+            fields = _DECODER.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             broken = number
             continue
-        if _is_other(said):
+        if _is_other(fields):
             continue
-        one = _transfer(said)
-        if one is None:
+        transfer = _transfer(fields)
+        if transfer is None:
             message = f"line {number} says no operation with its rank, size and time, as NCCL Inspector writes it"
             raise TraceError(message, file=path)
-        found.append(one)
-    if not found:
+        transfers.append(transfer)
+    if not transfers:
         raise TraceError("holds no operation of NCCL Inspector's", file=path)
-    return found
+    return transfers
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with unpacked(path) as file:
-            while line := file.readline(_LONGEST_LINE):
-                if len(line) == _LONGEST_LINE:
-                    raise TraceError(f"a line is longer than {_LONGEST_LINE >> 20} MiB: not a trace", file=path)
-                yield line
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"cannot be unpacked: {error}", file=path) from None
-    except OSError as error:
-        raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
+    with open_unpacked(path) as file:
+        while line := file.readline(_LONGEST_LINE):
+            if len(line) == _LONGEST_LINE:
+                raise TraceError(f"a line is longer than {_LONGEST_LINE >> 20} MiB: not a trace", file=path)
+            yield line
 
 
-def _is_other(said: Mapping[str, Any]) -> bool:
+def _is_other(fields: Mapping[str, Any]) -> bool:
     """Return whether a line is of another sort than operations, as newer versions write them too."""
-    return isinstance(said.get("header"), dict) and not {"coll_perf", "p2p_perf"} & said.keys()
+    return isinstance(fields.get("header"), dict) and not {"coll_perf", "p2p_perf"} & fields.keys()
 
 
-def _transfer(said: Mapping[str, Any]) -> Transfer | None:
-    sort = next((sort for sort in ("coll", "p2p") if isinstance(said.get(f"{sort}_perf"), dict)), None)
-    header, about = said.get("header"), said.get("metadata")
+def _transfer(fields: Mapping[str, Any]) -> Transfer | None:
+    sort = next((sort for sort in ("coll", "p2p") if isinstance(fields.get(f"{sort}_perf"), dict)), None)
+    header, metadata = fields.get("header"), fields.get("metadata")
     if sort is None or not isinstance(header, dict):
         return None
-    about = about if isinstance(about, dict) else {}
-    own = said[f"{sort}_perf"]
-    length = microseconds(own.get(f"{sort}_exec_time_us"))
-    size, rank = whole(own.get(f"{sort}_msg_size_bytes"), -1), whole(header.get("rank"), -1)
+    metadata = metadata if isinstance(metadata, dict) else {}
+    perf = fields[f"{sort}_perf"]
+    length = microseconds(perf.get(f"{sort}_exec_time_us"))
+    size, rank = whole(perf.get(f"{sort}_msg_size_bytes"), -1), whole(header.get("rank"), -1)
     if length is None or min(length, size, rank) < 0:
         return None
-    times = own.get("event_trace_ts")
+    times = perf.get("event_trace_ts")
     start = microseconds(times.get(f"{sort}_start_ts")) if isinstance(times, dict) else None
     return Transfer(
-        what=str(own.get(sort, "")), communicator=str(header.get("id", "")),
+        what=str(perf.get(sort, "")), communicator=str(header.get("id", "")),
         communicator_name=str(header.get("comm_name", "")), rank=rank, ranks=whole(header.get("n_ranks"), 0),
-        peer=whole(own.get("p2p_peer"), -1) if sort == "p2p" else -1, size_bytes=size, exec_ns=length,
-        bandwidth_kbps=_kbps(own.get(f"{sort}_algobw_gbs"), size, length),
+        peer=whole(perf.get("p2p_peer"), -1) if sort == "p2p" else -1, size_bytes=size, exec_ns=length,
+        bandwidth_kbps=_kbps(perf.get(f"{sort}_algobw_gbs"), size, length),
         start_ns=start if start is not None and start > 0 else -1,
-        process=(str(about.get("hostname", "")), whole(about.get("pid"), -1)),
-        number=whole(own.get(f"{sort}_sn"), -1), nodes=whole(header.get("nnodes"), 0),
-        by_kernel=own.get(f"{sort}_timing_source") != "collective_cpu",
+        process=(str(metadata.get("hostname", "")), whole(metadata.get("pid"), -1)),
+        number=whole(perf.get(f"{sort}_sn"), -1), nodes=whole(header.get("nnodes"), 0),
+        by_kernel=perf.get(f"{sort}_timing_source") != "collective_cpu",
     )  # fmt: skip
 
 
@@ -140,6 +145,3 @@ def _kbps(gigabytes: object, size: int, length_ns: int) -> int:
     if isinstance(gigabytes, int | float) and math.isfinite(gigabytes) and 0 < gigabytes < _FASTEST:
         return round(gigabytes * 1_000_000)
     return size * 1_000_000 // length_ns if length_ns else 0
-
-
-_FASTEST = 10**9

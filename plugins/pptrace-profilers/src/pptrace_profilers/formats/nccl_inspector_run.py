@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pptrace_profilers.formats.nccl_inspector import read_inspector
 from pptrace_profilers.formats.nccl_inspector_sizes import by_size
-from pptrace_profilers.formats.run_files import read_each
-from pptrace_profilers.recording.recording import End, Operations, Recording, Said
+from pptrace_profilers.formats.run_files import read_files
+from pptrace_profilers.recording.recording import MessageEnd, Operations, Payload, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,10 +17,10 @@ if TYPE_CHECKING:
     from pptrace.timeline.measurement import BySize
     from pptrace_profilers.formats.nccl_inspector import Transfer
 
-__all__ = ["read_inspected"]
+__all__ = ["read_inspector_run"]
 
 
-def read_inspected(paths: Sequence[Path]) -> tuple[list[Recording], tuple[BySize, ...], list[str]]:
+def read_inspector_run(paths: Sequence[Path]) -> tuple[list[Recording], tuple[BySize, ...], list[str]]:
     """Read a run's files, one per process; one that cannot be read is noted, and the others are used.
 
     A process's global rank is its rank in the largest communicator.
@@ -33,56 +31,46 @@ def read_inspected(paths: Sequence[Path]) -> tuple[list[Recording], tuple[BySize
     Raises:
         TraceError: no file can be read, or two are of one process.
     """
-    files, notes = read_each(paths, read_inspector)
-    ranks = {path: _largest(own) for path, own in files.items()}
-    members: dict[str, dict[int, int]] = defaultdict(dict)
-    for path, own in files.items():
-        for one in own:
-            members[one.communicator][one.rank] = ranks[path].rank
-    if any(one.start_ns < 0 for own in files.values() for one in own):
+    files, notes = read_files(paths, read_inspector)
+    largest = {path: max(lines, key=lambda line: (line.ranks, line.communicator)) for path, lines in files.items()}
+    global_ranks: dict[str, dict[int, int]] = defaultdict(dict)
+    for path, lines in files.items():
+        for line in lines:
+            global_ranks[line.communicator][line.rank] = largest[path].rank
+    transfers = [line for lines in files.values() for line in lines]
+    if any(line.start_ns < 0 for line in transfers):
         notes.append("lines are not verbose: how long operations took is known, and not when they ran")
-    recordings = [_recording(path, own, ranks[path], members) for path, own in files.items()]
-    sized, told = by_size([one for own in files.values() for one in own])
-    return recordings, sized, [*notes, *told]
-
-
-def _largest(transfers: Sequence[Transfer]) -> Transfer:
-    return max(transfers, key=lambda one: (one.ranks, one.communicator))
+    recordings = [_recording(path, lines, largest[path], global_ranks) for path, lines in files.items()]
+    sizes, size_notes = by_size(transfers)
+    return recordings, sizes, [*notes, *size_notes]
 
 
 def _recording(
-    path: Path, transfers: Sequence[Transfer], largest: Transfer, members: Mapping[str, Mapping[int, int]]
+    path: Path, transfers: Sequence[Transfer], largest: Transfer, global_ranks: Mapping[str, Mapping[int, int]]
 ) -> Recording:
-    messages = [one for one in transfers if one.peer >= 0]
-    ends = [
-        End(
-            sends=one.what.lower().startswith("send"), start_ns=max(one.start_ns, 0),
-            end_ns=max(one.start_ns, 0) + one.exec_ns, size_bytes=one.size_bytes,
+    ordered = sorted(transfers, key=_start)
+    ends = tuple(
+        MessageEnd(
+            sends=line.sends, start_ns=_start(line), end_ns=_start(line) + line.exec_ns,
+            size_bytes=line.size_bytes,
             # Ends without a time say nothing of clocks, so they name nobody.
-            peer=members[one.communicator].get(one.peer, -1) if one.start_ns >= 0 else -1,
+            peer=global_ranks[line.communicator].get(line.peer, -1) if line.start_ns >= 0 else -1,
         )
-        for one in messages
-    ]  # fmt: skip
-    collectives = [one for one in transfers if one.peer < 0]
+        for line in ordered
+        if line.is_message
+    )  # fmt: skip
+    collectives = [line for line in ordered if not line.is_message]
+    payloads = [
+        Payload(operation=line.what, size_bytes=line.size_bytes, group=line.communicator_name or line.communicator)
+        for line in collectives
+    ]
+    starts = [_start(line) for line in collectives]
+    stops = [_start(line) + line.exec_ns for line in collectives]
     return Recording(
-        path=path, rank=largest.rank, world=largest.ranks,
-        ends=tuple(sorted(ends, key=lambda end: end.start_ns)), operations=_operations(collectives),
+        path=path, rank=largest.rank, world=largest.ranks, ends=ends,
+        operations=Operations.of_collectives(payloads, starts, stops),
     )  # fmt: skip
 
 
-def _operations(collectives: Sequence[Transfer]) -> Operations | None:
-    if not collectives:
-        return None
-    rows = sorted(collectives, key=lambda one: one.start_ns)
-    names = tuple(dict.fromkeys(one.what for one in rows))
-    start = np.maximum([one.start_ns for one in rows], 0).astype(np.int64)
-    return Operations(
-        name=np.array([names.index(one.what) for one in rows], dtype=np.int32), names=names,
-        stream=np.full(len(rows), -1), start_ns=start,
-        end_ns=start + np.array([one.exec_ns for one in rows], dtype=np.int64), launch_ns=np.full(len(rows), -1),
-        communicates=np.ones(len(rows), dtype=bool), action=np.full(len(rows), -1, dtype=np.int32),
-        said={
-            at: (Said(what=one.what, size_bytes=one.size_bytes, group=one.communicator_name or one.communicator),)
-            for at, one in enumerate(rows)
-        },
-    )  # fmt: skip
+def _start(line: Transfer) -> int:
+    return max(line.start_ns, 0)

@@ -28,24 +28,24 @@ _LARGEST = 2**62
 
 def by_size(transfers: Sequence[Transfer]) -> tuple[tuple[BySize, ...], list[str]]:
     """Return sizes and times by sort, messages first, and notes on what is not among them or less sure."""
-    timed = [one for one in transfers if one.by_kernel and one.exec_ns > 0 and one.size_bytes > 0]
-    messages, alone = _messages([one for one in timed if one.peer >= 0])
-    found = messages | _collectives([one for one in timed if one.peer < 0])
+    timed = [line for line in transfers if line.by_kernel and line.exec_ns > 0 and line.size_bytes > 0]
+    messages, lone = _messages([line for line in timed if line.is_message])
+    sizes = messages | _collectives([line for line in timed if not line.is_message])
     notes = []
     if len(timed) < len(transfers):
-        left = len(transfers) - len(timed)
+        untimed = len(transfers) - len(timed)
         notes.append(
-            f"{left:,} operations have no bytes, or no time of their kernel: no network is fitted to them"
+            f"{untimed:,} operations have no bytes, or no time of their kernel: no network is fitted to them"
         )
-    if alone:
-        notes.append(f"{alone:,} lines of messages have no other end: they may have waited for it")
+    if lone:
+        notes.append(f"{lone:,} lines of messages have no other end: they may have waited for it")
     return tuple(
         BySize(
             what=what, messages=is_message,
-            size_bytes=np.array([size for size, _ in own], dtype=np.int64),
-            took_ns=np.array([took for _, took in own], dtype=np.int64),
+            size_bytes=np.array([size for size, _ in pairs], dtype=np.int64),
+            took_ns=np.array([took for _, took in pairs], dtype=np.int64),
         )
-        for (what, is_message), own in sorted(found.items(), key=lambda one: (not one[0][1], one[0][0]))
+        for (what, is_message), pairs in sorted(sizes.items(), key=lambda item: (not item[0][1], item[0][0]))
     ), notes  # fmt: skip
 
 
@@ -56,23 +56,22 @@ def _messages(transfers: Iterable[Transfer]) -> tuple[Sizes, int]:
     """
     ways: dict[tuple[str, int, int], tuple[list[Transfer], list[Transfer]]] = defaultdict(lambda: ([], []))
     hosts: dict[tuple[str, int], str] = {}
-    for one in transfers:
-        hosts[one.communicator, one.rank] = one.process[0]
-        sends = one.what.lower().startswith("send")
-        source, target = (one.rank, one.peer) if sends else (one.peer, one.rank)
-        ways[one.communicator, source, target][0 if sends else 1].append(one)
-    found: Sizes = defaultdict(list)
-    alone = 0
-    for (communicator, source, target), both in ways.items():
-        sent, received = (sorted(own, key=lambda one: one.number) for own in both)
+    for line in transfers:
+        hosts[line.communicator, line.rank] = line.process[0]
+        source, target = (line.rank, line.peer) if line.sends else (line.peer, line.rank)
+        ways[line.communicator, source, target][0 if line.sends else 1].append(line)
+    sizes: Sizes = defaultdict(list)
+    lone = 0
+    for (communicator, source, target), ends in ways.items():
+        sent, received = (sorted(lines, key=lambda line: line.number) for lines in ends)
         sort = _between(hosts, communicator, source, target, (sent or received)[0].nodes), True
-        if [one.size_bytes for one in sent] == [one.size_bytes for one in received]:
+        if [line.size_bytes for line in sent] == [line.size_bytes for line in received]:
             pairs = zip(sent, received, strict=True)
-            found[sort] += [(one.size_bytes, min(one.exec_ns, other.exec_ns)) for one, other in pairs]
+            sizes[sort] += [(line.size_bytes, min(line.exec_ns, other.exec_ns)) for line, other in pairs]
         else:
-            alone += len(sent) + len(received)
-            found[sort] += [(one.size_bytes, one.exec_ns) for one in max(sent, received, key=len)]
-    return found, alone
+            lone += len(sent) + len(received)
+            sizes[sort] += [(line.size_bytes, line.exec_ns) for line in max(sent, received, key=len)]
+    return sizes, lone
 
 
 def _between(hosts: Mapping[tuple[str, int], str], communicator: str, source: int, target: int, nodes: int) -> str:
@@ -85,29 +84,29 @@ def _between(hosts: Mapping[tuple[str, int], str], communicator: str, source: in
 def _collectives(transfers: Iterable[Transfer]) -> Sizes:
     """Return collectives by name and ranks, what they move over a link and the shortest of their ranks' times."""
     shortest: dict[tuple[str, str, int], Transfer] = {}
-    for place, one in enumerate(transfers):
-        number = one.number if one.number >= 0 else -2 - place
-        key = (one.communicator, one.what, number)
-        if key not in shortest or one.exec_ns < shortest[key].exec_ns:
-            shortest[key] = one
-    found: Sizes = defaultdict(list)
-    for one in shortest.values():
-        moved = _moved(one)
-        if 0 < moved < _LARGEST:
-            where = f" ({one.communicator_name})" if one.communicator_name else ""
-            found[f"{one.what} of {one.ranks} ranks{where}", False].append((moved, one.exec_ns))
-    return found
+    for place, line in enumerate(transfers):
+        number = line.number if line.number >= 0 else -2 - place
+        key = (line.communicator, line.what, number)
+        if key not in shortest or line.exec_ns < shortest[key].exec_ns:
+            shortest[key] = line
+    sizes: Sizes = defaultdict(list)
+    for line in shortest.values():
+        traffic = _bus_traffic(line)
+        if 0 < traffic < _LARGEST:
+            where = f" ({line.communicator_name})" if line.communicator_name else ""
+            sizes[f"{line.what} of {line.ranks} ranks{where}", False].append((traffic, line.exec_ns))
+    return sizes
 
 
-def _moved(one: Transfer) -> int:
+def _bus_traffic(line: Transfer) -> int:
     """Return what goes over each rank's link; 0 for a collective of another name."""
-    others = one.ranks - 1
-    match one.what:
+    others = line.ranks - 1
+    match line.what:
         case "AllReduce":
-            return 2 * others * one.size_bytes // one.ranks if others > 0 else 0
+            return 2 * others * line.size_bytes // line.ranks if others > 0 else 0
         case "AllGather" | "ReduceScatter":
-            return others * one.size_bytes if others > 0 else 0
+            return others * line.size_bytes if others > 0 else 0
         case "Broadcast" | "Reduce":
-            return one.size_bytes
+            return line.size_bytes
         case _:
             return 0

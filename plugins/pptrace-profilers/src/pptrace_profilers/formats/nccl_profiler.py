@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import TraceError
 from pptrace_profilers.events.numbers import microseconds, whole
-from pptrace_profilers.events.objects import PlainEvents
+from pptrace_profilers.events.plain import PlainEvents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Carried", "CommunicatorFile", "read_file"]
+__all__ = ["CommunicatorFile", "NcclOperation", "read_communicator"]
 
 _BARE = re.compile(rb'(":\s*)(0x[0-9a-fA-F]+|nccl\w+)')
 _NAME = re.compile(r"_(\d+)_(\d+)\.json(?:\.gz)?$")
 _CARRIES = frozenset({"COLL", "P2P"})
-_OWN = frozenset({*_CARRIES, "GROUP_API", "COLL_API", "P2P_API", "KERNEL_LAUNCH", "GROUP", "PROXY", "GPU"})
+_CATEGORIES = frozenset({*_CARRIES, "GROUP_API", "COLL_API", "P2P_API", "KERNEL_LAUNCH", "GROUP", "PROXY", "GPU"})
 _DEEPEST, _LARGEST = 64, 2**62
 ITEM_BYTES = {
     "ncclInt8": 1, "ncclChar": 1, "ncclUint8": 1, "ncclInt32": 4, "ncclInt": 4, "ncclUint32": 4, "ncclInt64": 8,
@@ -35,7 +35,7 @@ ITEM_BYTES = {
 
 
 @dataclass(slots=True)
-class Carried:
+class NcclOperation:
     """A collective, a send or a receive."""
 
     name: str
@@ -66,6 +66,10 @@ class Carried:
             return start, start + last - first
         return (start, end) if 0 <= start <= end else None
 
+    def order(self) -> tuple[int, int]:
+        """Return its start and end, for sorting."""
+        return self.span() or (0, 0)
+
 
 @dataclass(slots=True)
 class CommunicatorFile:
@@ -77,7 +81,7 @@ class CommunicatorFile:
     """Process id; -1 where no event says."""
     ranks: dict[str, int]
     """Its rank, by communicator."""
-    carried: list[Carried]
+    operations: list[NcclOperation]
     """What it carried, by time of its start."""
     untimed: int = 0
     """Operations that have no time."""
@@ -85,50 +89,52 @@ class CommunicatorFile:
     """Whether the file ends in the middle of an event."""
 
 
-def read_file(path: Path) -> CommunicatorFile:
+def read_communicator(path: Path) -> CommunicatorFile:
     """Read one file.
 
     Raises:
         TraceError: it cannot be read, or is no such file.
     """
     events = PlainEvents(path, mend=lambda text: _BARE.sub(rb'\1"\2"', text))
-    found = CommunicatorFile(path=path, process=-1, ranks={}, carried=[])
-    known = False
-    for around, one in _nested(events):
-        known = known or one.category in _OWN
-        found.process = whole(one.event.get("pid"), found.process)
-        if one.category in _CARRIES:
-            found.carried.append(_carried(one, around, found.ranks))
+    ranks: dict[str, int] = {}
+    operations: list[NcclOperation] = []
+    process, known = -1, False
+    for around, event in _nested(events):
+        known = known or event.category in _CATEGORIES
+        process = whole(event.fields.get("pid"), process)
+        if event.category in _CARRIES:
+            operations.append(_operation(event, around, ranks))
     if not known:
         raise TraceError("holds no event of NCCL's profiler plugin", file=path)
     named = _NAME.search(path.name)
-    if named is not None and not found.ranks:
-        found.ranks[named[1]] = whole(named[2], 0)
-    timed = [one for one in found.carried if one.span() is not None]
-    found.untimed, found.cut = len(found.carried) - len(timed), events.cut
-    found.carried = sorted(timed, key=lambda one: one.span() or (0, 0))
-    return found
+    if named is not None and not ranks:
+        ranks[named[1]] = whole(named[2], 0)
+    timed = sorted((one for one in operations if one.span() is not None), key=NcclOperation.order)
+    return CommunicatorFile(
+        path=path, process=process, ranks=ranks, operations=timed, untimed=len(operations) - len(timed),
+        cut=events.cut,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
 class _Open:
     """An event that began."""
 
-    event: dict[str, Any]
+    fields: dict[str, Any]
     end: object = None
     kernels: list[_Open] = field(default_factory=list)
 
     @property
     def category(self) -> str:
-        return str(self.event.get("cat"))
+        return str(self.fields.get("cat"))
 
     @property
-    def given(self) -> Mapping[str, Any]:
-        found = self.event.get("args")
-        return found if isinstance(found, dict) else {}
+    def args(self) -> Mapping[str, Any]:
+        args = self.fields.get("args")
+        return args if isinstance(args, dict) else {}
 
     def is_ended_by(self, other: Mapping[str, Any]) -> bool:
-        return all(self.event.get(key) == other.get(key) for key in ("cat", "name", "pid"))
+        return all(self.fields.get(key) == other.get(key) for key in ("cat", "name", "pid"))
 
 
 def _nested(events: PlainEvents) -> Iterator[tuple[Sequence[_Open], _Open]]:
@@ -139,11 +145,11 @@ def _nested(events: PlainEvents) -> Iterator[tuple[Sequence[_Open], _Open]]:
     opened: list[_Open] = []
     for event in events:
         if event.get("ph") == "b" and len(opened) < _DEEPEST:
-            one = _Open(event)
+            begun = _Open(event)
             owner = next((outer for outer in reversed(opened) if outer.category in _CARRIES), None)
             if owner is not None and event.get("name") == "KernelCh":
-                owner.kernels.append(one)
-            opened.append(one)
+                owner.kernels.append(begun)
+            opened.append(begun)
         elif event.get("ph") == "e":
             place = next((at for at in range(len(opened) - 1, -1, -1) if opened[at].is_ended_by(event)), -1)
             if place < 0:
@@ -154,26 +160,26 @@ def _nested(events: PlainEvents) -> Iterator[tuple[Sequence[_Open], _Open]]:
     yield from ((opened[:at], opened[at]) for at in range(len(opened) - 1, -1, -1))
 
 
-def _carried(one: _Open, around: Sequence[_Open], ranks: dict[str, int]) -> Carried:
-    given = one.given
-    communicator, rank = str(given.get("CommHash", "")), whole(given.get("Rank"), -1)
+def _operation(event: _Open, around: Sequence[_Open], ranks: dict[str, int]) -> NcclOperation:
+    """Return a collective or message, and take note of its communicator's rank."""
+    args = event.args
+    communicator, rank = str(args.get("CommHash", "")), whole(args.get("Rank"), -1)
     if communicator and rank >= 0:
         ranks[communicator] = rank
-    called = next((outer.given for outer in reversed(around) if outer.category.endswith("_API")), {})
-    found = Carried(
-        name=str(one.event.get("name", "")), communicator=communicator,
-        posted_ns=_at(one.event.get("ts")), done_ns=_at(one.end), peer=whole(given.get("Peer"), -1),
-        size_bytes=max(whole(given.get("Count"), 0), 0) * ITEM_BYTES.get(str(given.get("Datatype")), 0),
-        stream=_address(called.get("Stream")),
+    call = next((outer.args for outer in reversed(around) if outer.category.endswith("_API")), {})
+    kernel_ns = [(_at(kernel.fields.get("ts")), _at(kernel.end)) for kernel in event.kernels]
+    clock_ns = [
+        (whole(kernel.args.get("StartGpuClk"), 0), whole(kernel.args.get("StopGpuClk"), 0))
+        for kernel in event.kernels
+    ]
+    return NcclOperation(
+        name=str(event.fields.get("name", "")), communicator=communicator,
+        posted_ns=_at(event.fields.get("ts")), done_ns=_at(event.end), peer=whole(args.get("Peer"), -1),
+        size_bytes=max(whole(args.get("Count"), 0), 0) * ITEM_BYTES.get(str(args.get("Datatype")), 0),
+        stream=_address(call.get("Stream")),
+        kernel_ns=[(start, end) for start, end in kernel_ns if 0 <= start <= end],
+        clock_ns=[(start, end) for start, end in clock_ns if 0 < start <= end],
     )  # fmt: skip
-    for kernel in one.kernels:
-        seen = (_at(kernel.event.get("ts")), _at(kernel.end))
-        if 0 <= seen[0] <= seen[1]:
-            found.kernel_ns.append(seen)
-        ran = (whole(kernel.given.get("StartGpuClk"), 0), whole(kernel.given.get("StopGpuClk"), 0))
-        if 0 < ran[0] <= ran[1]:
-            found.clock_ns.append(ran)
-    return found
 
 
 def _at(value: object) -> int:

@@ -15,23 +15,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import TraceError
-from pptrace_profilers.assembly.pipelines import MOST_RANKS
-from pptrace_profilers.events.builder import Gathered
+from pptrace_profilers.events.builder import EventBuilder
 from pptrace_profilers.events.numbers import whole
 from pptrace_profilers.formats.nsys_tables import Tables
 from pptrace_profilers.pytorch.process import recording_of
+from pptrace_profilers.recording.recording import MOST_RANKS
+from pptrace_profilers.rules.ranks import FILE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pptrace_profilers.recording.recording import Recording
-    from pptrace_profilers.rules.names import Rules
+    from pptrace_profilers.rules.actions import Rules
 
 __all__ = ["read_nsys"]
 
 _PROCESS = ~0xFFFFFF
-_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 _SAYS_RANK = re.compile(r"(?:global[ _])?rank[ _:=]*(\d{1,9})", re.IGNORECASE)
 _SUFFIX = re.compile(r", (?:seq|op_id|sizes) = .*", re.DOTALL)
 """What PyTorch's ``emit_nvtx`` writes behind an annotation's name."""
@@ -72,9 +72,9 @@ class _Export:
         self.path, self.tables = path, tables
         self.strings = dict(tables.rows("StringIds", ("id", "value")))
         self.offset = tables.first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
-        self.gathered: dict[int, Gathered] = defaultdict(Gathered)
+        self.builders: dict[int, EventBuilder] = defaultdict(EventBuilder)
         self.devices: dict[int, set[int]] = defaultdict(set)
-        self.said: dict[int, int] = {}
+        self.ranks: dict[int, int] = {}
 
     def recordings(self, rules: Rules) -> list[Recording]:
         """Return what the processes did."""
@@ -83,48 +83,54 @@ class _Export:
             message = f"has neither {_KERNEL} nor {_NVTX}: record with nsys profile --trace=cuda,nvtx"
             raise TraceError(message, file=self.path)
         self._on_gpu()
-        with_kernels = sorted(self.gathered)
+        with_kernels = sorted(self.builders)
         self._calls()
         self._ranges()
-        processes = with_kernels or sorted(self.gathered)
+        processes = with_kernels or sorted(self.builders)
         if not processes:
             raise TraceError("holds no kernel and no NVTX range", file=self.path)
-        found = []
+        recordings = []
         for process, rank in self._ranks(processes).items():
-            info = {"rank": rank} if rank >= 0 else {}
-            events = self.gathered[process].whole(self.path, {"distributedInfo": info})
-            found.append(recording_of(events, rules))
-        return [self._noted(one, processes) for one in found]
+            metadata = {"rank": rank} if rank >= 0 else {}
+            events = self.builders[process].events(self.path, {"distributedInfo": metadata})
+            recordings.append(self._noted(recording_of(events, rules), processes))
+        return recordings
 
-    def _noted(self, one: Recording, processes: Sequence[int]) -> Recording:
-        notes = list(one.notes)
+    def _noted(self, recording: Recording, processes: Sequence[int]) -> Recording:
+        notes = list(recording.notes)
         if _KERNEL in self.tables and _RUNTIME not in self.tables:
             notes.append(f"{self.path.name} has no {_RUNTIME}: its kernels belong to no action")
         if _KERNEL not in self.tables:
             notes.append(f"{self.path.name} has no {_KERNEL}: actions last as long as their ranges on the host")
-        if len(processes) > 1 and not self.said:
+        if len(processes) > 1 and not self.ranks:
             notes.append(f"{self.path.name}: ranks of its {len(processes)} processes are taken from their GPUs")
-        return replace(one, epoch=self.offset is not None, origin_ns=None, notes=tuple(notes))
+        return replace(recording, origin_ns=None, notes=tuple(notes))
 
     def _add(
         self, owner: Any, name: str, category: str, times: tuple[Any, Any], correlation: Any = -1, stream: Any = -1
     ) -> None:
         if not isinstance(owner, int):
             return
+        process = owner & _PROCESS
         start, end = (at + (self.offset or 0) if isinstance(at, int) else None for at in times)
-        self.gathered[owner & _PROCESS].add(
-            name, category, (owner & _PROCESS, owner), start, end, correlation=_id(correlation), stream=_id(stream)
+        self.builders[process].add(
+            name,
+            category,
+            (process, owner),
+            start,
+            end,
+            correlation=whole(correlation, -1),
+            stream=whole(stream, -1),
         )
 
     def _on_gpu(self) -> None:
         columns = ("start", "end", "streamId", "correlationId", "deviceId", "globalPid")
-        own = ("demangledName", "shortName")
-        for *row, long, short in self.tables.rows(_KERNEL, columns, own):
+        for *row, long, short in self.tables.rows(_KERNEL, columns, ("demangledName", "shortName")):
             self._operation(row, "kernel", str(self.strings.get(long if long is not None else short, "kernel")))
         for *row, kind in self.tables.rows("CUPTI_ACTIVITY_KIND_MEMCPY", columns, ("copyKind",)):
             self._operation(row, "gpu_memcpy", f"Memcpy {_COPIES.get(kind, '')}".strip())
-        for filled in self.tables.rows("CUPTI_ACTIVITY_KIND_MEMSET", columns):
-            self._operation(filled, "gpu_memset", "Memset")
+        for memset in self.tables.rows("CUPTI_ACTIVITY_KIND_MEMSET", columns):
+            self._operation(memset, "gpu_memset", "Memset")
 
     def _operation(self, row: Sequence[Any], category: str, name: str) -> None:
         start, end, stream, correlation, device, owner = row
@@ -136,37 +142,37 @@ class _Export:
         for start, end, correlation, owner, name in self.tables.rows(
             _RUNTIME, ("start", "end", "correlationId", "globalTid"), ("nameId",)
         ):
-            called = str(self.strings.get(name, "call"))
-            self._add(owner, called, "cuda_runtime", (start, end), correlation)
+            call = str(self.strings.get(name, "call"))
+            self._add(owner, call, "cuda_runtime", (start, end), correlation)
 
     def _ranges(self) -> None:
         for start, end, owner, kind, text, number in self.tables.rows(
             _NVTX, ("start", "end", "globalTid"), ("eventType", "text", "textId")
         ):
             name = _SUFFIX.sub("", str(text if text is not None else self.strings.get(number, "")))
-            says = _SAYS_RANK.fullmatch(name)
-            if says is not None and isinstance(owner, int):
-                self.said.setdefault(owner & _PROCESS, int(says[1]))
+            rank = _SAYS_RANK.fullmatch(name)
+            if rank is not None and isinstance(owner, int):
+                self.ranks.setdefault(owner & _PROCESS, int(rank[1]))
             if end is not None and (kind in _RANGES or kind is None):
                 self._add(owner, name, "user_annotation", (start, end))
 
     def _ranks(self, processes: Sequence[int]) -> Mapping[int, int]:
         """Return each process's rank: as MPI, NVTX, the file's name or the environment say, else its GPU."""
         for owner, rank in self._of_mpi():
-            self.said[owner & _PROCESS] = rank
-        if all(process in self.said for process in processes):
-            return {process: self.said[process] for process in processes}
+            self.ranks[owner & _PROCESS] = rank
+        if all(process in self.ranks for process in processes):
+            return {process: self.ranks[process] for process in processes}
         if len(processes) == 1:
             return {processes[0]: self._of_job()}
-        self.said.clear()
+        self.ranks.clear()
         devices = [sorted(self.devices[process]) for process in processes]
-        if any(len(own) != 1 for own in devices) or len({own[0] for own in devices}) < len(devices):
+        if any(len(used) != 1 for used in devices) or len({used[0] for used in devices}) < len(devices):
             message = (
                 f"holds {len(processes)} processes and does not say their ranks: "
                 "push an NVTX range named 'rank 3' in each, or record one file per rank"
             )
             raise TraceError(message, file=self.path)
-        return {process: own[0] for process, own in zip(processes, devices, strict=True)}
+        return {process: used[0] for process, used in zip(processes, devices, strict=True)}
 
     def _of_mpi(self) -> Iterator[tuple[int, int]]:
         for rank, thread, process in self.tables.rows("MPI_RANKS", ("rank",), ("globalTid", "globalPid")):
@@ -175,14 +181,10 @@ class _Export:
                 yield owner, rank
 
     def _of_job(self) -> int:
-        named = _IN_NAME.search(self.path.name)
-        if named is not None:
-            return int(named[1])
-        found = dict(self.tables.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value")))
-        texts = [str(found[key]) for key in _VARIABLES if key in found]
+        rank = FILE_NAME.read(self.path.name)
+        if rank >= 0:
+            return rank
+        environment = dict(self.tables.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value")))
+        texts = [str(environment[key]) for key in _VARIABLES if key in environment]
         rank = whole(texts[0], -1) if texts else -1
         return rank if rank < MOST_RANKS else -1
-
-
-def _id(value: Any) -> int:
-    return value if isinstance(value, int) else -1

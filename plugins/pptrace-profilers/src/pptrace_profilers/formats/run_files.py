@@ -10,26 +10,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["read_each"]
+__all__ = ["read_files"]
 
 T = TypeVar("T")
 
 
-def read_each(paths: Sequence[Path], read: Callable[[Path], T]) -> tuple[dict[Path, T], list[str]]:
+def read_files(paths: Sequence[Path], read: Callable[[Path], T]) -> tuple[dict[Path, T], list[str]]:
     """Return what is read from each file, and a line on each that cannot be read.
 
     Raises:
         TraceError: no file can be read.
     """
-    found: dict[Path, T] = {}
-    lost: list[str] = []
+    contents: dict[Path, T] = {}
+    unread: list[str] = []
     for path in paths:
         try:
-            found[path] = read(path)
+            contents[path] = read(path)
         except TraceError as error:
             if len(paths) == 1:
                 raise
-            lost.append(str(error))
-    if not found:
-        raise TraceError(f"none of {len(paths)} files can be read: {lost[0]}", file=paths[0].parent)
-    return found, lost
+            unread.append(str(error))
+    if not contents:
+        raise TraceError(f"none of {len(paths)} files can be read: {unread[0]}", file=paths[0].parent)
+    return contents, unread

@@ -8,20 +8,19 @@ torch/csrc/profiler/cupti/monitor_pftrace.cpp (arguments one by one; GPU work as
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from pptrace.errors import TraceError
-from pptrace_profilers.events.builder import Gathered
+from pptrace.viewer.varint import read_varint
+from pptrace_profilers.events.builder import EventBuilder
 from pptrace_profilers.events.numbers import whole
 from pptrace_profilers.events.table import Arguments
-from pptrace_profilers.events.unpacking import unpacked
+from pptrace_profilers.events.unpacking import open_unpacked
 from pptrace_profilers.pytorch.process import recording_of
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace_profilers.recording.recording import Recording
-    from pptrace_profilers.rules.names import Rules
+    from pptrace_profilers.rules.actions import Rules
 
 __all__ = ["read_pftrace"]
 
@@ -37,8 +36,8 @@ MOST_BYTES = 4 << 30
 """Largest trace that is read, unpacked: all of it is held."""
 _PART = 1 << 20
 _CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]\w*")
-_PACKET_TAG, _LONGEST_VARINT, _MORE = 0x0A, 10, 0x80
-_MOST_OPEN = 10_000
+_PACKET_TAG, _LONGEST_VARINT = 0x0A, 10
+_MOST_OPEN, _MOST_ANCESTORS = 10_000, 8
 _BEGIN, _END, _INSTANT = 1, 2, 3
 
 
@@ -62,15 +61,10 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
 
 
 def _unpacked(path: Path) -> bytearray:
-    try:
-        raw = bytearray()
-        with unpacked(path) as file:
-            while len(raw) <= MOST_BYTES and (more := file.read(_PART)):
-                raw += more
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"cannot be unpacked: {error}", file=path) from None
-    except OSError as error:
-        raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
+    raw = bytearray()
+    with open_unpacked(path) as file:
+        while len(raw) <= MOST_BYTES and (part := file.read(_PART)):
+            raw += part
     if len(raw) > MOST_BYTES:
         raise TraceError(f"is larger than {MOST_BYTES >> 30} GiB, unpacked: record fewer steps", file=path)
     if not raw:
@@ -84,17 +78,9 @@ def _packets(raw: bytearray, path: Path, slices: _Slices) -> Iterator[tuple[int,
     while at < len(raw):
         if raw[at] != _PACKET_TAG:
             raise TraceError(f"is no Perfetto trace: byte {at} starts no packet", file=path)
-        size = shift = 0
-        start = at + 1
-        while start < min(at + 1 + _LONGEST_VARINT, len(raw)):
-            size |= (raw[start] & 0x7F) << shift
-            shift, start = shift + 7, start + 1
-            if not raw[start - 1] & _MORE:
-                break
-        else:
-            slices.cut = True
-            return
-        if start + size > len(raw):
+        size, length = read_varint(bytes(raw[at + 1 : at + 1 + _LONGEST_VARINT]), 0)
+        start = at + 1 + length
+        if not length or start + size > len(raw):
             slices.cut = True
             return
         yield start, start + size
@@ -106,7 +92,7 @@ class _Slices:
 
     def __init__(self, path: Path) -> None:
         self.path, self.cut = path, False
-        self.gathered = Gathered()
+        self.builder = EventBuilder()
         self.top: dict[str, Any] = {}
         self.parents: dict[int, int] = {}
         self.threads: dict[int, tuple[int, int]] = {}
@@ -127,12 +113,12 @@ class _Slices:
 
     def recording(self, rules: Rules) -> Recording:
         """Return what the process did."""
-        self.gathered.bad += sum(map(len, self.begun.values()))
-        if not len(self.gathered):
+        self.builder.bad += sum(map(len, self.begun.values()))
+        if not len(self.builder):
             raise TraceError("holds no slice of PyTorch's profiler", file=self.path)
         self.top.pop("baseTimeNanoseconds", None)  # packets' times are whole
-        found = recording_of(self.gathered.whole(self.path, self.top, cut=self.cut), rules)
-        return replace(found, has_clock=True)
+        recording = recording_of(self.builder.events(self.path, self.top, cut=self.cut), rules)
+        return replace(recording, has_clock=True)
 
     def _describe(self, track: Any) -> None:
         if track.parent_uuid:
@@ -142,73 +128,74 @@ class _Slices:
 
     def _intern(self, sequence: int, data: Any) -> None:
         for sort in ("event_names", "debug_annotation_names", "gpu_specifications"):
-            self.names |= {(sequence, sort, one.iid): _text(one.name) for one in getattr(data, sort)}
-        for one in data.debug_annotation_string_values:
-            self.names[sequence, "texts", one.iid] = one.str.decode("utf-8", errors="replace")
+            self.names |= {(sequence, sort, entry.iid): _text(entry.name) for entry in getattr(data, sort)}
+        for entry in data.debug_annotation_string_values:
+            self.names[sequence, "texts", entry.iid] = entry.str.decode("utf-8", errors="replace")
 
     def _thread(self, track: int) -> tuple[int, int]:
         """Return the process and thread of a track: its own, or its nearest ancestor's."""
-        own = track
-        for _ in range(8):
-            if own in self.threads:
-                return self.threads[own]
-            own = self.parents.get(own, 0)
+        ancestor = track
+        for _ in range(_MOST_ANCESTORS):
+            if ancestor in self.threads:
+                return self.threads[ancestor]
+            ancestor = self.parents.get(ancestor, 0)
         return (-1, track % 2**62)
 
     def _event(self, at_ns: int, sequence: int, event: Any) -> None:
         opened = self.begun.setdefault(event.track_uuid, [])
         if event.type == _END:
             if opened:
-                start, name, said = opened.pop()
-                self._slice(name, said, self._thread(event.track_uuid), start, at_ns)
+                start, name, fields = opened.pop()
+                self._slice(name, fields, self._thread(event.track_uuid), start, at_ns)
             else:
-                self.gathered.bad += 1
+                self.builder.bad += 1
             return
         if event.type not in {_BEGIN, _INSTANT}:
             return
         name = _text(event.name) or self.names.get((sequence, "event_names", event.name_iid), "")
-        said = dict(self._annotations(sequence, event.debug_annotations))
+        fields = dict(self._annotations(sequence, event.debug_annotations))
         if event.type == _INSTANT:
-            self.top |= _parsed(said) if name == "trace_metadata" else {}
+            self.top |= _parsed(fields) if name == "trace_metadata" else {}
         elif len(opened) < _MOST_OPEN:
-            opened.append((at_ns, name, said))
+            opened.append((at_ns, name, fields))
 
     def _annotations(self, sequence: int, annotations: Any) -> Iterator[tuple[str, Any]]:
-        for one in annotations:
-            name = _text(one.name) or self.names.get((sequence, "debug_annotation_names", one.name_iid), "")
-            value = _value(one)
-            if one.HasField("string_value_iid"):
-                value = self.names.get((sequence, "texts", one.string_value_iid))
+        for annotation in annotations:
+            interned = self.names.get((sequence, "debug_annotation_names", annotation.name_iid), "")
+            name, value = _text(annotation.name) or interned, _value(annotation)
+            if annotation.HasField("string_value_iid"):
+                value = self.names.get((sequence, "texts", annotation.string_value_iid))
             if name == "metadata" and isinstance(value, str):
                 # Kineto writes what stands between the braces.
-                yield from _object("{" + value.strip().strip("{}") + "}").items()
+                values = _json("{" + value.strip().strip("{}") + "}")
+                yield from values.items() if isinstance(values, dict) else ()
             else:
                 yield name, value
 
-    def _slice(self, name: str, said: Mapping[str, Any], thread: tuple[int, int], start: int, end: int) -> None:
-        correlation = whole(said.get("correlation", said.get("correlation_id")), -1)
-        stream = whole(said.get("stream"), -1)
-        if stream >= 0 and name != "" and "device" in said:
+    def _slice(self, name: str, fields: Mapping[str, Any], thread: tuple[int, int], start: int, end: int) -> None:
+        correlation = whole(fields.get("correlation", fields.get("correlation_id")), -1)
+        stream = whole(fields.get("stream"), -1)
+        if stream >= 0 and name != "" and "device" in fields:
             category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
         else:
             category = "cuda_runtime" if _CALL.fullmatch(name) and correlation >= 0 else "user_annotation"
-        self.gathered.add(
+        self.builder.add(
             name, category, thread, start, end,
-            correlation=correlation, arguments=_arguments(said),
+            correlation=correlation, arguments=_arguments(fields),
             stream=stream if category != "user_annotation" else -1,
         )  # fmt: skip
 
     def _stage(self, at_ns: int, sequence: int, stage: Any) -> None:
-        said = {_text(one.name): _text(one.value) for one in stage.extra_data}
+        fields = {_text(entry.name): _text(entry.value) for entry in stage.extra_data}
         sort = self.names.get((sequence, "gpu_specifications", stage.stage_iid), "")
         if sort == "Annotation":
             return
         interned = self.names.get((sequence, "event_names", stage.name_iid), "")
         name = _text(stage.name) or interned or sort or "kernel"
-        stream = whole(said.get("stream id", said.get("stream")), stage.hw_queue_iid)
-        self.gathered.add(
+        stream = whole(fields.get("stream id", fields.get("stream")), stage.hw_queue_iid)
+        self.builder.add(
             name, "kernel", (-2 - stage.gpu_id, stream), at_ns, at_ns + stage.duration,
-            correlation=whole(said.get("correlation"), -1), stream=stream, arguments=_arguments(_parsed(said)),
+            correlation=whole(fields.get("correlation"), -1), stream=stream, arguments=_arguments(_parsed(fields)),
         )  # fmt: skip
 
 
@@ -220,7 +207,7 @@ def _text(value: str | bytes) -> str:
 def _value(annotation: Any) -> Any:
     which = annotation.WhichOneof("value")
     if annotation.array_values:
-        return [_value(one) for one in annotation.array_values]
+        return [_value(entry) for entry in annotation.array_values]
     return (
         getattr(annotation, which)
         if which in {"string_value", "int_value", "uint_value", "double_value"}
@@ -228,9 +215,9 @@ def _value(annotation: Any) -> Any:
     )
 
 
-def _parsed(said: Mapping[str, Any]) -> dict[str, Any]:
+def _parsed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return values whose texts are JSON as what they say."""
-    return {key: _json(value) if isinstance(value, str) else value for key, value in said.items()}
+    return {key: _json(value) if isinstance(value, str) else value for key, value in fields.items()}
 
 
 def _json(text: str) -> Any:
@@ -240,16 +227,11 @@ def _json(text: str) -> Any:
         return text
 
 
-def _object(text: str) -> dict[str, Any]:
-    found = _json(text)
-    return found if isinstance(found, dict) else {}
-
-
-def _arguments(said: Mapping[str, Any]) -> Arguments | None:
-    """Return Kineto's arguments among what is said, where there are any that importers read."""
-    if not any(key in said for key in ("Collective name", "Concrete Inputs", "Input Dims", "dtype")):
+def _arguments(fields: Mapping[str, Any]) -> Arguments | None:
+    """Return Kineto's arguments among some fields, where there are any that importers read."""
+    if not any(key in fields for key in ("Collective name", "Concrete Inputs", "Input Dims", "dtype")):
         return None
     try:
-        return msgspec.json.decode(json.dumps(said), type=Arguments)
+        return msgspec.json.decode(json.dumps(fields), type=Arguments)
     except (msgspec.DecodeError, TypeError, ValueError, RecursionError):
         return None

@@ -39,9 +39,9 @@ class Run:
     """When it starts, on the host."""
     end_ns: int
     """When it ends."""
-    of: int
+    forward_number: int
     """Which forward it is, or goes back through: counted over the recording."""
-    shape: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
     """Names of what ran in it, in order, for a forward."""
 
 
@@ -66,64 +66,73 @@ def autograd_runs(path: Path, posts_ns: Sequence[int]) -> list[Run]:
     """
     if path.stat().st_size > _MOST_BYTES:
         return []
-    operations = _operations(read_events(path, _KEEP))
     runs: list[Run] = []
-    of_sequence: dict[int, int] = {}
+    forward_of: dict[int, int] = {}
     forwards, last_post = -1, -1
     posts = np.sort(np.array(posts_ns, dtype=np.int64))
-    for one in operations:
-        post = int(np.searchsorted(posts, one.start_ns))
+    for operation in _operations(read_events(path, _KEEP)):
+        post = int(np.searchsorted(posts, operation.start_ns))
         current = runs[-1] if runs and post == last_post else None
         last_post = post
-        if one.forward:
+        if operation.forward:
             if current is not None and current.forward:
-                runs[-1] = replace(current, end_ns=one.end_ns, shape=(*current.shape, one.name))
+                names = (*current.operations, operation.name)
+                runs[-1] = replace(current, end_ns=operation.end_ns, operations=names)
             else:
                 forwards += 1
-                runs.append(_begun(one, forwards))
-            of_sequence[one.sequence] = forwards
+                runs.append(_begun(operation, forwards))
+            forward_of[operation.sequence] = forwards
             continue
-        of = of_sequence.get(one.sequence, -1)
-        if current is not None and not current.forward and of in {-1, current.of}:
-            runs[-1] = replace(current, end_ns=max(current.end_ns, one.end_ns))
-        elif of >= 0:
-            runs.append(_begun(one, of))
+        forward = forward_of.get(operation.sequence, -1)
+        if current is not None and not current.forward and forward in {-1, current.forward_number}:
+            runs[-1] = replace(current, end_ns=max(current.end_ns, operation.end_ns))
+        elif forward >= 0:
+            runs.append(_begun(operation, forward))
     return runs
 
 
-def _begun(one: _Operation, of: int) -> Run:
-    shape = (one.name,) if one.forward else ()
-    return Run(forward=one.forward, start_ns=one.start_ns, end_ns=one.end_ns, of=of, shape=shape)
+def _begun(operation: _Operation, forward_number: int) -> Run:
+    return Run(
+        forward=operation.forward, start_ns=operation.start_ns, end_ns=operation.end_ns,
+        forward_number=forward_number, operations=(operation.name,) if operation.forward else (),
+    )  # fmt: skip
 
 
 def _operations(events: Events) -> list[_Operation]:
     """Return operations that autograd goes back through, the outer ones alone, and what goes back, by time."""
     rows = np.argsort(events.start_ns, kind="stable").tolist()
     sequences = {row: _sequence(events, row) for row in rows}
-    back = {row for row in rows if events.named(row).startswith(_BACKWARD)}
+    back = {row for row in rows if events.name_of(row).startswith(_BACKWARD)}
     returning = {sequences[row] for row in back} - {-1}
-    found: list[_Operation] = []
+    operations: list[_Operation] = []
     busy_until = -1
     for row in rows:
-        start, end, name = int(events.start_ns[row]), int(events.end_ns[row]), events.named(row)
+        start, end, name = int(events.start_ns[row]), int(events.end_ns[row]), events.name_of(row)
         forward = row not in back
         if forward and (sequences[row] not in returning or name.startswith(_NEVER) or _goes_back(events, row)):
             continue
         if start < busy_until:  # inside of another: recomputed, or a part of it
             continue
         busy_until = end
-        found.append(_Operation(forward=forward, start_ns=start, end_ns=end, sequence=sequences[row], name=name))
+        operations.append(
+            _Operation(forward=forward, start_ns=start, end_ns=end, sequence=sequences[row], name=name)
+        )
     # What autograd does not go back through has the number of the next operation that it does.
-    last = {one.sequence: number for number, one in enumerate(found) if one.forward}
-    return [one for number, one in enumerate(found) if not one.forward or last[one.sequence] == number]
+    last = {operation.sequence: number for number, operation in enumerate(operations) if operation.forward}
+    return [
+        operation
+        for number, operation in enumerate(operations)
+        if not operation.forward or last[operation.sequence] == number
+    ]
 
 
 def _sequence(events: Events, row: int) -> int:
-    given = events.arguments.get(row)
-    return given.sequence_number if given is not None and isinstance(given.sequence_number, int) else -1
+    arguments = events.arguments.get(row)
+    number = arguments.sequence_number if arguments is not None else None
+    return number if isinstance(number, int) else -1
 
 
 def _goes_back(events: Events, row: int) -> bool:
     """Whether an operation runs backward: the forward's thread is written on those alone."""
-    given = events.arguments.get(row)
-    return given is not None and given.forward_thread not in {None, 0}
+    arguments = events.arguments.get(row)
+    return arguments is not None and arguments.forward_thread not in {None, 0}

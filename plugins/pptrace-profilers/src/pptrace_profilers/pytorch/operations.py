@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace_profilers.pytorch.payloads import batched, posted, said_by, size_of
+from pptrace_profilers.pytorch.payloads import batch_payloads, input_bytes, payload_of, post_of
 from pptrace_profilers.recording.recording import Operations
 
 if TYPE_CHECKING:
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
     from pptrace.model.columns import Int64s
     from pptrace_profilers.events.table import Events
-    from pptrace_profilers.pytorch.payloads import Post
     from pptrace_profilers.recording.annotations import Annotations
-    from pptrace_profilers.recording.recording import Ran, Said
-    from pptrace_profilers.rules.names import Rules
+    from pptrace_profilers.recording.recording import Execution, MessageEnd, Payload
+    from pptrace_profilers.rules.actions import Rules
 
-__all__ = ["GPU", "IDLE_CALLS", "LAUNCHES", "MIRRORS", "operations_of"]
+__all__ = ["GPU", "IDLE_CALLS", "LAUNCHES", "MIRRORS", "gpu_operations"]
 
 GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
 """Categories of what runs on a GPU, the older ones capitalised."""
@@ -46,27 +45,25 @@ _SEND_RECV = re.compile(r"SendRecv|Generic", re.IGNORECASE)
 """Kernels that may carry a batch of messages: RCCL's all have one name (ROCm/roctracer, issue 101)."""
 
 
-def operations_of(
-    events: Events, rules: Rules, ran: Sequence[Ran], annotations: Annotations, members: Sequence[int]
+def gpu_operations(
+    events: Events, rules: Rules, executions: Sequence[Execution], annotations: Annotations, members: Sequence[int]
 ) -> Operations | None:
     """Return GPU operations by time; None where there are none."""
-    rows = np.flatnonzero(events.of(GPU))
+    rows = events.by_start(events.of(GPU))
     if not rows.size:
         return None
-    rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
     launch = _launches(events, rows)
     known = launch >= 0
     launched = np.where(known, events.start_ns[launch], -1)
     action = np.full(rows.size, -1, dtype=np.int32)
     action[known] = annotations.around(launched[known], events.thread[launch[known]], launch[known])
-    communicates = np.array([bool(rules.communication.search(name)) for name in events.names], dtype=bool)
-    found = Operations(
+    operations = Operations(
         name=events.name[rows], names=tuple(events.names), stream=events.stream[rows],
         start_ns=events.start_ns[rows], end_ns=events.end_ns[rows], launch_ns=launched,
-        communicates=communicates[events.name[rows]], action=action,
+        communicates=rules.communicate(events.names)[events.name[rows]], action=action,
         thread=np.where(known, events.thread[launch], -1).astype(np.int32),
     )  # fmt: skip
-    return replace(found, said=_said(events, rows, found, ran, members))
+    return replace(operations, payloads=_payloads(events, rows, operations, executions, members))
 
 
 def _launches(events: Events, rows: Int64s) -> Int64s:
@@ -77,41 +74,35 @@ def _launches(events: Events, rows: Int64s) -> Int64s:
         return np.full(rows.size, -1, dtype=np.int64)
     launches = launches[np.argsort(events.correlation[launches], kind="stable")]
     at = np.searchsorted(events.correlation[launches], wanted, side="right") - 1
-    found: Int64s = np.where(
-        (at >= 0) & (events.correlation[launches[at]] == wanted) & (wanted >= 0), launches[at], -1
-    )
-    return found
+    same = (at >= 0) & (events.correlation[launches[at]] == wanted) & (wanted >= 0)
+    launch: Int64s = np.where(same, launches[at], -1)
+    return launch
 
 
-def _said(
-    events: Events, rows: Int64s, operations: Operations, ran: Sequence[Ran], members: Sequence[int]
-) -> dict[int, tuple[Said, ...]]:
+def _payloads(
+    events: Events, rows: Int64s, operations: Operations, executions: Sequence[Execution], members: Sequence[int]
+) -> dict[int, tuple[Payload, ...]]:
     """Return what each operation that communicates carries, where the trace says so."""
-    found: dict[int, tuple[Said, ...]] = {}
-    messages: dict[int, int] = {}
-    for at in np.flatnonzero(operations.communicates).tolist():
-        arguments = events.arguments.get(int(rows[at]))
-        said = said_by(arguments) if arguments is not None else None
-        if said is not None:
-            found[at] = (said,)
-        if operations.launch_ns[at] >= 0 and (
-            said.what in {"send", "recv"} if said else _SEND_RECV.search(operations.names[operations.name[at]])
-        ):
-            messages[at] = int(operations.launch_ns[at])
-    if messages.keys() - found.keys():
-        for at, carried in batched(messages, _posts(events, members), ran).items():
-            found.setdefault(at, carried)
-    return found
+    payloads: dict[int, tuple[Payload, ...]] = {}
+    launches: dict[int, int] = {}
+    for position in np.flatnonzero(operations.communicates).tolist():
+        arguments = events.arguments.get(int(rows[position]))
+        payload = payload_of(arguments) if arguments is not None else None
+        if payload is not None:
+            payloads[position] = (payload,)
+        name = operations.names[operations.name[position]]
+        if operations.launch_ns[position] >= 0 and (payload.is_message if payload else _SEND_RECV.search(name)):
+            launches[position] = int(operations.launch_ns[position])
+    if launches.keys() - payloads.keys():
+        payloads = batch_payloads(launches, _posts(events, members), executions) | payloads
+    return payloads
 
 
-def _posts(events: Events, members: Sequence[int]) -> list[Post]:
+def _posts(events: Events, members: Sequence[int]) -> list[MessageEnd]:
     """Return the host's annotations of sends and receives by time, without their mirrors on a GPU's stream."""
-    numbers = [number for number, name in enumerate(events.names) if posted(name, 0, ())]
-    rows = np.flatnonzero(np.isin(events.name, numbers) & ~events.of(MIRRORS))
-    rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
-    found = []
-    for row in rows.tolist():
-        one = posted(events.named(row), int(events.start_ns[row]), members)
-        if one is not None:
-            found.append(replace(one, size_bytes=size_of(events.arguments.get(row))))
-    return found
+    rows = events.by_start(events.named(lambda name: post_of(name, 0, ())) & ~events.of(MIRRORS))
+    posts = (
+        post_of(events.name_of(row), int(events.start_ns[row]), members, input_bytes(events.arguments.get(row)))
+        for row in rows.tolist()
+    )
+    return [post for post in posts if post is not None]

@@ -12,62 +12,50 @@ gradient to the next half, within the rank's own group.
 
 from __future__ import annotations
 
-import re
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.model.action import Action, Kind
-from pptrace_profilers.recording.recording import Ran
+from pptrace_profilers.recording.recording import Execution
 
 if TYPE_CHECKING:
     from pptrace_profilers.events.table import Events
 
-__all__ = ["phases_of"]
+__all__ = ["phase_executions"]
 
-_PHASE = re.compile(r"(attn|mlp|dispatch|combine)\(([FBW])\)")
 _PAIR = "1F1B"
-_KINDS = {
-    ("attn", "F"): Kind.F, ("attn", "B"): Kind.I, ("attn", "W"): Kind.W,
-    ("mlp", "F"): Kind.F, ("mlp", "B"): Kind.I, ("mlp", "W"): Kind.W,
-    ("dispatch", "F"): Kind.SEND_F, ("combine", "F"): Kind.SEND_F,
-    ("dispatch", "B"): Kind.SEND_B, ("combine", "B"): Kind.SEND_B,
+_PHASES = {
+    "attn(F)": (Kind.F, 0), "attn(B)": (Kind.I, 0), "attn(W)": (Kind.W, 0),
+    "mlp(F)": (Kind.F, 1), "mlp(B)": (Kind.I, 1), "mlp(W)": (Kind.W, 1),
+    "dispatch(F)": (Kind.SEND_F, 0), "combine(F)": (Kind.SEND_F, 1),
+    "dispatch(B)": (Kind.SEND_B, 1), "combine(B)": (Kind.SEND_B, 2),
 }  # fmt: skip
-_FROM = {("dispatch", "F"): 0, ("combine", "F"): 1, ("combine", "B"): 2, ("dispatch", "B"): 1, "attn": 0, "mlp": 1}
-"""The half that works, or that a phase carries from, counted from its layer's attention."""
+"""By name, the kind, and the half that works or is carried from, counted from its layer's attention."""
 
 
-def phases_of(events: Events) -> dict[int, Ran]:
+def phase_executions(events: Events) -> dict[int, Execution]:
     """Return the phases by event; empty where a file has none."""
-    found = {number: match for number, name in enumerate(events.names) if (match := _PHASE.fullmatch(name))}
-    if not found:
-        return {}
     annotated = events.of({"user_annotation"})
-    rows = np.flatnonzero(np.isin(events.name, list(found)) & annotated)
-    rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
-    pairs = np.flatnonzero(annotated & (events.name == _number(events, _PAIR)))
-    pair = np.searchsorted(np.sort(events.start_ns[pairs]), events.start_ns[rows], side="right").tolist()
-    seen: dict[tuple[int, str], list[int]] = {}
-    for row, number in zip(rows.tolist(), pair, strict=True):
-        seen.setdefault((number, events.named(row)), []).append(row)
-    phases = {}
-    for (number, name), ones in seen.items():
-        match = found[_number(events, name)]
-        for index, row in enumerate(ones):
-            action = _action(match[1], match[2], index, len(ones), max(number - 1, 0))
-            phases[row] = Ran(
-                action=action, start_ns=int(events.start_ns[row]), end_ns=int(events.end_ns[row]),
-                braid=max(number - 1, 0),
-            )  # fmt: skip
-    return phases
+    rows = events.by_start(events.named(_PHASES.__contains__) & annotated)
+    pairs = np.sort(events.start_ns[annotated & events.named(_PAIR.__eq__)])
+    begun = np.searchsorted(pairs, events.start_ns[rows], side="right")
+    layers: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for row, number in zip(rows.tolist(), begun.tolist(), strict=True):
+        layers[number, events.name_of(row)].append(row)
+    return {
+        row: Execution(
+            action=_action(name, layer, len(repeated), max(number - 1, 0)), pair=max(number - 1, 0),
+            start_ns=int(events.start_ns[row]), end_ns=int(events.end_ns[row]),
+        )
+        for (number, name), repeated in layers.items()
+        for layer, row in enumerate(repeated)
+    }  # fmt: skip
 
 
-def _number(events: Events, name: str) -> int:
-    return events.names.index(name) if name in events.names else -1
-
-
-def _action(what: str, way: str, index: int, layers: int, pair: int) -> Action:
+def _action(name: str, index: int, layers: int, pair: int) -> Action:
     """Return the action of a phase that comes for the ``index``-th time in its pair."""
-    layer = index if way == "F" else layers - 1 - index
-    half = _FROM.get((what, way), _FROM.get(what, 0))
-    return Action(kind=_KINDS[what, way], stage=2 * layer + half, unit=2 * pair + (way == "F"))
+    (kind, half), forward = _PHASES[name], name.endswith("(F)")
+    layer = index if forward else layers - 1 - index
+    return Action(kind=kind, stage=2 * layer + half, unit=2 * pair + forward)

@@ -36,12 +36,12 @@ class Annotations:
             thread: the thread of each.
             row: the place in the file of each, which tells empty annotations of one instant apart.
         """
-        found = self._innermost(np.arange(self.start_ns.size), at_ns, row)
-        for one in np.unique(self.thread).tolist():
-            own = np.flatnonzero(thread == one)
-            nearest = self._innermost(np.flatnonzero(self.thread == one), at_ns[own], row[own])
-            found[own] = np.where(nearest >= 0, nearest, found[own])
-        return found
+        around = self._innermost(np.arange(self.start_ns.size), at_ns, row)
+        for number in np.unique(self.thread).tolist():
+            instants = np.flatnonzero(thread == number)
+            nearest = self._innermost(np.flatnonzero(self.thread == number), at_ns[instants], row[instants])
+            around[instants] = np.where(nearest >= 0, nearest, around[instants])
+        return around
 
     def _innermost(self, among: Int64s, at_ns: Int64s, row: Int64s) -> Int64s:
         """Return the last of some annotations that started before each instant and did not end before it."""
@@ -50,40 +50,40 @@ class Annotations:
         start, end = self.start_ns[among], self.end_ns[among]
         at = np.searchsorted(start, at_ns, side="right") - 1
         if bool((start == end).any()):
-            at = _behind(start, np.where(start == end, self.row[among], -1), at_ns, row)
+            at = _last_before(start, np.where(start == end, self.row[among], -1), at_ns, row)
         outer = _outer(end)
-        open_at = np.flatnonzero(at >= 0)
-        while open_at.size:
-            over = end[at[open_at]] < at_ns[open_at]
-            open_at = open_at[over]
-            at[open_at] = outer[at[open_at]]
-            open_at = open_at[at[open_at] >= 0]
-        found: Int64s = np.where(at >= 0, among[at], -1)
-        return found
+        unsettled = np.flatnonzero(at >= 0)
+        while unsettled.size:
+            over = end[at[unsettled]] < at_ns[unsettled]
+            unsettled = unsettled[over]
+            at[unsettled] = outer[at[unsettled]]
+            unsettled = unsettled[at[unsettled] >= 0]
+        innermost: Int64s = np.where(at >= 0, among[at], -1)
+        return innermost
 
 
-def _behind(start: Int64s, own_row: Int64s, at_ns: Int64s, row: Int64s) -> Int64s:
+def _last_before(start: Int64s, start_row: Int64s, at_ns: Int64s, row: Int64s) -> Int64s:
     """Return the last annotation before each instant, by time and then by place in the file."""
     count = start.size
     order = np.lexsort((
         np.concatenate([np.zeros(count, dtype=np.int8), np.ones(at_ns.size, dtype=np.int8)]),
-        np.concatenate([own_row, row]),
+        np.concatenate([start_row, row]),
         np.concatenate([start, at_ns]),
     ))  # fmt: skip
     passed = np.cumsum(order < count) - 1
-    found = np.empty(at_ns.size, dtype=np.int64)
+    last = np.empty(at_ns.size, dtype=np.int64)
     instants = order >= count
-    found[order[instants] - count] = passed[instants]
-    return found
+    last[order[instants] - count] = passed[instants]
+    return last
 
 
 def _outer(end: Int64s) -> Int64s:
     """Return for each annotation the last one before it that ends later; -1 for none."""
     outer: list[int] = []
-    waiting: list[tuple[int, int]] = []
+    enclosing: list[tuple[int, int]] = []
     for index, time in enumerate(end.tolist()):
-        while waiting and waiting[-1][1] <= time:
-            waiting.pop()
-        outer.append(waiting[-1][0] if waiting else -1)
-        waiting.append((index, time))
+        while enclosing and enclosing[-1][1] <= time:
+            enclosing.pop()
+        outer.append(enclosing[-1][0] if enclosing else -1)
+        enclosing.append((index, time))
     return np.array(outer, dtype=np.int64)

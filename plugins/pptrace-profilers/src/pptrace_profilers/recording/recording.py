@@ -1,25 +1,42 @@
-"""What one process recorded: actions, ends of messages, GPU operations and steps, in no profiler's own terms."""
+"""Executions of actions, ends of messages, GPU operations and steps of one process."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+import numpy as np
 
-    import numpy as np
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from pptrace.model.action import Action
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.timeline.measurement import Unattributed
 
-__all__ = ["End", "OnDevice", "Operations", "Ran", "Recording", "Said"]
+__all__ = [
+    "MOST_RANKS",
+    "NO_STAGE",
+    "Execution",
+    "GpuSpan",
+    "MessageEnd",
+    "Operations",
+    "Payload",
+    "Recording",
+    "pipeline_group",
+]
+
+NO_STAGE = -1
+"""Stands for the one stage of the rank, where a name does not say which."""
+MOST_RANKS = 2**22
+"""Processes that a job may have; more are a mistake."""
+_PIPELINE = re.compile(r"(?:^|[_\W])pp(?:$|[_\W])|pipeline", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnDevice:
+class GpuSpan:
     """What an action's kernels did on a GPU."""
 
     start_ns: int
@@ -37,7 +54,7 @@ class OnDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class Execution:
     """One action, as an annotation names it."""
 
     action: Action
@@ -46,14 +63,19 @@ class Ran:
     """Where the annotation starts, on the host."""
     end_ns: int
     """Where it ends."""
-    device: OnDevice | None = None
+    gpu: GpuSpan | None = None
     """What its kernels did, where a GPU's work was recorded."""
-    braid: int = -1
-    """Number of the braid that it is a phase of, which sends and receives within the rank's own group; or -1."""
+    pair: int = -1
+    """Number of the overlapped pair that it is a phase of, which communicates in the rank's own group; or -1."""
+
+    @property
+    def members(self) -> tuple[Action, ...]:
+        """Return the actions of an overlapped pair, or the one."""
+        return self.action.sub_actions or (self.action,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class MessageEnd:
     """One end of a message."""
 
     sends: bool
@@ -68,17 +90,20 @@ class End:
     """Its size; 0 where the trace does not say."""
     action: Action | None = None
     """``SEND_F`` and so on, where an annotation around it says so."""
-    tag: int = 0
-    """What tells it from others between the same two ranks."""
     posted_ns: int = -1
     """When the host launched its kernel; -1 where the host's own post is ``start_ns``."""
 
+    @property
+    def host_ns(self) -> int:
+        """Return when the host posted it, or launched its kernel."""
+        return self.posted_ns if self.posted_ns >= 0 else self.start_ns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Payload:
     """What is known of one message or collective that a kernel carries."""
 
-    what: str
+    operation: str
     """``send``, ``recv``, or the collective's name as PyTorch writes it."""
     peer: int = -1
     """Global rank at the other end of a message; -1 where the trace does not say."""
@@ -88,6 +113,11 @@ class Said:
     """Description of its process group."""
     action: Action | None = None
     """``SEND_F`` and so on, where an annotation says so."""
+
+    @property
+    def is_message(self) -> bool:
+        """Return whether it is a message between two ranks, and no collective."""
+        return self.operation in {"send", "recv"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +139,30 @@ class Operations:
     communicates: np.ndarray[tuple[int], np.dtype[np.bool_]]
     """Whether it is communication."""
     action: Int32s
-    """Position in ``Recording.ran`` of the action that launched it; -1 for none."""
+    """Position in ``Recording.executions`` of the action that launched it; -1 for none."""
     thread: Int32s | None = None
     """Number of the host's thread that launched it, -1 where that is not recorded; None where nothing says."""
-    said: Mapping[int, tuple[Said, ...]] = field(default_factory=dict)
+    payloads: Mapping[int, tuple[Payload, ...]] = field(default_factory=dict)
     """By position, what a kernel that communicates carries, where the trace says so."""
+
+    @classmethod
+    def of_collectives(
+        cls, payloads: Sequence[Payload], start_ns: Sequence[int], end_ns: Sequence[int],
+        stream: Sequence[int] | None = None, launch_ns: Sequence[int] | None = None,
+    ) -> Operations | None:  # fmt: skip
+        """Return collectives by time, of a recording without actions; None where there are none."""
+        if not payloads:
+            return None
+        names = tuple(dict.fromkeys(payload.operation for payload in payloads))
+        unknown = np.full(len(payloads), -1)
+        return cls(
+            name=np.array([names.index(payload.operation) for payload in payloads], dtype=np.int32), names=names,
+            stream=unknown if stream is None else np.array(stream, dtype=np.int64),
+            start_ns=np.array(start_ns, dtype=np.int64), end_ns=np.array(end_ns, dtype=np.int64),
+            launch_ns=unknown if launch_ns is None else np.array(launch_ns, dtype=np.int64),
+            communicates=np.ones(len(payloads), dtype=bool), action=unknown.astype(np.int32),
+            payloads={position: (payload,) for position, payload in enumerate(payloads)},
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +179,12 @@ class Recording:
     """Global ranks of each process group that has a description."""
     windows: tuple[tuple[str, int, int], ...] = ()
     """Label, start and end of each step that the profiler marked."""
-    ran: tuple[Ran, ...] = ()
+    executions: tuple[Execution, ...] = ()
     """Actions by time."""
-    ends: tuple[End, ...] = ()
+    ends: tuple[MessageEnd, ...] = ()
     """Ends of messages by time."""
     operations: Operations | None = None
     """GPU operations; None where the host's own work was recorded."""
-    epoch: bool = True
-    """Whether times count from the Unix epoch; else from some start of this process's own."""
     origin_ns: int | None = None
     """Which of those times is 0 in the file as viewers of traces show it; None where they do not open it."""
     has_clock: bool = False
@@ -148,3 +195,8 @@ class Recording:
     """What was not read; one sentence each."""
     unattributed: tuple[Unattributed, ...] = ()
     """Operations that belong to no action; their rank is whatever."""
+
+
+def pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int) -> tuple[int, ...]:
+    """Return the global ranks of a rank's pipeline, where a group's description says so; else none."""
+    return next((ranks for name, ranks in groups.items() if _PIPELINE.search(name) and rank in ranks), ())

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pptrace.errors import ConfigError
-from pptrace.model.action import COMMUNICATION, Kind
-from pptrace_profilers.assembly.pipelines import MOST_RANKS
-from pptrace_profilers.rules.arguments import EventRule, Found, Stream
-from pptrace_profilers.rules.names import BUILT_IN, Rules
+from pptrace.model.action import Kind
+from pptrace_profilers.rules.actions import BUILT_IN, Rule, Rules, Stream
+from pptrace_profilers.rules.ranks import RankRule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,25 +23,9 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording.recording import Recording
     from pptrace_profilers.rules.schema import ActionModel
 
-__all__ = ["NO_FILE", "RankRule", "RulesFile", "read_rules"]
+__all__ = ["NO_FILE", "RulesFile", "read_rules"]
 
 _EXAMPLE = r"actions: [{name: 'QQ:(?P<action>.+)'}]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRule:
-    """Where global ranks are read."""
-
-    source: str = "file"
-    """``file``, ``pid``, ``process_name``, or ``args.`` and an argument's key."""
-    pattern: re.Pattern[str] = re.compile(r"rank[_\-.]?(?P<rank>\d+)", re.IGNORECASE)
-    """Finds the rank in it."""
-
-    def read(self, text: str) -> int:
-        """Return the rank that a text says, -1 for none."""
-        match = self.pattern.search(text)
-        number = match["rank"] if match is not None else None
-        return int(number) if number and number.isdecimal() and int(number) < MOST_RANKS else -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +33,11 @@ class RulesFile:
     """All rules of an import."""
 
     rules: Rules = BUILT_IN
-    """Those of names alone, the file's before the built-in ones; and communication."""
-    events: tuple[EventRule, ...] = ()
-    """The file's, in its order."""
+    """Those of events, the file's before the built-in ones; and communication."""
     rank: RankRule | None = None
     """Where ranks are read, if the file says."""
     places: Places = field(default_factory=dict)
     """Where each of its values is written."""
-
-    def built_in(self, name: str) -> Found | None:
-        """Return what a name stands for where the file has no rule for it."""
-        action = BUILT_IN.action(name)
-        if action is None:
-            return None
-        moves = action.kind in COMMUNICATION
-        return Found(action=action, sends=action.kind in {Kind.SEND_F, Kind.SEND_B} if moves else None)
 
     def by_name(self, profiler: str) -> Rules:
         """Return the rules for a profiler whose files are read by the names of annotations alone.
@@ -72,7 +45,7 @@ class RulesFile:
         Raises:
             ConfigError: one asks for arguments, or for a rank that stands in no file's name; says which.
         """
-        number = next((number for number, rule in enumerate(self.events) if rule.args), None)
+        number = next((number for number, rule in enumerate(self.rules.actions) if rule.args), None)
         if number is not None:
             message = f"files of {profiler} are read by the names of annotations alone: say name, without args"
             raise self._refused(f"actions[{number}].args", message)
@@ -90,8 +63,7 @@ class RulesFile:
 
     def _refused(self, key: str, message: str) -> ConfigError:
         place = self.places.get(key) or self.places.get(key.split(".", maxsplit=1)[0])
-        file, line = (place.source, place.line) if place is not None else ("", 0)
-        return ConfigError(message, key=key, file=file, line=line)
+        return _error_at(place, key, message)
 
 
 NO_FILE = RulesFile()
@@ -113,32 +85,34 @@ def read_rules(path: Path | None) -> RulesFile:
     document = read_yaml(path, _EXAMPLE)
     values = document.value if isinstance(document.value, dict) else {}
     model = validate_options(RulesModel, values, positions=document.places, file=path)
-    events = tuple(_event_rule(one) for one in model.actions)
-    pattern = _either(model.communication, document.places.get("communication"))
-    by_name = [rule for rule in events if not rule.args]
     return RulesFile(
-        rules=Rules(actions=(*by_name, *BUILT_IN.actions), communication=pattern),
-        events=events,
+        rules=Rules(
+            actions=(*map(_rule, model.actions), *BUILT_IN.actions),
+            communication=_either(model.communication, document.places.get("communication")),
+        ),
         rank=RankRule(source=model.rank.source, pattern=re.compile(model.rank.pattern)) if model.rank else None,
         places=document.places,
     )
 
 
-def _event_rule(one: ActionModel) -> EventRule:
-    return EventRule(
-        pattern=re.compile(one.name if one.name is not None else ".*", re.DOTALL if one.name is None else 0),
-        args={key: re.compile(pattern) for key, pattern in one.args.items()},
-        kind=Kind[one.kind] if one.kind is not None else None,
-        stage=one.stage, microbatch=one.microbatch, peer=one.peer, stream=Stream(one.stream),
+def _rule(model: ActionModel) -> Rule:
+    return Rule(
+        pattern=re.compile(model.name) if model.name is not None else re.compile(".*", re.DOTALL),
+        args={key: re.compile(pattern) for key, pattern in model.args.items()},
+        kind=Kind[model.kind] if model.kind is not None else None,
+        stage=model.stage, microbatch=model.microbatch, peer=model.peer, stream=Stream(model.stream),
     )  # fmt: skip
 
 
 def _either(patterns: Sequence[str], place: Place | None) -> re.Pattern[str]:
     """Return what finds any of some patterns, or the built-in one."""
-    text = "|".join(f"(?:{one})" for one in (*patterns, BUILT_IN.communication.pattern))
+    text = "|".join(f"(?:{pattern})" for pattern in (*patterns, BUILT_IN.communication.pattern))
     try:
         return re.compile(text, re.IGNORECASE)
     except re.error as error:
-        file, line = (place.source, place.line) if place is not None else ("", 0)
-        message = f"the patterns do not go together: {error}"
-        raise ConfigError(message, key="communication", file=file, line=line) from None
+        raise _error_at(place, "communication", f"the patterns do not go together: {error}") from None
+
+
+def _error_at(place: Place | None, key: str, message: str) -> ConfigError:
+    file, line = (place.source, place.line) if place is not None else ("", 0)
+    return ConfigError(message, key=key, file=file, line=line)

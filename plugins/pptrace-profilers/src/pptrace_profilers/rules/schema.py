@@ -12,7 +12,6 @@ from pptrace.model.action import Kind
 __all__ = ["ActionModel", "RankModel", "RulesModel"]
 
 _GROUPS = ("action", "kind", "stage", "microbatch", "peer", "bytes")
-_KINDS = tuple(Kind.__members__)
 
 
 def _compiled(text: str) -> str:
@@ -48,12 +47,12 @@ class ActionModel(BaseModel):
         unknown = next((group for group in groups if group not in _GROUPS), None)
         if unknown is not None:
             raise ValueError(f"group {unknown!r} means nothing; there are {', '.join(_GROUPS)}")
-        own = {"kind": self.kind, "stage": self.stage, "microbatch": self.microbatch, "peer": self.peer}
-        twice = [group for group in groups if groups.count(group) > 1 or own.get(group) is not None]
+        given = {"kind": self.kind, "stage": self.stage, "microbatch": self.microbatch, "peer": self.peer}
+        twice = [group for group in groups if groups.count(group) > 1 or given.get(group) is not None]
         if twice:
             raise ValueError(f"{twice[0]!r} is said twice")
         if self.kind is not None and self.kind not in Kind.__members__:
-            raise ValueError(f"kind {self.kind!r} is none; there are {', '.join(_KINDS)}")
+            raise ValueError(f"kind {self.kind!r} is none; there are {', '.join(Kind.__members__)}")
         if self.stream == "compute" and self.kind is None and not {"action", "kind"} & set(groups):
             raise ValueError("says no kind: write kind:, or a group named action or kind")
         return self

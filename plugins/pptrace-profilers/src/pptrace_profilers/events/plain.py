@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -46,24 +45,8 @@ class PlainEvents:
             try:
                 yield from _DECODER.decode(b"[" + text + b"]")
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                yield from self._one_by_one(text.decode("utf-8", errors="replace"))
-
-    def _one_by_one(self, text: str) -> Iterator[dict[str, Any]]:
-        decoder, at = json.JSONDecoder(), 0
-        while True:
-            while at < len(text) and text[at] in " \t\r\n,":
-                at += 1
-            if at == len(text):
-                return
-            if text[at] == "]":
-                self._blocks.ended(text[at + 1 :].encode(errors="replace"))
-                return
-            try:
-                event, at = decoder.raw_decode(text, at)
-            except (ValueError, RecursionError):
-                self._blocks.cut = True
-                return
-            if isinstance(event, dict):
-                yield event
-            else:
-                self.bad += 1
+                for event in self._blocks.values(text):
+                    if isinstance(event, dict):
+                        yield event
+                    else:
+                        self.bad += 1
