@@ -11,18 +11,12 @@ from pptrace.errors import TraceError
 from pptrace.model.action import COMMUNICATION, Kind
 from pptrace.timeline.measurement import Measurement, Source, Step, Unattributed
 from pptrace_profilers.assembly.clocks import align
-from pptrace_profilers.assembly.messages import (
-    RankStep,
-    kernel_of,
-    kernel_payloads,
-    match_ends,
-    shifted_message,
-)
+from pptrace_profilers.assembly.messages import kernel_of, kernel_payloads, match_ends, shifted_message
 from pptrace_profilers.assembly.microbatches import name_messages
 from pptrace_profilers.assembly.slices import timeline_of
 from pptrace_profilers.assembly.steps import split_steps
 from pptrace_profilers.recording.kinds import PASSES
-from pptrace_profilers.recording.recording import NO_STAGE
+from pptrace_profilers.recording.recording import NO_STAGE, shifted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["assemble"]
 
 _EMPTY_SHARE = 0.1
+_SKIPPED = (
+    "stage 0: input gradients are empty, as PyTorch skips them; each is one backward with its weight gradient"
+)
 _ENDING_NS = 20_000
 """The most by which a kernel that sends ends later than its last byte is there."""
 _CONTRADICTED_NS = 50_000
@@ -58,12 +55,14 @@ def assemble(recordings: Sequence[Recording]) -> Measurement:
         if all(one.action.kind in COMMUNICATION for rank in ranks for one in rank.executions):
             notes.append(f"{label} holds no action: left out")
             continue
-        shifted = [_shifted(rank, clock) for rank, clock in zip(ranks, clocks, strict=True)]
-        _check_replicas(shifted, recordings)
-        on_one_clock = [shifted_message(message, clocks) for message in messages]
-        name_messages(shifted, on_one_clock, unattributed)
-        notes += _fold_first_stage(shifted)
-        timeline, gap, begins = timeline_of(shifted, on_one_clock)
+        parts = [_on_one_clock(rank, clock) for rank, clock in zip(ranks, clocks, strict=True)]
+        _check_replicas(parts)
+        moves = [shifted_message(message, clocks) for message in messages]
+        name_messages(parts, moves, unattributed)
+        if _skips_input_gradient(parts):
+            parts = [_with_whole_backward(part) for part in parts]
+            notes.append(_SKIPPED)
+        timeline, gap, begins = timeline_of(parts, moves)
         covered = _covered(recordings, label)
         steps.append(Step(label=label, timeline=timeline, gap_ns=gap, covered_ns=covered, begins_ns=begins))
     if not steps:
@@ -134,21 +133,17 @@ def _covered(recordings: Sequence[Recording], label: str) -> int:
     return max(ranges, default=0)
 
 
-def _shifted(rank: RankStep, clock: Clock) -> RankStep:
+def _on_one_clock(part: Recording, clock: Clock) -> Recording:
     """Return what a rank did, by rank 0's clock, with the rank's own stage where names did not say one."""
-    return RankStep(
-        executions=[_later(_staged(one, clock.rank), clock.offset_ns) for one in rank.executions],
-        sends=rank.sends, receives=rank.receives,
-    )  # fmt: skip
+    executions = (_later(_staged(execution, clock.rank), clock.offset_ns) for execution in part.executions)
+    return replace(part, executions=tuple(executions))
 
 
 def _later(execution: Execution, by_ns: int) -> Execution:
     gpu = execution.gpu
     if gpu is not None:
-        launch = gpu.launch_ns + by_ns if gpu.launch_ns >= 0 else -1
-        gpu = replace(gpu, start_ns=gpu.start_ns + by_ns, end_ns=gpu.end_ns + by_ns, launch_ns=launch)
-    start, end = execution.start_ns + by_ns, execution.end_ns + by_ns
-    return replace(execution, start_ns=start, end_ns=end, gpu=gpu)
+        gpu = replace(shifted(gpu, by_ns), launch_ns=gpu.launch_ns + by_ns if gpu.launch_ns >= 0 else -1)
+    return replace(shifted(execution, by_ns), gpu=gpu)
 
 
 def _staged(execution: Execution, rank: int) -> Execution:
@@ -158,7 +153,7 @@ def _staged(execution: Execution, rank: int) -> Execution:
     return replace(execution, action=replace(execution.action, stage=rank))
 
 
-def _check_replicas(ranks: Sequence[RankStep], recordings: Sequence[Recording]) -> None:
+def _check_replicas(ranks: Sequence[Recording]) -> None:
     """Refuse a stage that works on one microbatch on several ranks: those are of several pipelines."""
     holders: dict[str, int] = {}
     for number, rank in enumerate(ranks):
@@ -166,36 +161,33 @@ def _check_replicas(ranks: Sequence[RankStep], recordings: Sequence[Recording]) 
         for action in (str(member) for member in members if member.kind in PASSES):
             first = holders.setdefault(action, number)
             if first != number:
-                a, b = recordings[first].rank, recordings[number].rank
+                a, b = ranks[first].rank, rank.rank
                 message = (
                     f"{action} is of rank {a} and of rank {b}, so they are of two pipelines: "
                     "say how the job is laid out, as --layout pp=2,dp=2"
                 )
-                raise TraceError(message, file=recordings[number].path)
+                raise TraceError(message, file=rank.path)
 
 
-def _fold_first_stage(ranks: Sequence[RankStep]) -> list[str]:
-    """Make one backward of the first stage's empty input gradient and what follows it.
+def _skips_input_gradient(ranks: Sequence[Recording]) -> bool:
+    """Return whether the first stage's input gradients are empty, so that its ``0W`` is the whole backward."""
+    inputs = [execution for rank in ranks for execution in rank.executions if execution.action.kind is Kind.I]
+    on_gpu = any(execution.gpu is not None for execution in inputs)
+    first = [_length(execution, on_gpu=on_gpu) for execution in inputs if execution.action.stage == 0]
+    others = [_length(execution, on_gpu=on_gpu) for execution in inputs if execution.action.stage > 0]
+    return bool(first and others and np.median(first) <= _EMPTY_SHARE * np.median(others))
 
-    PyTorch skips the input gradient of the first stage, so that ``0I`` does nothing and ``0W`` the whole backward.
-    """
-    inputs = [one for rank in ranks for one in rank.executions if one.action.kind is Kind.I]
-    on_gpu = any(one.gpu is not None for one in inputs)
-    first = [_length(one, on_gpu=on_gpu) for one in inputs if one.action.stage == 0]
-    others = [_length(one, on_gpu=on_gpu) for one in inputs if one.action.stage > 0]
-    if not first or not others or np.median(first) > _EMPTY_SHARE * np.median(others):
-        return []
-    for rank in ranks:
-        rank.executions = [
-            replace(one, action=replace(one.action, kind=Kind.B))
-            if one.action.stage == 0 and one.action.kind is Kind.W
-            else one
-            for one in rank.executions
-            if one.action.stage != 0 or one.action.kind is not Kind.I
-        ]
-    return [
-        "stage 0: input gradients are empty, as PyTorch skips them; each is one backward with its weight gradient"
-    ]
+
+def _with_whole_backward(rank: Recording) -> Recording:
+    """Make one backward of the first stage's input gradient and what follows it."""
+    kinds = {Kind.I: None, Kind.W: Kind.B}
+    executions = []
+    for execution in rank.executions:
+        action = execution.action
+        kind = kinds.get(action.kind, action.kind) if action.stage == 0 else action.kind
+        if kind is not None:
+            executions.append(replace(execution, action=replace(action, kind=kind)))
+    return replace(rank, executions=tuple(executions))
 
 
 def _length(execution: Execution, *, on_gpu: bool) -> int:

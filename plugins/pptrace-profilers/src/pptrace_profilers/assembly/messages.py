@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pptrace.timeline.measurement import Unattributed
 from pptrace_profilers.recording.kinds import FORWARD_MESSAGES, SENDS
+from pptrace_profilers.recording.recording import shifted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pptrace.model.action import Action
     from pptrace.timeline.measurement import Clock
-    from pptrace_profilers.recording.recording import Execution, MessageEnd
+    from pptrace_profilers.recording.recording import MessageEnd, Recording
 
-__all__ = [
-    "Kernel",
-    "Message",
-    "RankStep",
-    "kernel_of",
-    "kernel_payloads",
-    "match_ends",
-    "shifted_message",
-]
+__all__ = ["Kernel", "Message", "kernel_of", "kernel_payloads", "match_ends", "shifted_message"]
 
 Kernel = tuple[int, int, int, int]
 """A kernel that carries messages: its rank, launch, start and end."""
 _Key = tuple[bool, int, int]
 """Whether a message is an activation, the stage that sends it, and its first microbatch."""
-
-
-@dataclass(slots=True)
-class RankStep:
-    """What one rank did in one step."""
-
-    executions: list[Execution] = field(default_factory=list)
-    """Actions by time."""
-    sends: list[MessageEnd] = field(default_factory=list)
-    """What left."""
-    receives: list[MessageEnd] = field(default_factory=list)
-    """What arrived."""
 
 
 @dataclass(slots=True)
@@ -71,7 +52,7 @@ class Message:
         return self.stage + (1 if self.forward else -1)
 
 
-def match_ends(ranks: Sequence[RankStep], unattributed: list[Unattributed]) -> list[Message]:
+def match_ends(ranks: Sequence[Recording], unattributed: list[Unattributed]) -> list[Message]:
     """Return a step's messages.
 
     Ends that say the same action belong together, whatever their order. Of the others, those between two ranks
@@ -115,21 +96,20 @@ def _half(rank: int, end: MessageEnd) -> Message:
     ))  # fmt: skip
 
 
-def _by_action(ranks: Sequence[RankStep]) -> tuple[list[Message], list[list[MessageEnd]], list[list[MessageEnd]]]:
+def _by_action(ranks: Sequence[Recording]) -> tuple[list[Message], list[list[MessageEnd]], list[list[MessageEnd]]]:
     """Return messages of which both ends say the action, and all other ends by rank."""
     sent: dict[_Key, tuple[int, MessageEnd]] = {}
     received: dict[_Key, tuple[int, MessageEnd]] = {}
     lone: tuple[list[list[MessageEnd]], list[list[MessageEnd]]] = ([[] for _ in ranks], [[] for _ in ranks])
     for number, rank in enumerate(ranks):
-        for ends, named, unnamed in ((rank.sends, sent, lone[0]), (rank.receives, received, lone[1])):
-            for end in ends:
-                key = _key(end.action)
-                if key is None:
-                    unnamed[number].append(end)
-                elif key in named and named[key][0] == number:
-                    named[key] = (number, _joined(named[key][1], end))
-                else:
-                    named.setdefault(key, (number, end))
+        for end in rank.ends:
+            key, (named, unnamed) = _key(end.action), (sent, lone[0]) if end.sends else (received, lone[1])
+            if key is None:
+                unnamed[number].append(end)
+            elif key in named and named[key][0] == number:
+                named[key] = (number, _joined(named[key][1], end))
+            else:
+                named.setdefault(key, (number, end))
     messages = []
     for key in sent.keys() & received.keys():
         (source, send), (target, receive) = sent[key], received[key]
@@ -191,9 +171,7 @@ def kernel_payloads(messages: Iterable[Message]) -> Counter[Kernel | None]:
 def shifted_message(message: Message, clocks: Sequence[Clock]) -> Message:
     """Return a message with both ends' times by rank 0's clock."""
     sent, received = (
-        replace(end, start_ns=end.start_ns + clocks[rank].offset_ns, end_ns=end.end_ns + clocks[rank].offset_ns)
-        if end is not None and rank >= 0
-        else end
+        shifted(end, clocks[rank].offset_ns) if end is not None and rank >= 0 else end
         for rank, end in ((message.source, message.sent), (message.target, message.received))
     )
     return replace(message, sent=sent, received=received)

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pptrace.model.action import Action
-    from pptrace_profilers.assembly.messages import Message, RankStep
+    from pptrace_profilers.assembly.messages import Message
+    from pptrace_profilers.recording.recording import Recording
 
 __all__ = ["name_messages"]
 
 
 def name_messages(
-    ranks: Sequence[RankStep], messages: Sequence[Message], unattributed: list[Unattributed]
+    ranks: Sequence[Recording], messages: Sequence[Message], unattributed: list[Unattributed]
 ) -> None:
     """Find out what messages without annotations carry, from the order of actions, and who the ends are.
 
@@ -49,7 +50,7 @@ def name_messages(
             unattributed.append(_nameless(source, target, waiting[len(outputs) :]))
 
 
-def _holders(ranks: Sequence[RankStep]) -> dict[tuple[int, int], int]:
+def _holders(ranks: Sequence[Recording]) -> dict[tuple[int, int], int]:
     """Return which rank has a stage and microbatch."""
     holders: dict[tuple[int, int], int] = {}
     for number, rank in enumerate(ranks):
@@ -59,11 +60,11 @@ def _holders(ranks: Sequence[RankStep]) -> dict[tuple[int, int], int]:
     return holders
 
 
-def _passes(rank: RankStep) -> Iterator[Action]:
+def _passes(rank: Recording) -> Iterator[Action]:
     return (action for one in rank.executions for action in one.members if action.kind in PASSES)
 
 
-def _outputs(rank: RankStep, target: int, holders: Mapping[tuple[int, int], int]) -> list[Action]:
+def _outputs(rank: Recording, target: int, holders: Mapping[tuple[int, int], int]) -> list[Action]:
     """Return the actions of a rank whose activations or gradients another rank's stages take, in order."""
     return [
         action

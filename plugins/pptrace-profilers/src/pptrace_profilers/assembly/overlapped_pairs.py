@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pptrace.model.action import Action
-    from pptrace_profilers.assembly.messages import RankStep
-    from pptrace_profilers.recording.recording import Execution
+    from pptrace_profilers.recording.recording import Execution, Recording
 
     Arrivals = Mapping[tuple[bool, int, int], int]
 
@@ -24,7 +23,7 @@ __all__ = ["TimesAlone", "arrival"]
 class TimesAlone:
     """What actions take that run alone, by kind and stage."""
 
-    def __init__(self, ranks: Sequence[RankStep], arrivals: Arrivals) -> None:
+    def __init__(self, ranks: Sequence[Recording], arrivals: Arrivals) -> None:
         times: dict[tuple[Kind, int], list[int]] = defaultdict(list)
         for rank in ranks:
             for execution in rank.executions:

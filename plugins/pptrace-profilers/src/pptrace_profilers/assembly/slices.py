@@ -16,6 +16,7 @@ from pptrace_profilers.assembly.causes import with_causes
 from pptrace_profilers.assembly.messages import kernel_of, kernel_payloads
 from pptrace_profilers.assembly.overlapped_pairs import TimesAlone, arrival
 from pptrace_profilers.recording.kinds import MESSAGE_KINDS
+from pptrace_profilers.recording.recording import shifted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
     from pptrace.model.placement import Placement
     from pptrace.timeline.timeline import Timeline
-    from pptrace_profilers.assembly.messages import Message, RankStep
+    from pptrace_profilers.assembly.messages import Message
     from pptrace_profilers.assembly.overlapped_pairs import Arrivals
-    from pptrace_profilers.recording.recording import Execution, MessageEnd
+    from pptrace_profilers.recording.recording import Execution, MessageEnd, Recording
 
 __all__ = ["timeline_of"]
 
@@ -33,7 +34,7 @@ _COPIES = {Kind.OFFLOAD: Stream.COPY_OUT, Kind.RELOAD: Stream.COPY_IN}
 _Lane = tuple[int, Stream, int]
 
 
-def timeline_of(ranks: Sequence[RankStep], messages: Sequence[Message]) -> tuple[Timeline, Int64s, int]:
+def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tuple[Timeline, Int64s, int]:
     """Return a step's timeline, from its first action on, the gaps inside its slices, and when it begins.
 
     Raises:
@@ -68,7 +69,7 @@ def _place(row: Slice) -> tuple[int, int, int, int, int]:
     return row.rank, int(row.stream), row.peer, row.start_ns, row.end_ns
 
 
-def _actions(rank: int, step: RankStep, arrivals: Arrivals, times: TimesAlone) -> Iterator[tuple[Slice, int]]:
+def _actions(rank: int, step: Recording, arrivals: Arrivals, times: TimesAlone) -> Iterator[tuple[Slice, int]]:
     """Yield a rank's computations without the waits for their inputs, and its own collectives, with their gaps."""
     free: dict[Stream, int] = {}
     pairs = 0
@@ -148,10 +149,7 @@ def _moves(messages: Sequence[Message]) -> Iterator[tuple[Slice, int]]:
         sent, received = message.sent, message.received
         batched = received is not None and payloads[kernel_of(message.target, received)] > 1
         size = max(end.size_bytes for end in (sent, received) if end is not None)
-        for row, end in (
-            (_row(message, sends=True), sent),
-            (_row(message, sends=False), received),
-        ):
+        for row, end in ((_row(message, sends=True), sent), (_row(message, sends=False), received)):
             if end is None or row.rank < 0:
                 continue
             lane = (row.rank, row.stream, row.peer)
@@ -216,6 +214,4 @@ def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
 
 def _since(row: Slice, zero: int) -> Slice:
     """Return a slice by the time since the step's first action; what was launched before waits from then on."""
-    return replace(
-        row, start_ns=row.start_ns - zero, end_ns=row.end_ns - zero, enter_ns=max(row.enter_ns - zero, 0)
-    )
+    return replace(shifted(row, -zero), enter_ns=max(row.enter_ns - zero, 0))

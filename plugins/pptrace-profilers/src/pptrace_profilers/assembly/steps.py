@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace_profilers.assembly.messages import RankStep
 from pptrace_profilers.recording.intervals import window_around
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from pptrace_profilers.recording.recording import Recording
+    from pptrace_profilers.recording.recording import Execution, MessageEnd, Recording
+
+    Step = tuple[Recording, ...]
 
 __all__ = ["split_steps"]
 
@@ -22,8 +23,8 @@ _MOST_NAMED = 8
 """Steps that are named one by one."""
 
 
-def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[list[RankStep]], list[str]]:
-    """Return the steps' labels, per step what each rank did by when its host began it, and what was left out.
+def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[Step], list[str]]:
+    """Return the steps' labels, each step's part of every recording by when hosts began it, and what is left out.
 
     Steps are those that the profiler marked on every rank; else an action's k-th time belongs to the k-th step,
     and what has no microbatch to the step that runs at its time.
@@ -42,36 +43,37 @@ def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[list[R
         note = "no step is marked on every rank: an action's k-th time is taken for the k-th step's"
         return labels, steps, [note] if any(marked) else []
     left_out = list(_left_out(recordings, numbers, marked, labels))
-    return _each_once(recordings, labels, steps, left_out)
+    return _each_once(labels, steps, left_out)
 
 
-def _filled(recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], count: int) -> list[list[RankStep]]:
-    """Return per step what each rank did, from the step of each of its actions and messages."""
-    steps = [[RankStep() for _ in recordings] for _ in range(count)]
-    for rank, (recording, number) in enumerate(zip(recordings, numbers, strict=True)):
-        for execution, step in zip(recording.executions, number, strict=False):
-            if step >= 0:
-                steps[step][rank].executions.append(execution)
-        for end, step in zip(recording.ends, number[len(recording.executions) :], strict=True):
-            if step >= 0:
-                (steps[step][rank].sends if end.sends else steps[step][rank].receives).append(end)
-    return steps
+def _filled(recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], count: int) -> list[Step]:
+    """Return the steps of recordings, from the step of each of their actions and messages."""
+    return list(zip(*map(_parts, recordings, numbers, [count] * len(recordings)), strict=True))
+
+
+def _parts(recording: Recording, numbers: Sequence[int], count: int) -> list[Recording]:
+    """Return the part of a recording that belongs to each step."""
+    executions: list[list[Execution]] = [[] for _ in range(count)]
+    ends: list[list[MessageEnd]] = [[] for _ in range(count)]
+    for execution, step in zip(recording.executions, numbers, strict=False):
+        if step >= 0:
+            executions[step].append(execution)
+    for end, step in zip(recording.ends, numbers[len(recording.executions) :], strict=True):
+        if step >= 0:
+            ends[step].append(end)
+    return [
+        replace(recording, executions=tuple(executions[step]), ends=tuple(ends[step])) for step in range(count)
+    ]
 
 
 def _each_once(
-    recordings: Sequence[Recording], labels: Sequence[str], steps: Sequence[Sequence[RankStep]], notes: list[str]
-) -> tuple[list[str], list[list[RankStep]], list[str]]:
+    labels: Sequence[str], steps: Sequence[Step], notes: list[str]
+) -> tuple[list[str], list[Step], list[str]]:
     """Return steps in which no action comes twice: a mark may be around several runs of a schedule."""
     names: list[str] = []
-    once: list[list[RankStep]] = []
+    once: list[Step] = []
     for label, step in zip(labels, steps, strict=True):
-        parts = [
-            replace(
-                recording, executions=tuple(rank.executions),
-                ends=tuple(sorted([*rank.sends, *rank.receives], key=lambda end: end.host_ns)),
-            )
-            for recording, rank in zip(recordings, step, strict=True)
-        ]  # fmt: skip
+        parts = [replace(part, ends=tuple(sorted(part.ends, key=lambda end: end.host_ns))) for part in step]
         numbers = [_by_repetition(part) for part in parts]
         times = 1 + max(0, *(max(number, default=0) for number in numbers))
         once += _filled(parts, numbers, times)

@@ -125,35 +125,22 @@ def _recording(
 ) -> Recording:  # fmt: skip
     ends, collectives = [], []
     for operation in process.operations:
-        if operation.peer < 0:
-            collectives.append(operation)
-            continue
+        name, size = operation.name, operation.size_bytes
         start, end = operation.order()
+        if operation.peer < 0:
+            payload = Payload(operation=name, size_bytes=size, group=operation.communicator)
+            collectives.append((payload, start, end, operation.stream, operation.posted_ns))
+            continue
         other = members.get(operation.communicator, {}).get(operation.peer, -1)
         ends.append(MessageEnd(
-            sends=operation.name.lower().startswith("send"), peer=ranks[other] if other >= 0 else -1,
-            start_ns=start, end_ns=end, size_bytes=operation.size_bytes, posted_ns=operation.posted_ns,
+            sends=name.lower().startswith("send"), peer=ranks[other] if other >= 0 else -1,
+            start_ns=start, end_ns=end, size_bytes=size, posted_ns=operation.posted_ns,
         ))  # fmt: skip
     notes = [f"{file.path.name} ends in the middle of an event" for file in process.files if file.cut]
     untimed = sum(file.untimed for file in process.files)
     if untimed:
         notes.append(f"{process.files[0].path.name}: {untimed:,} operations have no time: left out")
     return Recording(
-        path=process.files[0].path,
-        rank=rank,
-        world=world,
-        groups=groups,
-        ends=tuple(ends),
-        operations=_operations(collectives),
-        notes=tuple(notes),
-    )
-
-
-def _operations(collectives: Sequence[NcclOperation]) -> Operations | None:
-    payloads = [
-        Payload(operation=one.name, size_bytes=one.size_bytes, group=one.communicator) for one in collectives
-    ]
-    starts, ends = zip(*(one.order() for one in collectives), strict=True) if collectives else ((), ())
-    return Operations.of_collectives(
-        payloads, starts, ends, [one.stream for one in collectives], [one.posted_ns for one in collectives]
-    )
+        path=process.files[0].path, rank=rank, world=world, groups=groups, ends=tuple(ends),
+        operations=Operations.of_collectives(collectives), notes=tuple(notes),
+    )  # fmt: skip

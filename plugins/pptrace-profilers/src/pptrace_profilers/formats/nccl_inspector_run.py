@@ -59,17 +59,20 @@ def _recording(
         for line in ordered
         if line.is_message
     )  # fmt: skip
-    collectives = [line for line in ordered if not line.is_message]
-    payloads = [
-        Payload(operation=line.what, size_bytes=line.size_bytes, group=line.communicator_name or line.communicator)
-        for line in collectives
+    collectives = [
+        (_payload(line), _start(line), _start(line) + line.exec_ns, -1, -1)
+        for line in ordered
+        if not line.is_message
     ]
-    starts = [_start(line) for line in collectives]
-    stops = [_start(line) + line.exec_ns for line in collectives]
     return Recording(
         path=path, rank=largest.rank, world=largest.ranks, ends=ends,
-        operations=Operations.of_collectives(payloads, starts, stops),
+        operations=Operations.of_collectives(collectives),
     )  # fmt: skip
+
+
+def _payload(line: Transfer) -> Payload:
+    group = line.communicator_name or line.communicator
+    return Payload(operation=line.what, size_bytes=line.size_bytes, group=group)
 
 
 def _start(line: Transfer) -> int:

@@ -19,13 +19,7 @@ from pptrace_profilers.pytorch.phases import phase_executions
 from pptrace_profilers.pytorch.posts import posted_ends
 from pptrace_profilers.recording.annotations import Annotations
 from pptrace_profilers.recording.gpu_spans import with_gpu_spans
-from pptrace_profilers.recording.recording import (
-    MOST_RANKS,
-    NO_STAGE,
-    Execution,
-    Recording,
-    pipeline_group,
-)
+from pptrace_profilers.recording.recording import MOST_RANKS, NO_STAGE, Execution, Recording, pipeline_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

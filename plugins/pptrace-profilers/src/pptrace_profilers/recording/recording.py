@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.timeline.measurement import Unattributed
 
+T = TypeVar("T", bound=Any)
+
 __all__ = [
     "MOST_RANKS",
     "NO_STAGE",
@@ -26,6 +28,7 @@ __all__ = [
     "Payload",
     "Recording",
     "pipeline_group",
+    "shifted",
 ]
 
 NO_STAGE = -1
@@ -146,21 +149,17 @@ class Operations:
     """By position, what a kernel that communicates carries, where the trace says so."""
 
     @classmethod
-    def of_collectives(
-        cls, payloads: Sequence[Payload], start_ns: Sequence[int], end_ns: Sequence[int],
-        stream: Sequence[int] | None = None, launch_ns: Sequence[int] | None = None,
-    ) -> Operations | None:  # fmt: skip
-        """Return collectives by time, of a recording without actions; None where there are none."""
-        if not payloads:
+    def of_collectives(cls, collectives: Sequence[tuple[Payload, int, int, int, int]]) -> Operations | None:
+        """Return collectives of a recording without actions: what each is, its start, end, stream and launch."""
+        if not collectives:
             return None
+        payloads = [payload for payload, *_ in collectives]
         names = tuple(dict.fromkeys(payload.operation for payload in payloads))
-        unknown = np.full(len(payloads), -1)
+        start, end, stream, launch = np.array([columns for _, *columns in collectives], dtype=np.int64).T
         return cls(
             name=np.array([names.index(payload.operation) for payload in payloads], dtype=np.int32), names=names,
-            stream=unknown if stream is None else np.array(stream, dtype=np.int64),
-            start_ns=np.array(start_ns, dtype=np.int64), end_ns=np.array(end_ns, dtype=np.int64),
-            launch_ns=unknown if launch_ns is None else np.array(launch_ns, dtype=np.int64),
-            communicates=np.ones(len(payloads), dtype=bool), action=unknown.astype(np.int32),
+            stream=stream, start_ns=start, end_ns=end, launch_ns=launch,
+            communicates=np.ones(len(payloads), dtype=bool), action=np.full(len(payloads), -1, dtype=np.int32),
             payloads={position: (payload,) for position, payload in enumerate(payloads)},
         )  # fmt: skip
 
@@ -200,3 +199,8 @@ class Recording:
 def pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int) -> tuple[int, ...]:
     """Return the global ranks of a rank's pipeline, where a group's description says so; else none."""
     return next((ranks for name, ranks in groups.items() if _PIPELINE.search(name) and rank in ranks), ())
+
+
+def shifted(span: T, by_ns: int) -> T:
+    """Return what has a start and an end, later by some time."""
+    return replace(span, start_ns=span.start_ns + by_ns, end_ns=span.end_ns + by_ns)
