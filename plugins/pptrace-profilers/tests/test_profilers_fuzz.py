@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Measure = Callable[[list[Path], ImportRequest], Measurement]
 
-SECONDS = float(os.environ.get("PPTRACE_FUZZ_SECONDS", "1"))
+SECONDS = float(os.environ.get("PPTRACE_FUZZ_SECONDS", "0.5"))
 _ROUND = 40
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
 _TOKENS = (

@@ -113,7 +113,7 @@ def test_a_table_with_split_backwards_reads_back(table: str) -> None:
 
 
 @given(drawn=simulated_steps())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_step_reads_back(drawn: SimulatedStep) -> None:
     measured = read_back(drawn.timeline)
 
