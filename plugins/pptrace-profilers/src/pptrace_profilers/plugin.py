@@ -1,14 +1,16 @@
-"""What this distribution offers: importers of measured traces; light to import."""
+"""What this distribution offers: importers of measured traces, and a command; light to import."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from pptrace.hooks import ImporterOffer, hookimpl
+from pptrace.plugin import CommandOffer, ImporterOffer, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    from click import Command
 
     from pptrace.timeline.measurement import ImportRequest, Measurement
     from pptrace.timeline.timeline import Timeline
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     Measure: TypeAlias = Callable[[Sequence[Path], ImportRequest], Measurement]
     Recognise: TypeAlias = Callable[[bytes], bool]
 
-__all__ = ["pptrace_importers"]
+__all__ = ["pptrace_commands", "pptrace_importers"]
 
 
 @hookimpl
@@ -30,6 +32,22 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
         "pytorch-perfetto", "Perfetto traces of PyTorch's profiler.", "is_pftrace", _other("measure_pftrace")
     )
     yield _offer("chrome", "Any Chrome JSON, by --rules.", "is_chrome", _other("measure_chrome"))
+
+
+@hookimpl
+def pptrace_commands() -> Iterable[CommandOffer]:
+    """Yield the command that prints a module of annotations."""
+    yield CommandOffer(
+        name="annotate",
+        summary="Print a module that marks a pipeline's actions in PyTorch's profiler.",
+        load=_annotate,
+    )
+
+
+def _annotate() -> Command:
+    from pptrace_profilers.annotate.command import command
+
+    return command
 
 
 def _offer(name: str, summary: str, recognises: str, measure: Measure) -> ImporterOffer:
