@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 
@@ -50,7 +51,7 @@ def test_a_plugin_s_command_is_listed_without_being_loaded_and_runs_by_its_name(
     code, listed, _ = run("--help")
 
     assert code == 0
-    assert "  hello         Say hello.\n" in listed
+    assert re.search(r"^  hello +Say hello\.$", listed, re.MULTILINE)
     assert "loaded" not in listed
     assert run("hello") == (0, "loaded\nhello\n", "")
 
@@ -83,7 +84,7 @@ def test_a_command_that_two_plugins_bring_is_an_error_that_names_both(install: I
 
 def test_what_is_no_command_or_cannot_be_loaded_is_the_plugin_s_error(install: Install, run: Run) -> None:
     source = COMMAND.format(name="hello")
-    install("greeter", source.replace("return click.Command", "return str and"))
+    install("greeter", source.replace("return", "return str or"))
 
     code, _, said = run("hello")
 
@@ -114,4 +115,7 @@ def test_completion_lists_commands_and_keeps_quiet_about_broken_ones(
     monkeypatch.setenv("COMP_WORDS", "pptrace hel")
     monkeypatch.setenv("COMP_CWORD", "1")
 
-    assert run()[1:] == ("plain,hello\n", "")
+    _, listed, said = run()
+
+    assert listed.endswith("plain,hello\n")
+    assert said == ""

@@ -43,7 +43,7 @@ def test_the_options_of_the_page_s_file_are_given_as_the_page_says(
     set_ = pptrace.simulate(schedule="./waves.py:make", sets=["schedule.options.group=2"], **sizes)
     written = pptrace.simulate("step.yaml", **sizes)
 
-    assert [run.schedule.rows()[0] for run in (usual, set_, written)] == [
+    assert [run.prepared.schedule.rows()[0] for run in (usual, set_, written)] == [
         ["0F0", "0F1", "0F2", "0F3", "0B0", "0B1", "0B2", "0B3"],
         ["0F0", "0F1", "0B0", "0B1", "0F2", "0F3", "0B2", "0B3"],
         ["0F0", "0F1", "0B1", "0B0", "0F2", "0F3", "0B3", "0B2"],
