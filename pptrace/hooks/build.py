@@ -108,7 +108,7 @@ def checked_options(provided: Provided[Any], given: Mapping[str, Any], key: str)
 
     offer = provided.offer
     if offer.options is not None:
-        return dict(validate_options(offer.options(), given, key).model_dump())
+        return dict(validate_options(offer.options(), dict(given), key).model_dump())
     if given:
         raise ConfigError(f"{offer.name} takes no options: remove it", key=f"{key}.{next(iter(given))}")
     return {}
