@@ -11,8 +11,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
-from pptrace.errors import ConstraintError, PluginError
+from pptrace.errors import ConfigError, ConstraintError, PluginError
 from pptrace.hooks.provider import Provided, Provider
 from pptrace.plugin import ScheduleOffer
 from pptrace.schedule.table import Schedule
@@ -56,6 +57,33 @@ def offer(**changes: Any) -> ScheduleOffer:
 def test_a_sound_schedule_passes_the_whole_grid() -> None:
     assert_schedule_family(offer(check=even, constraints="units are even"))
     assert_schedule_family(Provided(offer=offer(), provider=Provider(name="mine")), sizes=SMALL)
+
+
+class Options(BaseModel):
+    """How many microbatches run at once."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    group: int = 1
+
+
+def test_options_that_a_size_leaves_out_have_their_defaults() -> None:
+    seen = set()
+
+    def grouped(request: ScheduleRequest) -> list[str]:
+        seen.add(request.options["group"])
+        return build(request)
+
+    optional = offer(build=grouped, options=lambda: Options)
+
+    assert_schedule_family(optional, sizes=SMALL, growth=False)
+    assert_schedule_family(optional, sizes=grid(ranks=(2,), microbatches=(2,), options={"group": 3}))
+
+    assert seen == {1, 3}
+    with pytest.raises(ConfigError, match=r"options\.grup: unknown key"):
+        assert_schedule_family(optional, sizes=grid(ranks=(2,), microbatches=(2,), options={"grup": 3}))
+    with pytest.raises(ConfigError, match=r"options\.group: mine takes no options"):
+        assert_schedule_family(offer(), sizes=grid(ranks=(2,), microbatches=(2,), options={"group": 3}))
 
 
 def test_the_count_of_a_table_is_what_one_counts_by_hand() -> None:
