@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.messages import messages
     from pptrace.timeline.order import compute_rows
     from pptrace.timeline.timeline import Slice, Stream, Timeline
+    from pptrace.viewer.varint import read_varint
 
 __all__ = [
     "API",
@@ -156,6 +157,7 @@ __all__ = [
     "messages",
     "nearest",
     "parse_action",
+    "read_varint",
     "read_yaml",
     "replace_file",
     "simulate",
@@ -195,6 +197,7 @@ _HOMES = {
     "timeline.messages": "messages",
     "timeline.order": "compute_rows",
     "timeline.timeline": "Slice Stream Timeline",
+    "viewer.varint": "read_varint",
 }
 """What each module gives."""
 

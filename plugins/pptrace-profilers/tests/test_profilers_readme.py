@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pptrace_profilers.rules_file import read_rules
+from pptrace_profilers.rules.file import read_rules
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -25,7 +25,8 @@ def test_the_readmes_rules_tell_what_it_says(tmp_path: Path) -> None:
         "5REDUCE_GRAD",
     ]
     args = {"op": "isend", "dst": 3, "mb": 1, "nbytes": 8, "dir": "F"}
-    message = next(said for rule in found.events if (said := rule.event("p2p", args)) is not None)
+    message = found.rules.meaning("p2p", args)
+    assert message is not None
     assert (str(message.action), message.peer, message.size_bytes) == ("2SEND_F1", 3, 8)
     assert found.rank is not None
     assert found.rank.read("worker 12") == 12
