@@ -124,7 +124,7 @@ def sweep(
     sets: Sequence[str] = (),
     outputs: Sequence[str | Path] = (),
     fresh: bool = False,
-    executor: str = "processes",
+    executor: str | Mapping[str, Any] = "processes",
     workers: int | None = None,
     registry: Registry | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -140,7 +140,8 @@ def sweep(
         outputs: tables and pictures to write; finished rows in the tables are taken over, and after an
             interruption the same call goes on.
         fresh: run every point anew, and replace what the outputs hold.
-        executor: what the points run on, ``processes`` or ``serial`` or a plugin's.
+        executor: what the points run on, ``processes`` or ``serial`` or a plugin's; with options as a mapping,
+            ``{"name": ..., ...}``.
         workers: points that run at once; one per core by default.
         registry: the plugins; all installed ones by default. One of your own needs an executor in this process.
         progress: told how many points are finished, and of how many.

@@ -89,7 +89,7 @@ def command(
     registry = Registry.load()
     name = str(schedule or named)
     if not name.lower().endswith((".csv", ".txt")):
-        registry.schedule(name)  # an unknown name comes before sizes that are missing
+        _ = registry.schedules[name]  # an unknown name comes before sizes that are missing
     prepared = prepare(load(None, [f"schedule.options.{option}" for option in options], flags), registry)
     split = max(backward // 2, 1)
     kinds = SlotsOfKind(

@@ -124,8 +124,8 @@ def _preset(
     with placed(resolved, "cluster"):
         times = _TIMES.fullmatch(section.preset)
         if section.preset in registry.clusters or times is None:
-            return registry.cluster(section.preset), None
-        return registry.cluster(times[1]), int(times[2])
+            return registry.clusters[section.preset], None
+        return registry.clusters[times[1]], int(times[2])
 
 
 def _check_whole(resolved: Resolved, values: Mapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ def _part(
     key, options = f"cluster.{part}", dict(values[part])
     name = options.pop("name")
     with placed(resolved, f"{key}.name"):
-        provided = registry.network(name)
+        provided = registry.networks[name]
     model = use(provided).options
     checked, plain = resolved.part(key, model() if model else None, options)
     values[part] = {"name": name, **plain}

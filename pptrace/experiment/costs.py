@@ -56,7 +56,7 @@ def cost_model(work: Assembly) -> Provided[CostModelOffer]:
         work.resolved = work.resolved.chosen("costs", readers[0], "the cost model that reads models")
     costs = work.experiment.costs
     with placed(work.resolved, "costs"):
-        provided = work.registry.cost_model(costs.name if costs else "unit")
+        provided = work.registry.cost_models[costs.name if costs else "unit"]
     work.uses(provided)
     return provided
 
@@ -94,9 +94,9 @@ def _described(work: Assembly, key: str, model: Any, costs: str) -> dict[str, An
         raise work.resolved.error(key, f"missing: costs {costs} depend on it, write {hint}")
     preset: Mapping[str, Any] = {}
     if section.preset:
-        find = work.registry.model if key == "model" else work.registry.device
+        presets = work.registry.models if key == "model" else work.registry.devices
         with placed(work.resolved, key):
-            preset = work.uses(find(section.preset)).values
+            preset = work.uses(presets[section.preset]).values
     return work.options(key, model, preset)
 
 

@@ -60,7 +60,7 @@ def located(error: ScheduleError, prepared: Prepared, registry: Registry) -> Ppt
         return prepared.table.locate(error)
     if error.rank >= 0:
         name = prepared.resolved.experiment.schedule.name
-        maker = registry.schedule(name).provider
+        maker = registry.schedules[name].provider
         of = f" of {maker}" if maker.distribution else ""
         error.args = (f"schedule {name}{of}: {error}",)
     return error

@@ -147,7 +147,7 @@ def _job(work: Assembly) -> OnCluster | None:
 
 def _network(work: Assembly) -> Network:
     with placed(work.resolved, "network"):
-        provided = work.registry.network(work.experiment.network.name)
+        provided = work.registry.networks[work.experiment.network.name]
     offer = work.uses(provided)
     options = work.options("network", offer.options)
     ranks = work.experiment.parallel.pp or 1
@@ -183,7 +183,7 @@ def _schedule_request(work: Assembly, workload: Workload, network: Network) -> S
 def _build_schedule(work: Assembly, request: ScheduleRequest) -> tuple[Schedule, ScheduleRequest]:
     """Return the table, and the request with the schedule's options."""
     with placed(work.resolved, "schedule"):
-        provided = work.registry.schedule(work.experiment.schedule.name)
+        provided = work.registry.schedules[work.experiment.schedule.name]
     offer = work.uses(provided)
     request = replace(request, options=work.options("schedule", offer.options))
     with placed(work.resolved, "schedule"):

@@ -116,7 +116,7 @@ def _closed_forms(run: Run) -> dict[str, Any] | None:
     choice = run.prepared.resolved.experiment.schedule
     if choice.kind == "table":
         return None
-    offer, request = run.registry.schedule(choice.name).offer, run.prepared.request
+    offer, request = run.registry.schedules[choice.name].offer, run.prepared.request
     bubble = offer.bubble(request) if offer.bubble else None
     peaks = offer.peak_activations(request) if offer.peak_activations else None
     if bubble is None and peaks is None:

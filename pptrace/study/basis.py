@@ -58,7 +58,7 @@ class Basis:
             load_table(Path(entry.name))
             return None
         try:
-            return self.registry.schedule(entry.name).offer
+            return self.registry.schedules[entry.name].offer
         except PluginError as error:
             if error.plugin and not is_file_reference(error.plugin):
                 raise

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from torch_stand_in import stand_in
 
 from pptrace.cli.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import SimpleNamespace
 
 
 @dataclass(frozen=True)
@@ -55,15 +53,3 @@ def pptrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return Answer(code if isinstance(code, int) else 0, printed.out, printed.err)
 
     return run
-
-
-@pytest.fixture
-def log() -> list[str]:
-    """Return what was marked and what was posted in it, in order."""
-    return []
-
-
-@pytest.fixture
-def torch(log: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return what stands in for torch."""
-    return stand_in(log, monkeypatch)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LAYERS = (
-    {"errors", "version"},
+    {"commands", "errors", "version"},
     {"kernel", "model", "config"},
     {"network", "schedule", "viewer"},
     {"timeline"},
@@ -23,7 +23,7 @@ LAYERS = (
     {"experiment"},
     {"study", "steps"},
     {"stepdiff", "calibration", "explanation"},
-    {"api", "testing"},
+    {"api", "plugin", "testing"},
     {"cli"},
 )
 """From the bottom; areas of one layer do not know each other. ``docs/architecture.md`` draws them."""

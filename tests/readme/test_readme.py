@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.cli.main import COMMANDS
+from pptrace.commands import COMMANDS
 from pptrace.sim.policy import PolicyName
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pptrace.errors import TraceError
+from pptrace.plugin import TraceError
 from pptrace_profilers.assembly.measurement import measure_recordings
 from pptrace_profilers.formats.run_files import read_files
 from pptrace_profilers.rules.file import read_rules
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from pptrace.timeline.measurement import ImportRequest, Measurement
+    from pptrace.plugin import ImportRequest, Measurement
     from pptrace_profilers.recording.recording import Recording
     from pptrace_profilers.rules.actions import Rules
 

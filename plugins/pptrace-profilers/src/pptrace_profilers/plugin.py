@@ -1,19 +1,20 @@
-"""What this distribution offers: importers of measured traces; light to import."""
+"""What this distribution offers: importers of measured traces, and a command; light to import."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.hooks import ImporterOffer, hookimpl
+from pptrace.plugin import CommandOffer, ImporterOffer, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from pptrace.timeline.measurement import ImportRequest, Measurement
-    from pptrace.timeline.timeline import Timeline
+    from click import Command
 
-__all__ = ["pptrace_importers"]
+    from pptrace.plugin import ImportRequest, Measurement, Timeline
+
+__all__ = ["pptrace_commands", "pptrace_importers"]
 
 
 @hookimpl
@@ -25,6 +26,22 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
     yield _offer("nsys", "SQLite exports of Nsight Systems.", "nsys")
     yield _offer("pytorch-perfetto", "Perfetto traces of PyTorch's profiler.", "pftrace")
     yield _offer("chrome", "Any Chrome JSON, by --rules.", "chrome")
+
+
+@hookimpl
+def pptrace_commands() -> Iterable[CommandOffer]:
+    """Yield the command that prints a module of annotations."""
+    yield CommandOffer(
+        name="annotate",
+        summary="Print a module that marks a pipeline's actions in PyTorch's profiler.",
+        load=_annotate,
+    )
+
+
+def _annotate() -> Command:
+    from pptrace_profilers.annotate.command import command
+
+    return command
 
 
 def _offer(name: str, summary: str, sort: str) -> ImporterOffer:
@@ -43,8 +60,7 @@ def _offer(name: str, summary: str, sort: str) -> ImporterOffer:
         return measurement
 
     def read(paths: Sequence[Path]) -> Timeline:
-        from pptrace.errors import TraceError
-        from pptrace.timeline.measurement import ImportRequest
+        from pptrace.plugin import ImportRequest, TraceError
 
         steps = measure(paths, ImportRequest()).steps
         if not steps:

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.errors import TraceError
-from pptrace.model.action import COMMUNICATION, Kind
-from pptrace.timeline.measurement import Measurement, Source, Step, Unattributed
+from pptrace.plugin import COMMUNICATION, Kind, Measurement, Source, Step, TraceError, Unattributed
 from pptrace_profilers.assembly.clocks import align
 from pptrace_profilers.assembly.messages import kernel_of, kernel_payloads, match_ends, shifted_message
 from pptrace_profilers.assembly.microbatches import name_messages
@@ -21,7 +19,7 @@ from pptrace_profilers.recording.recording import NO_STAGE, shifted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pptrace.timeline.measurement import Clock
+    from pptrace.plugin import Clock
     from pptrace_profilers.assembly.messages import Message
     from pptrace_profilers.recording.recording import Execution, Recording
 

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.timeline.messages import messages
-from pptrace.timeline.order import compute_rows
+from pptrace.plugin import compute_rows, messages
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int64s
-    from pptrace.timeline.timeline import Timeline
+    from pptrace.plugin import Int64s, Timeline
 
 __all__ = ["with_causes"]
 

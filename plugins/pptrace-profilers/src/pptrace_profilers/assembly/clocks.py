@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.timeline.measurement import Clock
+from pptrace.plugin import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.model.columns import Int64s
+    from pptrace.plugin import Int64s
 
 __all__ = ["align"]
 

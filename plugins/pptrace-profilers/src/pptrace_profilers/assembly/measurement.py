@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pptrace.errors import TraceError
-from pptrace.model.action import COMMUNICATION, COMPUTE
+from pptrace.plugin import COMMUNICATION, COMPUTE, TraceError
 from pptrace_profilers.assembly.assembly import assemble
 from pptrace_profilers.assembly.pipelines import numbers_of, one_pipeline
 from pptrace_profilers.assembly.summaries import without_actions
@@ -15,7 +14,7 @@ from pptrace_profilers.inference.actions import infer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pptrace.timeline.measurement import ImportRequest, Measurement
+    from pptrace.plugin import ImportRequest, Measurement
     from pptrace_profilers.recording.recording import Recording
 
 __all__ = ["measure_recordings"]

@@ -6,15 +6,14 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pptrace.timeline.measurement import Unattributed
+from pptrace.plugin import Unattributed
 from pptrace_profilers.recording.kinds import FORWARD_MESSAGES, SENDS
 from pptrace_profilers.recording.recording import shifted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pptrace.model.action import Action
-    from pptrace.timeline.measurement import Clock
+    from pptrace.plugin import Action, Clock
     from pptrace_profilers.recording.recording import MessageEnd, Recording
 
 __all__ = ["Kernel", "Message", "kernel_of", "kernel_payloads", "match_ends", "shifted_message"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from pptrace.model.action import Kind
-from pptrace.timeline.measurement import Unattributed
+from pptrace.plugin import Kind, Unattributed
 from pptrace_profilers.recording.kinds import PASSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pptrace.model.action import Action
+    from pptrace.plugin import Action
     from pptrace_profilers.assembly.messages import Message
     from pptrace_profilers.recording.recording import Recording
 

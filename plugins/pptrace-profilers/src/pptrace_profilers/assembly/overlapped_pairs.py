@@ -7,12 +7,12 @@ from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pptrace.model.action import Kind
+from pptrace.plugin import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pptrace.model.action import Action
+    from pptrace.plugin import Action
     from pptrace_profilers.recording.recording import Execution, Recording
 
     Arrivals = Mapping[tuple[bool, int, int], int]

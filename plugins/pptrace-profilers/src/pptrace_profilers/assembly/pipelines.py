@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pptrace.errors import ConfigError, TraceError
-from pptrace.model.layout import AXES, Layout
+from pptrace.plugin import AXES, ConfigError, Layout, TraceError
 from pptrace_profilers.recording.recording import MOST_RANKS, pipeline_group
 
 if TYPE_CHECKING:

@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.errors import ScheduleError, TraceError
-from pptrace.model.action import COMMUNICATION, COMPUTE, Action, Kind
-from pptrace.model.cells import CellColumns
-from pptrace.schedule.infer import infer_placement
-from pptrace.timeline.build import from_slices
-from pptrace.timeline.timeline import Slice, Stream
+from pptrace.plugin import (
+    COMMUNICATION,
+    COMPUTE,
+    Action,
+    CellColumns,
+    Kind,
+    ScheduleError,
+    Slice,
+    Stream,
+    TraceError,
+    from_slices,
+    infer_placement,
+)
 from pptrace_profilers.assembly.causes import with_causes
 from pptrace_profilers.assembly.messages import kernel_of, kernel_payloads
 from pptrace_profilers.assembly.overlapped_pairs import TimesAlone, arrival
@@ -21,9 +28,7 @@ from pptrace_profilers.recording.recording import shifted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pptrace.model.columns import Int64s
-    from pptrace.model.placement import Placement
-    from pptrace.timeline.timeline import Timeline
+    from pptrace.plugin import Int64s, Placement, Timeline
     from pptrace_profilers.assembly.messages import Message
     from pptrace_profilers.assembly.overlapped_pairs import Arrivals
     from pptrace_profilers.recording.recording import Execution, MessageEnd, Recording

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.errors import TraceError
-from pptrace.timeline.measurement import Measurement, Occupied, Summary
+from pptrace.plugin import Measurement, Occupied, Summary, TraceError
 from pptrace_profilers.assembly.clocks import align
 from pptrace_profilers.recording.intervals import covered_ns, totals
 

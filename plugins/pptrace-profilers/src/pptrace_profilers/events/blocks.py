@@ -12,7 +12,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pptrace.errors import TraceError
+from pptrace.plugin import TraceError
 from pptrace_profilers.events.unpacking import open_unpacked
 
 if TYPE_CHECKING:

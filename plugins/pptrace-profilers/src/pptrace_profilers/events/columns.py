@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.plugin import Int32s, Int64s
     from pptrace_profilers.events.records import Event, Marks, Number
 
 __all__ = ["Columns"]

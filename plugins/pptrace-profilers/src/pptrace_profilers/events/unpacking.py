@@ -7,7 +7,7 @@ import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pptrace.errors import TraceError
+from pptrace.plugin import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

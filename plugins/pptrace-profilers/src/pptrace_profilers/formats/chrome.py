@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.errors import TraceError
+from pptrace.plugin import TraceError
 from pptrace_profilers.events.numbers import microseconds
 from pptrace_profilers.events.plain import PlainEvents
 from pptrace_profilers.recording.recording import Execution, MessageEnd, Operations, Recording

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pptrace.errors import TraceError
+from pptrace.plugin import TraceError
 from pptrace_profilers.formats.nccl_profiler import NcclOperation, read_communicator
 from pptrace_profilers.formats.run_files import read_files
 from pptrace_profilers.recording.recording import MessageEnd, Operations, Payload, Recording

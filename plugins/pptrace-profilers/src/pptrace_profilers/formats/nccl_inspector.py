@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pptrace.errors import TraceError
+from pptrace.plugin import TraceError
 from pptrace_profilers.events.numbers import microseconds, whole
 from pptrace_profilers.events.unpacking import open_unpacked
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from pptrace.timeline.measurement import BySize
+    from pptrace.plugin import BySize
     from pptrace_profilers.formats.nccl_inspector import Transfer
 
 __all__ = ["read_inspector_run"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from pptrace.timeline.measurement import BySize
+from pptrace.plugin import BySize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pptrace.errors import TraceError
+from pptrace.plugin import TraceError
 from pptrace_profilers.events.numbers import microseconds, whole
 from pptrace_profilers.events.plain import PlainEvents
 

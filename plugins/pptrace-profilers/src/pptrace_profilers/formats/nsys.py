@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pptrace.errors import TraceError
+from pptrace.plugin import TraceError
 from pptrace_profilers.events.builder import EventBuilder
 from pptrace_profilers.events.numbers import whole
 from pptrace_profilers.formats.nsys_tables import Tables

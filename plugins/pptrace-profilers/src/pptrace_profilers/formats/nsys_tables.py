@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pptrace.errors import TraceError
+from pptrace.plugin import TraceError
 
 if TYPE_CHECKING:
     import sqlite3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pptrace.viewer.varint import read_varint
+from pptrace.plugin import read_varint
 
 __all__ = ["is_chrome", "is_inspector", "is_kineto", "is_nccl", "is_nsys", "is_pftrace"]
 

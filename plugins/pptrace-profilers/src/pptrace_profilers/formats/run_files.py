@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from pptrace.errors import TraceError
+from pptrace.plugin import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pptrace.errors import TraceError
-from pptrace.viewer.varint import read_varint
+from pptrace.plugin import TraceError, read_varint
 from pptrace_profilers.events.builder import EventBuilder
 from pptrace_profilers.events.numbers import whole
 from pptrace_profilers.events.table import Arguments

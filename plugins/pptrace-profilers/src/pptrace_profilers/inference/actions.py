@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.errors import TraceError
-from pptrace.model.action import Action, Kind
+from pptrace.plugin import Action, Kind, TraceError
 from pptrace_profilers.inference.autograd import autograd_runs
 from pptrace_profilers.inference.launches import launch_runs
 from pptrace_profilers.recording.annotations import Annotations

@@ -14,7 +14,7 @@ from pptrace_profilers.inference.autograd import Run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.model.columns import Int64s
+    from pptrace.plugin import Int64s
     from pptrace_profilers.recording.recording import Operations
 
 __all__ = ["launch_runs"]

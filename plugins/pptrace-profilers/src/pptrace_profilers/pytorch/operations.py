@@ -17,7 +17,7 @@ from pptrace_profilers.recording.recording import Operations
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.model.columns import Int64s
+    from pptrace.plugin import Int64s
     from pptrace_profilers.events.table import Events
     from pptrace_profilers.recording.annotations import Annotations
     from pptrace_profilers.recording.recording import Execution, MessageEnd, Payload

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import Action, Kind
+from pptrace.plugin import Action, Kind
 from pptrace_profilers.recording.recording import Execution
 
 if TYPE_CHECKING:

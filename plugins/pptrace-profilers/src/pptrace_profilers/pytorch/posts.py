@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import COMMUNICATION
+from pptrace.plugin import COMMUNICATION
 from pptrace_profilers.pytorch.operations import MIRRORS
 from pptrace_profilers.pytorch.payloads import global_rank, input_bytes
 from pptrace_profilers.recording.kinds import SENDS
@@ -17,7 +17,7 @@ from pptrace_profilers.recording.recording import MessageEnd
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.model.action import Action
+    from pptrace.plugin import Action
     from pptrace_profilers.events.table import Arguments, Events
     from pptrace_profilers.recording.recording import Execution
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.model.action import COMPUTE
+from pptrace.plugin import COMPUTE
 from pptrace_profilers.pytorch.metadata import groups_of, positive, rank_of
 from pptrace_profilers.pytorch.operations import gpu_operations
 from pptrace_profilers.pytorch.phases import phase_executions
@@ -24,7 +24,7 @@ from pptrace_profilers.recording.recording import MOST_RANKS, NO_STAGE, Executio
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pptrace.model.action import Action
+    from pptrace.plugin import Action
     from pptrace_profilers.events.table import Events
     from pptrace_profilers.rules.actions import Rules
 

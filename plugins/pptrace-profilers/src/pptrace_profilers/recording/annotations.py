@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.plugin import Int32s, Int64s
 
 __all__ = ["Annotations"]
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import COMMUNICATION, Action, Kind
-from pptrace.timeline.measurement import Unattributed
+from pptrace.plugin import COMMUNICATION, Action, Kind, Unattributed
 from pptrace_profilers.recording.intervals import covered_ns, totals
 from pptrace_profilers.recording.kinds import PASSES, SENDS
 from pptrace_profilers.recording.recording import Execution, GpuSpan, MessageEnd
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.model.columns import Int64s
+    from pptrace.plugin import Int64s
     from pptrace_profilers.recording.recording import Operations, Payload, Recording
 
 __all__ = ["with_gpu_spans"]

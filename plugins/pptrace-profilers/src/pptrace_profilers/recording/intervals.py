@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.model.columns import Int64s
+    from pptrace.plugin import Int64s
 
 __all__ = ["covered_ns", "totals", "window_around"]
 

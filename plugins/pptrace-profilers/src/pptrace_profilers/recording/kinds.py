@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pptrace.model.action import Kind
+from pptrace.plugin import Kind
 
 __all__ = ["FORWARD_MESSAGES", "MESSAGE_KINDS", "PASSES", "SENDS"]
 

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from pptrace.model.action import Action
-    from pptrace.model.columns import Int32s, Int64s
-    from pptrace.timeline.measurement import Unattributed
+    from pptrace.plugin import Action, Int32s, Int64s, Unattributed
 
 T = TypeVar("T", bound=Any)
 

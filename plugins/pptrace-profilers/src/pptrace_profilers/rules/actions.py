@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.errors import TableError
-from pptrace.model.action import COMMUNICATION, PER_STAGE, Action, Kind, parse_action
+from pptrace.plugin import COMMUNICATION, PER_STAGE, Action, Kind, TableError, parse_action
 from pptrace_profilers.recording.kinds import MESSAGE_KINDS, PASSES, SENDS
 from pptrace_profilers.recording.recording import NO_STAGE
 

@@ -10,8 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pptrace.errors import ConfigError
-from pptrace.model.action import Kind
+from pptrace.plugin import ConfigError, Kind
 from pptrace_profilers.rules.actions import BUILT_IN, Rule, Rules, Stream
 from pptrace_profilers.rules.ranks import RankRule
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from pptrace.config.places import Place, Places
+    from pptrace.plugin import Place, Places
     from pptrace_profilers.recording.recording import Recording
     from pptrace_profilers.rules.schema import ActionModel
 
@@ -78,8 +77,7 @@ def read_rules(path: Path | None) -> RulesFile:
     """
     if path is None:
         return NO_FILE
-    from pptrace.config.options import validate_options
-    from pptrace.config.yaml_file import read_yaml
+    from pptrace.plugin import read_yaml, validate_options
     from pptrace_profilers.rules.schema import RulesModel
 
     document = read_yaml(path, _EXAMPLE)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from pptrace.model.action import Kind
+from pptrace.plugin import Kind
 
 __all__ = ["ActionModel", "RankModel", "RulesModel"]
 

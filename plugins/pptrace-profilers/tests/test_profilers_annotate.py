@@ -1,6 +1,6 @@
 """The printed modules mark what a pipeline does, in a stand-in of PyTorch of the same names."""
 
-# ruff: noqa: ARG002, FBT001, FBT002 - stand-ins take what the real ones take
+# ruff: noqa: ARG002, FBT001, FBT002, SLF001 - stand-ins take what the real ones take, and tests look inside
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from click.testing import CliRunner
 from torch_stand_in import Tensor, loaded
 
-from pptrace.cli.annotate import command, module_for
-from pptrace.errors import OutputError
+from pptrace.cli.main import cli
+from pptrace.plugin import OutputError, Registry
+from pptrace_profilers.annotate.command import command, module_for
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytest_plugins = ["pptrace.testing.fixtures"]
 
 
 class Stage:
@@ -101,3 +104,10 @@ def test_a_framework_that_nobody_knows_is_refused() -> None:
 
     assert refused.exit_code == 2
     assert "'pytorch', 'megatron'" in refused.output
+
+
+def test_the_command_is_offered_and_found_by_its_name(registry: Registry) -> None:
+    found = CliRunner().invoke(cli, ["annotate"], obj=registry)
+
+    assert registry.commands["annotate"].distribution == "pptrace-profilers"
+    assert found.output == module_for("pytorch")

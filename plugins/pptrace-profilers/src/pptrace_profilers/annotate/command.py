@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pptrace.export.output import replace_file
+from pptrace.plugin import replace_file
 
 __all__ = ["command", "module_for"]
 
@@ -49,7 +49,7 @@ def command(framework: str, output: Path | None) -> None:
 
 def module_for(framework: str) -> str:
     """Return the module's text."""
-    folder = resources.files("pptrace.cli") / "annotations"
+    folder = resources.files("pptrace_profilers.annotate")
     about, messages, rest = ((folder / name).read_text(encoding="utf-8") for name in _PARTS[framework])
     imports = messages.replace("import functools\n", f"import functools\n{_IMPORTS[framework]}", 1)
     return about + imports + rest
