@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic.json_schema import models_json_schema
 
-from pptrace.config.experiment import HEADLINES, Experiment
+from pptrace.config.experiment import Experiment
+from pptrace.config.flags import HEADLINES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -17,10 +17,9 @@ from pptrace.experiment.stage_replicas import with_stage_replicas
 from pptrace.hooks.build import build_network, build_schedule
 from pptrace.model.request import NetworkRequest, ScheduleRequest
 from pptrace.network.contract import transfer_ns
-from pptrace.schedule.issue_order import Receive
-from pptrace.sim.contention import Contention, Sharing
+from pptrace.sim.contention import Contention
 from pptrace.sim.limits import MOST_RANKS
-from pptrace.sim.policy import Policy, PolicyName, StreamPer
+from pptrace.sim.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -207,18 +206,13 @@ def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:
 
 def _policy(experiment: Experiment) -> Policy:
     p2p = experiment.p2p
-    return Policy(
-        name=PolicyName(p2p.policy),
-        receive=Receive(p2p.receive),
-        stream=StreamPer(p2p.stream),
-        eager_bytes=p2p.eager,
-    )
+    return Policy(name=p2p.policy, receive=p2p.receive, stream=p2p.stream, eager_bytes=p2p.eager)
 
 
 def _contention(experiment: Experiment) -> Contention:
     met = experiment.contention
     return Contention(
-        links=Sharing(met.links),
+        links=met.links,
         compute_permille=round(met.compute * 1000),
         communication_permille=round(met.communication * 1000),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pptrace.config.choices import PolicyName, StreamPer
 from pptrace.config.quantity import format_duration, format_size
 from pptrace.experiment.lever import largest_lever
 from pptrace.timeline.link_use import busiest_links
@@ -75,9 +76,10 @@ def setting_text(run: Run, *, chunks: int = 1) -> str:
     sizes = [f"pp {run.prepared.schedule.ranks}"]
     sizes += [f"vp {chunks}"] if chunks > 1 else []
     sizes += [f"{k} {v}" for k in ("tp", "cp", "dp", "ep") if (v := getattr(experiment.parallel, k)) > 1]
-    policy: str = experiment.p2p.policy
-    if policy == "ordered" and experiment.p2p.stream != "rank":
-        policy += f" per {experiment.p2p.stream}"
+    p2p = experiment.p2p
+    policy = str(p2p.policy.value)
+    if p2p.policy is PolicyName.ORDERED and p2p.stream is not StreamPer.RANK:
+        policy += f" per {p2p.stream.value}"
     return f"{', '.join(sizes)}; {_network(run)}, p2p {policy}"
 
 
