@@ -35,7 +35,7 @@ class UnitOptions(BaseModel):
     input_gradient: _Units = Field(default=1, description="Units of a backward for the input gradient alone.")
     weight_gradient: _Units = Field(default=1, description="Units of a backward for the weight gradient alone.")
     unit: Annotated[Duration, Field(ge=1)] = Field(
-        default=1_000_000, description="How long a unit is in traces: 1 ms unless said otherwise."
+        default=1_000_000, description="How long a unit is in traces, and beside messages."
     )
     boundary: _Bytes = Field(default=0, description="Bytes of a message between stages.")
     activation: _Bytes = Field(default=0, description="Bytes that a forward leaves on its stage.")
@@ -49,12 +49,12 @@ class TableOptions(BaseModel):
     slices: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
         default=None,
         description="Equal slices of the model that the figures are for; one per stage unless given. With 8, "
-        "each of 32 stages takes a quarter of them. Messages stay whole.",
+        "each of 32 stages takes a quarter of them (times rounded down), each of 4 two. Messages stay whole.",
     )
     microbatches: Annotated[int, Field(ge=1, le=2**28)] | None = Field(
         default=None,
         description="Microbatches of the batch that the figures are for; this step's unless given. With 8, each "
-        "of 32 takes a quarter of the times, messages and activations.",
+        "of 32 takes a quarter of the times, messages and activations (rounded down).",
     )
     forward: _Time | list[_Time] = Field(description="Forward of one microbatch.")
     backward: _Time | list[_Time] | None = Field(
@@ -82,15 +82,15 @@ class TableOptions(BaseModel):
     reduction: _Time | list[_Time] = Field(default=0, description="Reduction of gradients over replicas.")
     update: _Time | list[_Time] = Field(default=0, description="Optimizer update.")
     sync: _Time = Field(
-        default=0, description="What all ranks do together when gradients are whole; counted as idle."
+        default=0, description="What all ranks do together when gradients are whole; idle, as a reduction."
     )
     offload: _Time | list[_Time] = Field(default=0, description="Copy of activations to host memory.")
     reload: _Time | list[_Time] = Field(default=0, description="Copy of activations back.")
     recompute: _Time | list[_Time] | None = Field(
-        default=None, description="Forward computed again by an action of its own; as the forward."
+        default=None, description="Forward computed again by an action of its own; as the forward unless given."
     )
     reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
-    capacity: _Bytes = Field(default=0, description="Memory of a rank's device; 0 where unknown.")
+    capacity: _Bytes = Field(default=0, description="Memory of a rank's device; 0 B where unknown.")
 
 
 def unit(request: CostRequest) -> Workload:

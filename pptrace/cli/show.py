@@ -54,7 +54,6 @@ _MOST_LINES = 120
 @click.option("--width", type=click.IntRange(_NARROWEST), help="Columns to use; the terminal's by default.")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-    shell_complete=complete.files("svg", "png"),
     help="Write a picture: .svg, or .png by matplotlib; may be repeated.",
 )  # fmt: skip
 def command(

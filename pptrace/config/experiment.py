@@ -53,7 +53,7 @@ class Preset(_OpenSection):
 class NamedChoice(_OpenSection):
     """A network or cost model by name, with its options beside the name."""
 
-    name: str = Field(description="One that a plugin offers; its options stand beside the name.")
+    name: str = Field(description="Name that a plugin offers; its options stand beside it.")
 
 
 class ScheduleChoice(_Section):
@@ -112,7 +112,7 @@ class NetworkPart(_OpenSection):
 
     name: str | None = Field(
         default=None,
-        description="A network that a plugin offers, its options beside the name; the preset's unless given.",
+        description="Network that a plugin offers, its options beside it; the preset's unless given.",
     )
 
 
