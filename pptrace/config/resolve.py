@@ -83,6 +83,14 @@ class Resolved:
         experiment = self.experiment.model_copy(update={key: NamedChoice(name=name)})
         return replace(self, experiment=experiment, origins={**self.origins, f"{key}.name": origin})
 
+    def without_chunks(self) -> Resolved:
+        """Return this as if nobody had written ``parallel.vp``."""
+        parallel = self.experiment.parallel.model_copy(update={"vp": 1})
+        positions = {key: place for key, place in self.positions.items() if key != "parallel.vp"}
+        return replace(
+            self, experiment=self.experiment.model_copy(update={"parallel": parallel}), positions=positions
+        )
+
     def explain(self) -> list[tuple[str, Any, str]]:
         """Return every key, its value and its origin, in the order of the experiment."""
         rows = [(key_text(path), value) for path, value in _leaves(self._dumped())]

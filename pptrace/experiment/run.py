@@ -122,13 +122,18 @@ class Run:
         return tuple(sorted(counters, key=lambda counter: counter.rank))
 
 
-def simulate(resolved: Resolved, registry: Registry) -> Run:
+def simulate(resolved: Resolved, registry: Registry, *, loose: bool | None = None) -> Run:
     """Prepare and simulate a resolved configuration.
+
+    Args:
+        resolved: the configuration.
+        registry: the plugins.
+        loose: whether chunks per rank that the schedule does not take are left out, as for ``prepare``.
 
     Raises:
         PptraceError: whatever :func:`~pptrace.experiment.prepare.prepare` and the simulation refuse.
     """
-    prepared = prepare(resolved, registry)
+    prepared = prepare(resolved, registry, loose=loose)
     overlap = resolved.experiment.data_parallel.overlap
     try:
         with placed(resolved, "network"):

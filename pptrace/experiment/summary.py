@@ -40,8 +40,8 @@ def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
     Where all would be too many lines, blank ones go first, then the data-parallel one, then those about links.
     """
     parts = [
-        [*_headline(run), _figures(run)], [""], _where_time_goes(run), _reduction(run), _busiest(run), [""],
-        _ranks(run), _warning(run), _last(run, written),
+        [*_headline(run), *_notes(run), _figures(run)], [""], _where_time_goes(run), _reduction(run), _busiest(run),
+        [""], _ranks(run), _warning(run), _last(run, written),
     ]  # fmt: skip
     for dropped in ([], [1, 5], [1, 3, 5], [1, 3, 4, 5]):
         lines = [line for index, part in enumerate(parts) if index not in dropped for line in part]
@@ -89,6 +89,10 @@ def _headline(run: Run) -> list[str]:
         f"{job_text(run)}: {name}, {schedule.units} microbatches",
         setting_text(run, chunks=schedule.stages // schedule.ranks),
     ]
+
+
+def _notes(run: Run) -> list[str]:
+    return [f"note: {note}" for note in run.prepared.notes]
 
 
 def _network(run: Run) -> str:
