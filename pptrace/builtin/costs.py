@@ -26,11 +26,11 @@ _Units = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 class UnitOptions(BaseModel):
-    """Costs in abstract units of time, alike on all stages."""
+    """Costs in abstract units of time, of a rank's part of the model; its chunks share them equally."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    forward: _Units = Field(default=1, description="Units of a forward.")
+    forward: _Units = Field(default=1, description="Units of a forward through a rank's part of the model.")
     backward: _Units = Field(default=2, description="Units of a full backward.")
     input_gradient: _Units = Field(default=1, description="Units of a backward for the input gradient alone.")
     weight_gradient: _Units = Field(default=1, description="Units of a backward for the weight gradient alone.")
@@ -38,7 +38,9 @@ class UnitOptions(BaseModel):
         default=1_000_000, description="How long a unit is in traces, and beside messages."
     )
     boundary: _Bytes = Field(default=0, description="Bytes of a message between stages.")
-    activation: _Bytes = Field(default=0, description="Bytes that a forward leaves on its stage.")
+    activation: _Bytes = Field(
+        default=0, description="Bytes that a forward leaves on its rank's part of the model."
+    )
 
 
 class TableOptions(BaseModel):
@@ -94,12 +96,16 @@ class TableOptions(BaseModel):
 
 
 def unit(request: CostRequest) -> Workload:
-    """Build costs in abstract units.
+    """Build costs in abstract units, divided by the chunks of a rank.
+
+    A unit that the chunks do not divide is lengthened, by less than a nanosecond for each of them.
 
     Raises:
         ConfigError: a unit is so long that a time in nanoseconds cannot be counted.
     """
-    options, length = request.options, int(request.options["unit"])
+    options = request.options
+    share = Fraction(request.ranks, max(request.stages, request.ranks))
+    length = -(-int(options["unit"]) // share.denominator) * share.denominator
     most = max(options[key] for key in ("forward", "backward", "input_gradient", "weight_gradient"))
     if length * most >= _LONGEST_NS:
         raise ConfigError(
@@ -108,12 +114,12 @@ def unit(request: CostRequest) -> Workload:
     return Workload.uniform(
         request.stages,
         edges=_edges(request),
-        f_ns=length * options["forward"],
-        b_ns=length * options["backward"],
-        i_ns=length * options["input_gradient"],
-        w_ns=length * options["weight_gradient"],
+        f_ns=int(length * options["forward"] * share),
+        b_ns=int(length * options["backward"] * share),
+        i_ns=int(length * options["input_gradient"] * share),
+        w_ns=int(length * options["weight_gradient"] * share),
         boundary_bytes=options["boundary"],
-        activation_bytes=options["activation"],
+        activation_bytes=int(options["activation"] * share),
         unit_time_ns=length,
         tokens=request.global_batch * request.sequence,
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.config.resolve import Resolved
+    from pptrace.experiment.lever import Lever
     from pptrace.hooks.registry import Registry
     from pptrace.timeline.timeline import Timeline
     from pptrace.timeline.traffic import Traffic
@@ -49,6 +50,13 @@ class Run:
             "plugins": dict(self.prepared.plugins),
             "configuration": self.prepared.resolved.to_dict(),
         }
+
+    @cached_property
+    def lever(self) -> Lever:
+        """The largest overhead and what to try; simulates the step again without one after the other."""
+        from pptrace.experiment.lever import largest_lever
+
+        return largest_lever(self)
 
     def save(self, *targets: str | Path, only: Sequence[str] = (), color: str = "kind") -> list[Path]:
         """Write the step as traces; the suffix says the format, ``{rank}`` one file per rank.

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from pptrace.config.choices import PolicyName, StreamPer
 from pptrace.config.quantity import format_duration, format_size
-from pptrace.experiment.lever import largest_lever
 from pptrace.timeline.link_use import busiest_links
 from pptrace.timeline.metrics import IdleCause
 
@@ -39,9 +38,10 @@ def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
 
     Where all would be too many lines, blank ones go first, then the data-parallel one, then those about links.
     """
+    head = [*_headline(run), *_notes(run), _figures(run)]
     parts = [
-        [*_headline(run), *_notes(run), _figures(run)], [""], _where_time_goes(run), _reduction(run), _busiest(run),
-        [""], _ranks(run), _warning(run), _last(run, written),
+        head, [""], _where_time_goes(run), _reduction(run), _busiest(run), [""], _ranks(run), _warning(run),
+        _last(run, written),
     ]  # fmt: skip
     for dropped in ([], [1, 5], [1, 3, 5], [1, 3, 4, 5]):
         lines = [line for index, part in enumerate(parts) if index not in dropped for line in part]
@@ -219,7 +219,7 @@ def _warning(run: Run) -> list[str]:
 
 def _last(run: Run, written: Sequence[Path]) -> list[str]:
     traces = [path for path in written if path.name.lower().endswith((".pftrace", ".json", ".gz"))]
-    lever = f"lever: {largest_lever(run)}"
+    lever = f"lever: {run.lever}"
     following = f"next: pptrace open {traces[0]}" if traces else "next: add -o step.pftrace"
     joined = f"{lever}; {following}"
     return [joined] if len(joined) <= WIDTH else [lever, following]
