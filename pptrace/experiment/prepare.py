@@ -22,13 +22,11 @@ from pptrace.sim.limits import MOST_RANKS
 from pptrace.sim.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pptrace.config.experiment import Experiment
     from pptrace.config.resolve import Resolved
     from pptrace.experiment.cluster import OnCluster
-    from pptrace.hooks.offers import ScheduleOffer
-    from pptrace.hooks.provider import Provided
     from pptrace.hooks.registry import Registry
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
@@ -112,16 +110,13 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     work, network, job = _network(work)
     work, costs = costs_of(work, job)
     workload_of = cache(costs.workload)
-    ranks, parallel = work.experiment.parallel.pp or 1, work.experiment.parallel
-    request = ScheduleRequest(ranks=ranks, units=work.experiment.batch.units, chunks=parallel.vp)
-    if file is not None:
-        table = file.schedule
+    parallel, batch = work.experiment.parallel, work.experiment.batch
+    request = ScheduleRequest(ranks=parallel.pp or 1, units=batch.units, chunks=parallel.vp)
+    if file is None:
+        start, stages = work, request.stages
+        work, table, request = _built(work, request, lambda: _times(start, workload_of(*_chain(stages)), network))
     else:
-        work, request, provided = _asked(work, request)
-        lazy = LazyRequest.of(request, lambda: _times(work, workload_of(*_chain(request.stages)), network))
-        with placed(work.resolved, "schedule"):
-            table = build_schedule(provided, lazy)
-        work = work.at(_with_chunks(work.resolved, table))
+        table = file.schedule
     placement = table.placement
     workload = workload_of(table.stages, tuple((int(low), int(high)) for low, high in placement.edges))
     request = replace(request, **_times(work, workload, network))
@@ -188,12 +183,17 @@ def _network(work: Assembly) -> tuple[Assembly, Network, OnCluster | None]:
     return work.at(with_reduction(work.resolved, network)), network, None
 
 
-def _asked(work: Assembly, request: ScheduleRequest) -> tuple[Assembly, ScheduleRequest, Provided[ScheduleOffer]]:
-    """Return the request with the schedule's options, and the schedule."""
+def _built(
+    work: Assembly, request: ScheduleRequest, ask: Callable[[], dict[str, Any]]
+) -> tuple[Assembly, Schedule, ScheduleRequest]:
+    """Return the table that a schedule makes, and the request with the schedule's options."""
     with placed(work.resolved, "schedule"):
         provided = work.registry.schedule(work.experiment.schedule.name)
     work, options = work.using(provided).options("schedule", provided.offer.options)
-    return work, replace(request, options=options), provided
+    request = replace(request, options=options)
+    with placed(work.resolved, "schedule"):
+        table = build_schedule(provided, LazyRequest.of(request, ask))
+    return work.at(_with_chunks(work.resolved, table)), table, request
 
 
 def _times(work: Assembly, workload: Workload, network: Network) -> dict[str, Any]:
