@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
-from pptrace.config.flags import FLAGS, SECTIONS
+from pptrace.config.flags import ARGUMENTS
 from pptrace.config.quantity import parse_share
 from pptrace.config.resolve import document_of, load
 from pptrace.errors import ConfigError, nearest
@@ -54,7 +54,7 @@ def simulate(
 
     >>> run = simulate(schedule="table.csv")  # doctest: +SKIP
     """
-    _check_arguments(values, [*FLAGS, *SECTIONS])
+    _check_arguments(values, ARGUMENTS)
     resolved = load(_document(config), sets, values)
     return simulate_resolved(resolved, registry or Registry.load())
 
@@ -164,7 +164,7 @@ def sweep(
     from pptrace.study.axes import axes_of, parse_axes
     from pptrace.study.grid import grid_of
 
-    _check_arguments(values, [*FLAGS, *SECTIONS])
+    _check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
     study.check_outputs(paths)
     axes = axes_of(over) if isinstance(over, Mapping) else parse_axes(over)
@@ -223,7 +223,7 @@ def _basis(
 ) -> Basis:
     from pptrace.study.basis import Basis
 
-    _check_arguments(values, [name for name in (*FLAGS, *SECTIONS) if name != "schedule"])
+    _check_arguments(values, [name for name in ARGUMENTS if name != "schedule"])
     return Basis(file=_document(config), sets=tuple(sets), flags=values, registry=registry or Registry.load())
 
 

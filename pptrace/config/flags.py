@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.choices import Choice
 
-__all__ = ["FLAGS", "HEADLINES", "SECTIONS", "Flag", "key_of"]
+__all__ = ["ARGUMENTS", "FLAGS", "HEADLINES", "SECTIONS", "Flag", "key_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,9 @@ HEADLINES: Mapping[str, str] = {name: flag.headline for name, flag in FLAGS.item
 
 SECTIONS = ("parallel", "batch", "data_parallel")
 """Sections without a flag, which callers from Python give whole."""
+
+ARGUMENTS = (*FLAGS, *SECTIONS)
+"""What callers from Python may give by name."""
 
 
 def key_of(name: str) -> str:

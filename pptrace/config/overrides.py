@@ -10,7 +10,7 @@ from typing import Any
 
 from pptrace.config.choices import Choice
 from pptrace.config.describe import shown
-from pptrace.config.flags import FLAGS, HEADLINES, SECTIONS, key_of
+from pptrace.config.flags import ARGUMENTS, HEADLINES, key_of
 from pptrace.config.places import KeyPath, Place, Places, key_text, record
 from pptrace.config.yaml_file import parse_value
 from pptrace.errors import ConfigError, nearest
@@ -111,8 +111,8 @@ def _path(key: str) -> KeyPath | None:
 
 
 def _flag(name: str, value: object) -> Assignment:
-    if name not in FLAGS and name not in SECTIONS:
-        raise ConfigError(f"unknown flag{nearest(name, [*FLAGS, *SECTIONS])}", file=f"--{name}")
+    if name not in ARGUMENTS:
+        raise ConfigError(f"unknown flag{nearest(name, ARGUMENTS)}", file=f"--{name}")
     source = f"--{name}"
     path = tuple(key_of(name).split("."))
     is_name = name in HEADLINES and not str(value).startswith("{")

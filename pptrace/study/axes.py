@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.experiment import Experiment
-from pptrace.config.flags import FLAGS, SECTIONS, key_of
+from pptrace.config.flags import ARGUMENTS, key_of
 from pptrace.config.overrides import Assignment, assignment
 from pptrace.config.places import key_text
 from pptrace.config.yaml_file import read_yaml
@@ -115,7 +115,7 @@ def _axis(key: str, words: Sequence[str]) -> Axis:
         return Axis(key=key, values=_overlays(files, words, source))
     section = re.split(r"[.\[]", key_of(key))[0]
     if section not in Experiment.model_fields:
-        raise ConfigError(f"no such key{nearest(key, [*FLAGS, *SECTIONS])}", file=source)
+        raise ConfigError(f"no such key{nearest(key, ARGUMENTS)}", file=source)
     if not words or not all(words):
         what = "an empty value between its commas" if any(words) else "no value"
         raise ConfigError(f"has {what}: write such as {key}=VALUE,VALUE", file=source)
