@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pptrace.config.experiment import HEADLINES
+from pptrace.config.flags import HEADLINES
 from pptrace.errors import ConfigError, ConstraintError, PluginError, PptraceError, ScheduleError
 from pptrace.hooks.from_file import is_file_reference
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pptrace.timeline.link_use import busiest_links, delays
@@ -44,6 +45,7 @@ def document(run: Run) -> dict[str, Any]:
         "links": _links(run),
         "contention": _contention(run),
         "formula": _closed_forms(run),
+        "lever": asdict(run.lever),
         "notes": list(metrics.notes),
         "provenance": run.provenance,
     }

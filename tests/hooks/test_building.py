@@ -58,7 +58,7 @@ def test_a_schedule_may_return_rows_in_any_form(built: object) -> None:
         ("0F0 0B0", "schedule 'odd' returned '0F0 0B0' (str), expected a Schedule"),
         ([1, 2], "returned 1 (int) as the row of rank 0, expected a list of actions"),
         ([["0F0", 0.5]], "returned 0.5 (float) as action 1 of rank 0, expected text such as 0F3"),
-        ([["0F0", "0X0"], ["1F0"]], "cannot be read: row 1, column 2, cell '0X0': not an action"),
+        ([["0F0", "0X0"], ["1F0"]], "cannot be read: rank 0, action 1, cell '0X0': not an action"),
         ([["0F0", "0B0"]], "has 1 ranks where 2 were asked for"),
         ([[], []], "has 0 microbatches where 1 were asked for"),
     ],
