@@ -43,7 +43,7 @@ RATE = 50_000_000
 
 
 def fat_tree(hosts: int, leaf: int, spines: int) -> Any:
-    provided = Registry.load().network("infiniband-fat-tree")
+    provided = Registry.load().networks["infiniband-fat-tree"]
     model: Any = provided.offer.options and provided.offer.options()
     options = model.model_validate_json(
         f'{{"generation": "ndr", "routing": "ecmp-message", "hosts_per_leaf": {leaf}, "spines": {spines}, '
@@ -97,7 +97,7 @@ def kernel(name: str) -> None:
 
 
 def pipeline() -> None:
-    schedule = Registry.load().schedule("1f1b").offer.build(ScheduleRequest(ranks=128, units=2048))
+    schedule = Registry.load().schedules["1f1b"].offer.build(ScheduleRequest(ranks=128, units=2048))
     workload = Workload.uniform(128, f_ns=1_000_000, b_ns=2_000_000, boundary_bytes=SIZE)
     network = fat_tree(128, 16, 4)
     times = []

@@ -59,7 +59,7 @@ def repeated(trace: bytes, size: int) -> Iterator[bytes]:
 def imported(path: Path) -> dict[str, float]:
     """Import a file here, on one core."""
     from pptrace.timeline.measurement import ImportRequest
-    from pptrace_profilers.measure import measure_kineto
+    from pptrace_profilers.importers import measure_kineto
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -38,7 +38,7 @@ def rss() -> int:
 
 
 def whole(name: str, ranks: int, units: int, chunks: int, policy: Policy) -> dict[str, Any]:
-    offer = Registry.load().schedule(name).offer
+    offer = Registry.load().schedules[name].offer
     request = ScheduleRequest(ranks=ranks, units=units, chunks=chunks)
     stages = ranks * chunks
     workload = Workload.uniform(

@@ -1,10 +1,10 @@
 """A schedule of one's own in one file: all forwards, then all backwards in reverse order."""
 
 
-def make(ranks: int, units: int) -> list[list[str]]:
+def make(ranks: int, microbatches: int) -> list[list[str]]:
     rows = []
     for rank in range(ranks):
-        forward = [f"{rank}F{unit}" for unit in range(units)]
-        backward = [f"{rank}B{unit}" for unit in reversed(range(units))]
+        forward = [f"{rank}F{each}" for each in range(microbatches)]
+        backward = [f"{rank}B{each}" for each in reversed(range(microbatches))]
         rows.append(forward + backward)
     return rows

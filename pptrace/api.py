@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
-from pptrace.config.overrides import FLAGS
-from pptrace.config.resolve import load
+from pptrace.config.flags import ARGUMENTS
+from pptrace.config.quantity import parse_share
+from pptrace.config.resolve import document_of, load
 from pptrace.errors import ConfigError, nearest
 from pptrace.experiment.run import Run
 from pptrace.experiment.run import simulate as simulate_resolved
@@ -16,6 +18,8 @@ from pptrace.hooks.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from pptrace.config.arguments import Settings, SettingsBesideSchedule
+    from pptrace.config.yaml_file import Document
     from pptrace.stepdiff.comparison import Diff
     from pptrace.study.basis import Basis
     from pptrace.study.compare import Comparison
@@ -25,18 +29,21 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "crossover", "diff", "simulate", "sweep"]
 
+Config: TypeAlias = str | Path | Mapping[str, Any]
+"""A YAML file, or the mapping that it would hold."""
+
 
 def simulate(
-    config: str | Path | None = None,
+    config: Config | None = None,
     *,
     sets: Sequence[str] = (),
     registry: Registry | None = None,
-    **values: Any,
+    **values: Unpack[Settings],
 ) -> Run:
     """Simulate one training step.
 
     Args:
-        config: a YAML file, or None for ``values`` alone.
+        config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
         sets: ``key.path=value`` texts, as for ``--set``.
         registry: the plugins; all installed ones by default.
         values: as the flags of ``pptrace simulate``: ``schedule="1f1b", pp=8, microbatches=32``; whole
@@ -47,23 +54,23 @@ def simulate(
 
     >>> run = simulate(schedule="table.csv")  # doctest: +SKIP
     """
-    _check_arguments(values, FLAGS)
-    resolved = load(Path(config) if config is not None else None, sets, values)
+    _check_arguments(values, ARGUMENTS)
+    resolved = load(_document(config), sets, values)
     return simulate_resolved(resolved, registry or Registry.load())
 
 
 def compare(
-    config: str | Path | None = None,
+    config: Config | None = None,
     *,
     schedules: str | Sequence[str],
     sets: Sequence[str] = (),
     registry: Registry | None = None,
-    **values: Any,
+    **values: Unpack[SettingsBesideSchedule],
 ) -> Comparison:
     """Run schedules side by side, and rank them as formulas, as tables and simulated.
 
     Args:
-        config: a YAML file, or None for ``values`` alone.
+        config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
         schedules: as for ``pptrace compare``: ``"gpipe,1f1b"`` or ``["1f1b", "interleaved-1f1b:vp=2"]``.
         sets: ``key.path=value`` texts, as for ``--set``.
         registry: the plugins; all installed ones by default.
@@ -82,24 +89,25 @@ def compare(
 
 
 def crossover(
-    config: str | Path | None = None,
+    config: Config | None = None,
     *,
     between: str | Sequence[str],
     over: str,
     points: int = 12,
-    tolerance: float = 0.01,
+    tolerance: float | str = 0.01,
     sets: Sequence[str] = (),
     registry: Registry | None = None,
-    **values: Any,
+    **values: Unpack[SettingsBesideSchedule],
 ) -> Crossover:
     """Find where another schedule of two becomes the faster one as a number of the configuration grows.
 
     Args:
-        config: a YAML file, or None for ``values`` alone.
+        config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
         between: the two schedules, as for :func:`compare`.
         over: a numeric key with or without a range: ``"microbatches=8..256"``, ``"bandwidth"``.
         points: values of the first scan, at least 2.
-        tolerance: how far apart the sides of a flip may be, in parts of its value; counts are found exactly.
+        tolerance: how far apart the sides of a flip may be, in parts of its value or as ``"1%"``; counts are found
+            exactly.
         sets: ``key.path=value`` texts, as for ``--set``.
         registry: the plugins; all installed ones by default.
         values: as for :func:`simulate`, but for ``schedule``.
@@ -114,33 +122,34 @@ def crossover(
 
     basis = _basis(config, sets, registry, values)
     pair = parse_entries(_listed(between), "between")
-    return cross(basis, pair, over, points=points, tolerance=tolerance)
+    return cross(basis, pair, over, points=points, tolerance=parse_share(tolerance, "tolerance"))
 
 
 def sweep(
-    config: str | Path | None = None,
+    config: Config | None = None,
     *,
     over: Mapping[str, Iterable[Any]] | Sequence[str],
     sets: Sequence[str] = (),
     outputs: Sequence[str | Path] = (),
     fresh: bool = False,
-    executor: str = "processes",
+    executor: str | Mapping[str, Any] = "processes",
     workers: int | None = None,
     registry: Registry | None = None,
     progress: Callable[[int, int], None] | None = None,
-    **values: Any,
+    **values: Unpack[Settings],
 ) -> Sweep:
     """Simulate every combination of some keys' values, several at once.
 
     Args:
-        config: a YAML file, or None for ``values`` alone.
+        config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
         over: values by key, ``{"microbatches": [8, 16], "schedule": ["gpipe", "hanayo:waves=2"]}``, or texts as
             for ``--over``.
         sets: ``key.path=value`` texts, as for ``--set``.
         outputs: tables and pictures to write; finished rows in the tables are taken over, and after an
             interruption the same call goes on.
         fresh: run every point anew, and replace what the outputs hold.
-        executor: what the points run on, ``processes`` or ``serial`` or a plugin's.
+        executor: what the points run on, ``processes`` or ``serial`` or a plugin's; with options as a mapping,
+            ``{"name": ..., ...}``.
         workers: points that run at once; one per core by default.
         registry: the plugins; all installed ones by default. One of your own needs an executor in this process.
         progress: told how many points are finished, and of how many.
@@ -156,11 +165,11 @@ def sweep(
     from pptrace.study.axes import axes_of, parse_axes
     from pptrace.study.grid import grid_of
 
-    _check_arguments(values, FLAGS)
+    _check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
     study.check_outputs(paths)
     axes = axes_of(over) if isinstance(over, Mapping) else parse_axes(over)
-    grid = grid_of(Path(config) if config is not None else None, sets, values, axes)
+    grid = grid_of(_document(config), sets, values, axes)
     swept = study.sweep(
         grid, registry or Registry.load(), executor=executor, workers=workers or 0, outputs=paths, fresh=fresh,
         shares_registry=registry is not None, progress=progress,
@@ -174,7 +183,7 @@ def diff(
     first: str | Path | Run | Measurement,
     second: str | Path | Run | Measurement,
     *,
-    tolerance: float = 0.02,
+    tolerance: float | str = 0.02,
     step: str | int = "median",
     layout: str = "",
     replica: str = "",
@@ -186,7 +195,7 @@ def diff(
     Args:
         first: a configuration, a table, a trace, a folder of traces, or what :func:`simulate` or an importer gave.
         second: what is compared with it.
-        tolerance: which share counts as equal.
+        tolerance: which share counts as equal, such as 0.02 or ``"2%"``.
         step: which recorded step: its number, ``"median"``, or ``"all"`` for the medians over all steps; ``"1,3"``
             for each side's own.
         layout: sizes of a measured job such as ``"pp=4,tp=2"``, where its traces do not say.
@@ -202,22 +211,29 @@ def diff(
     (False, 0.053)
     >>> found.save("report.html", "both.pftrace")  # doctest: +SKIP
     """
-    from pptrace.hooks.registry import Registry
     from pptrace.stepdiff.comparison import compare_steps
     from pptrace.timeline.measurement import ImportRequest
 
     request = ImportRequest(layout=layout, replica=replica, rules=Path(rules) if rules is not None else None)
-    return compare_steps(first, second, tolerance, str(step), request, registry or Registry.load())
+    share = parse_share(tolerance, "tolerance")
+    return compare_steps(first, second, share, str(step), request, registry or Registry.load())
 
 
 def _basis(
-    config: str | Path | None, sets: Sequence[str], registry: Registry | None, values: Mapping[str, Any]
+    config: Config | None, sets: Sequence[str], registry: Registry | None, values: Mapping[str, Any]
 ) -> Basis:
     from pptrace.study.basis import Basis
 
-    _check_arguments(values, [flag for flag in FLAGS if flag != "schedule"])
-    file = Path(config) if config is not None else None
-    return Basis(file=file, sets=tuple(sets), flags=values, registry=registry or Registry.load())
+    _check_arguments(values, [name for name in ARGUMENTS if name != "schedule"])
+    return Basis(file=_document(config), sets=tuple(sets), flags=values, registry=registry or Registry.load())
+
+
+def _document(config: Config | None) -> Document:
+    if config is None or isinstance(config, Mapping):
+        return document_of(config)
+    if not isinstance(config, str | PathLike):
+        raise ConfigError(f"must be a file's name or a mapping, not {config!r:.60}", key="config")
+    return document_of(Path(config))
 
 
 def _check_arguments(values: Mapping[str, Any], known: Collection[str]) -> None:

@@ -4,7 +4,7 @@
 
     PptraceError
     ├── ConfigError        a configuration key or value (file, line, column, key)
-    ├── TableError         a cell of a schedule table (file, row, column, cell)
+    ├── TableError         a cell of a schedule table (file, row, column, or rank, position; cell)
     ├── ScheduleError      a schedule that cannot be used (rank, action)
     │   ├── ConstraintError    sizes that a schedule cannot take (key, nearest sizes that work)
     │   └── DeadlockError      actions that wait for each other (the cycle)
@@ -64,10 +64,14 @@ class ConfigError(PptraceError):
 
 
 class TableError(PptraceError):
-    """A cell of a schedule table that cannot be read.
+    """A cell of a schedule table that cannot be read: row and column of a file, or rank and position of rows.
+
+    Rows and columns of files count from 1, ranks and the positions of their actions from 0.
 
     >>> print(TableError("no such action kind", file="t.csv", row=2, column=5, cell="1X0"))
     t.csv: row 2, column 5, cell '1X0': no such action kind
+    >>> print(TableError("no such action kind", rank=1, position=4, cell="1X0"))
+    rank 1, action 4, cell '1X0': no such action kind
     """
 
     def __init__(
@@ -77,11 +81,15 @@ class TableError(PptraceError):
         file: str | Path = "",
         row: int = 0,
         column: int = 0,
+        rank: int = -1,
+        position: int = -1,
         cell: str = "",
     ) -> None:
         self.message, self.file = message, str(file)
         self.row, self.column, self.cell = row, column, cell
-        place = [f"row {row}"] if row else []
+        self.rank, self.position = rank, position
+        place = [f"rank {rank}, action {position}"] if rank >= 0 else []
+        place += [f"row {row}"] if row else []
         place += [f"column {column}"] if column else []
         place += [f"cell {cell!r}"] if cell else []
         super().__init__(": ".join(part for part in (self.file, ", ".join(place), message) if part))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.hooks import NetworkOffer
 from pptrace.network.contract import Links, Paths
+from pptrace.plugin import NetworkOffer
 
 if TYPE_CHECKING:
     from pptrace.model.request import NetworkRequest

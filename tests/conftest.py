@@ -20,6 +20,8 @@ settings.load_profile("pptrace")
 ROOT = Path(__file__).parents[1]
 IN_HOUSE = {"models", "networks", "profilers", "schedules"}
 """Entry points of the plugins that live in this repository."""
+SHARED = {"perfetto_ui", "environment"}
+"""Fixtures so dear, a browser and a virtual environment, that one process runs all tests that use them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = IN_HOUSE - {entry.name for entry in entry_points(group="pptrace")}
     for item in items:
+        for fixture in SHARED.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(fixture))
         if missing and item.get_closest_marker("needs_plugins"):
             item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(sorted(missing))}"))
 

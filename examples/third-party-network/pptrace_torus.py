@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING
 
-from pptrace.hooks import NetworkOffer, hookimpl
+from pptrace.plugin import NetworkOffer, hookimpl
 
 if TYPE_CHECKING:
     import numpy as np
     from pydantic import BaseModel
 
-    from pptrace.model.request import NetworkRequest
-    from pptrace.network.contract import Links, Paths
+    from pptrace.plugin import Links, NetworkRequest, Paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class Torus:
         """Walk all pairs at once, one link at a time."""
         import numpy as np
 
-        from pptrace.network.contract import Paths
+        from pptrace.plugin import Paths
 
         at, to = [src % self.width, src // self.width], [dst % self.width, dst // self.width]
         pairs, used = [np.arange(0)], [np.arange(0)]
@@ -54,7 +53,7 @@ def build(request: "NetworkRequest") -> Torus:
     """Return the torus nearest to a square."""
     import numpy as np
 
-    from pptrace.network.contract import Links
+    from pptrace.plugin import Links
 
     count = request.endpoints
     width = next(width for width in range(isqrt(count), 0, -1) if count % width == 0)
@@ -72,7 +71,7 @@ def options() -> "type[BaseModel]":
     """Return the model of ``network.bandwidth`` and ``network.latency``."""
     from pydantic import BaseModel, ConfigDict, Field
 
-    from pptrace.config.quantity import Duration, Rate
+    from pptrace.plugin import Duration, Rate
 
     class TorusOptions(BaseModel):
         model_config = ConfigDict(frozen=True, extra="forbid")

@@ -2,8 +2,7 @@
 
 from pptrace_torus import OFFER, build
 
-from pptrace.hooks.registry import Registry
-from pptrace.model.request import NetworkRequest
+from pptrace.plugin import NetworkRequest, Registry
 from pptrace.testing import assert_valid_network
 
 pytest_plugins = ["pptrace.testing.fixtures"]
@@ -24,4 +23,4 @@ def test_it_keeps_its_promises_for_square_and_oblong_sizes() -> None:
 
 
 def test_pptrace_finds_it(registry: Registry) -> None:
-    assert registry.network("torus").distribution == "pptrace-torus"  # noqa: S101 - a test asserts
+    assert registry.networks["torus"].distribution == "pptrace-torus"  # noqa: S101 - a test asserts

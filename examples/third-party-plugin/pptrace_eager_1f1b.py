@@ -8,13 +8,12 @@ Bubble: (p - 1) / (m + p - 1), as 1F1B. Peak activations of rank r: w.
 from collections.abc import Iterable
 from fractions import Fraction
 
-from pptrace.hooks import ScheduleOffer, hookimpl
-from pptrace.model.request import ScheduleRequest
+from pptrace.plugin import ScheduleOffer, ScheduleRequest, hookimpl
 
 
 def warm_up(request: ScheduleRequest, rank: int) -> int:
     """Return how many forwards a rank runs before its first backward."""
-    return min(request.units, 2 * (request.ranks - rank) - 1)
+    return min(request.microbatches, 2 * (request.ranks - rank) - 1)
 
 
 def build(request: ScheduleRequest) -> list[list[str]]:
@@ -22,18 +21,18 @@ def build(request: ScheduleRequest) -> list[list[str]]:
     rows = []
     for rank in range(request.ranks):
         ahead = warm_up(request, rank)
-        row = [f"{rank}F{unit}" for unit in range(ahead)]
-        for unit in range(request.units):
-            row.append(f"{rank}B{unit}")
-            if unit + ahead < request.units:
-                row.append(f"{rank}F{unit + ahead}")
+        row = [f"{rank}F{each}" for each in range(ahead)]
+        for each in range(request.microbatches):
+            row.append(f"{rank}B{each}")
+            if each + ahead < request.microbatches:
+                row.append(f"{rank}F{each + ahead}")
         rows.append(row)
     return rows
 
 
 def bubble(request: ScheduleRequest) -> Fraction:
     """Return idle time over all time, where a backward takes two forwards."""
-    return Fraction(request.ranks - 1, request.units + request.ranks - 1)
+    return Fraction(request.ranks - 1, request.microbatches + request.ranks - 1)
 
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:

@@ -2,7 +2,7 @@
 
 from pptrace_eager_1f1b import OFFER
 
-from pptrace.hooks.registry import Registry
+from pptrace.plugin import Registry
 from pptrace.testing import assert_schedule_family
 
 pytest_plugins = ["pptrace.testing.fixtures"]
@@ -13,4 +13,4 @@ def test_it_keeps_its_promises_for_many_sizes() -> None:
 
 
 def test_pptrace_finds_it(registry: Registry) -> None:
-    assert registry.schedule("eager-1f1b").distribution == "pptrace-eager-1f1b"  # noqa: S101 - a test asserts
+    assert registry.schedules["eager-1f1b"].distribution == "pptrace-eager-1f1b"  # noqa: S101 - a test asserts

@@ -26,19 +26,21 @@ _Units = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 class UnitOptions(BaseModel):
-    """Costs in abstract units of time, alike on all stages."""
+    """Costs in abstract units of time, of a rank's part of the model; its chunks share them equally."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    forward: _Units = Field(default=1, description="Units of a forward.")
+    forward: _Units = Field(default=1, description="Units of a forward through a rank's part of the model.")
     backward: _Units = Field(default=2, description="Units of a full backward.")
     input_gradient: _Units = Field(default=1, description="Units of a backward for the input gradient alone.")
     weight_gradient: _Units = Field(default=1, description="Units of a backward for the weight gradient alone.")
     unit: Annotated[Duration, Field(ge=1)] = Field(
-        default=1_000_000, description="How long a unit is in traces: 1 ms unless said otherwise."
+        default=1_000_000, description="How long a unit is in traces, and beside messages."
     )
     boundary: _Bytes = Field(default=0, description="Bytes of a message between stages.")
-    activation: _Bytes = Field(default=0, description="Bytes that a forward leaves on its stage.")
+    activation: _Bytes = Field(
+        default=0, description="Bytes that a forward leaves on its rank's part of the model."
+    )
 
 
 class TableOptions(BaseModel):
@@ -49,12 +51,12 @@ class TableOptions(BaseModel):
     slices: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
         default=None,
         description="Equal slices of the model that the figures are for; one per stage unless given. With 8, "
-        "each of 32 stages takes a quarter of them. Messages stay whole.",
+        "each of 32 stages takes a quarter of them (times rounded down), each of 4 two. Messages stay whole.",
     )
     microbatches: Annotated[int, Field(ge=1, le=2**28)] | None = Field(
         default=None,
         description="Microbatches of the batch that the figures are for; this step's unless given. With 8, each "
-        "of 32 takes a quarter of the times, messages and activations.",
+        "of 32 takes a quarter of the times, messages and activations (rounded down).",
     )
     forward: _Time | list[_Time] = Field(description="Forward of one microbatch.")
     backward: _Time | list[_Time] | None = Field(
@@ -82,24 +84,28 @@ class TableOptions(BaseModel):
     reduction: _Time | list[_Time] = Field(default=0, description="Reduction of gradients over replicas.")
     update: _Time | list[_Time] = Field(default=0, description="Optimizer update.")
     sync: _Time = Field(
-        default=0, description="What all ranks do together when gradients are whole; counted as idle."
+        default=0, description="What all ranks do together when gradients are whole; idle, as a reduction."
     )
     offload: _Time | list[_Time] = Field(default=0, description="Copy of activations to host memory.")
     reload: _Time | list[_Time] = Field(default=0, description="Copy of activations back.")
     recompute: _Time | list[_Time] | None = Field(
-        default=None, description="Forward computed again by an action of its own; as the forward."
+        default=None, description="Forward computed again by an action of its own; as the forward unless given."
     )
     reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
-    capacity: _Bytes = Field(default=0, description="Memory of a rank's device; 0 where unknown.")
+    capacity: _Bytes = Field(default=0, description="Memory of a rank's device; 0 B where unknown.")
 
 
 def unit(request: CostRequest) -> Workload:
-    """Build costs in abstract units.
+    """Build costs in abstract units, divided by the chunks of a rank.
+
+    A unit that the chunks do not divide is lengthened, by less than a nanosecond for each of them.
 
     Raises:
         ConfigError: a unit is so long that a time in nanoseconds cannot be counted.
     """
-    options, length = request.options, int(request.options["unit"])
+    options = request.options
+    share = Fraction(request.ranks, max(request.stages, request.ranks))
+    length = -(-int(options["unit"]) // share.denominator) * share.denominator
     most = max(options[key] for key in ("forward", "backward", "input_gradient", "weight_gradient"))
     if length * most >= _LONGEST_NS:
         raise ConfigError(
@@ -108,12 +114,12 @@ def unit(request: CostRequest) -> Workload:
     return Workload.uniform(
         request.stages,
         edges=_edges(request),
-        f_ns=length * options["forward"],
-        b_ns=length * options["backward"],
-        i_ns=length * options["input_gradient"],
-        w_ns=length * options["weight_gradient"],
+        f_ns=int(length * options["forward"] * share),
+        b_ns=int(length * options["backward"] * share),
+        i_ns=int(length * options["input_gradient"] * share),
+        w_ns=int(length * options["weight_gradient"] * share),
         boundary_bytes=options["boundary"],
-        activation_bytes=options["activation"],
+        activation_bytes=int(options["activation"] * share),
         unit_time_ns=length,
         tokens=request.global_batch * request.sequence,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli import complete
+from pptrace.cli.experiment_flags import one_output
 from pptrace.cli.measured_options import measured_options, read
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ pptrace simulate costs.yaml --schedule interleaved-1f1b --vp 2"""
 )
 @measured_options
 @click.option(
-    "-o", "--output", metavar="FILE", shell_complete=complete.files(), help="Write a configuration: .yaml."
-)
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=complete.files(),
+    help="Write a configuration: .yaml.",
+)  # fmt: skip
 @click.option(
     "--node-ranks", type=click.IntRange(min=2), default=None, metavar="N",
     help="Consecutive pipeline ranks that share a node: their messages are fitted apart.",

@@ -30,8 +30,8 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
 )  # fmt: skip
 @experiment_flags(without=["schedule"])
 @click.option(
-    "-o", "--output", metavar="FILE", shell_complete=complete.files("png", "svg", "pdf"),
-    help="Draw it: .png, .svg or .pdf.",
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files("png", "svg", "pdf"),
+    help="Draw it: .png, .svg or .pdf; may be repeated.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print a row per schedule as CSV.")
@@ -39,7 +39,7 @@ def command(
     config: tuple[str, ...],
     schedules: tuple[str, ...],
     sets: tuple[str, ...],
-    output: str | None,
+    outputs: tuple[str, ...],
     *,
     as_json: bool,
     as_csv: bool,
@@ -58,7 +58,7 @@ def command(
     from pptrace.study.entry import parse_entries
     from pptrace.study.picture import check_picture
 
-    if output is not None:
+    for output in outputs:
         check_picture(Path(output))
     entries = parse_entries(schedules, "--schedules")
     basis = Basis(file=file, sets=sets, flags=given_flags(flags), registry=Registry.load())
@@ -70,5 +70,5 @@ def command(
         click.echo(comparison.to_csv(), nl=False)
     else:
         click.echo(comparison.summary())
-    if output is not None:
+    for output in outputs:
         sys.stderr.write(f"wrote {comparison.save(output)}\n")

@@ -10,6 +10,7 @@ import click
 
 from pptrace.cli import complete
 from pptrace.cli.measured_options import measured_options, read
+from pptrace.config.choices import Receive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ Exporters: TypeAlias = "dict[str, ExporterOffer]"
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.argument("target", shell_complete=complete.files())
 @click.option(
-    "--messages", type=click.Choice(["asap", "deferred", "none"]),
+    "--messages", type=click.Choice([*Receive.words(), "none"]),
     help="Tables: put messages in place, receives as soon as sent or right before their use; or take them out.",
 )  # fmt: skip
 @measured_options
@@ -103,7 +104,6 @@ def _order(timeline: Timeline) -> Schedule:
 
 def _convert_table(schedule: Schedule, target: str, messages: str | None) -> Path:
     from pptrace.export.table_file import write_table
-    from pptrace.schedule.issue_order import Receive
     from pptrace.schedule.write import Dialect, in_dialect
 
     if messages is not None:

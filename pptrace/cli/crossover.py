@@ -10,6 +10,8 @@ import click
 from pptrace.cli import complete
 from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
 from pptrace.cli.status import status
+from pptrace.config.quantity import parse_share
+from pptrace.errors import ConfigError
 
 __all__ = ["command"]
 
@@ -25,11 +27,9 @@ class _Part(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
     name = "PERCENT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
         try:
-            part = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-        except ValueError:
+            part = parse_share(value, "tolerance")
+        except ConfigError:
             part = 0.0
         if not 0 < part < 1:
             self.fail(f"{value!r} is no tolerance: write one such as 1% or 0.01", param, ctx)

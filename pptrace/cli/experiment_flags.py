@@ -8,56 +8,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pptrace.cli import complete
+from pptrace.config.flags import FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["config_file", "experiment_flags", "given_flags"]
+__all__ = ["config_file", "experiment_flags", "flag_option", "given_flags", "one_output"]
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
-
-_HELP = {
-    "schedule": "A plugin's schedule, FILE.py:FUNCTION, or a table (.csv).",
-    "pp": "Pipeline ranks.",
-    "tp": "Tensor-parallel size.",
-    "dp": "Data-parallel replicas.",
-    "cp": "Context-parallel size.",
-    "ep": "Expert-parallel size.",
-    "vp": "Model chunks per rank.",
-    "global": "Sequences in a step, over all replicas.",
-    "microbatches": "Microbatches that one pipeline runs.",
-    "micro": "Sequences in a microbatch.",
-    "sequence": "Tokens in a sequence.",
-    "model": "A model preset.",
-    "device": "A device preset.",
-    "network": "A network model.",
-    "cluster": "A cluster preset, such as dgx-h100x32.",
-    "contention": "What messages that meet do: none, fifo or max-min.",
-    "p2p": "How messages are issued: async, sender-blocking, blocking, ordered or batched.",
-    "costs": "A cost model.",
-}
-
-_COMPLETED = {
-    "schedule": complete.offers("schedules", "py", "csv", "txt"),
-    "model": complete.offers("models"),
-    "device": complete.offers("devices"),
-    "network": complete.offers("networks"),
-    "cluster": complete.offers("clusters"),
-    "contention": complete.words("none", "fifo", "max-min"),
-    "p2p": complete.words("async", "sender-blocking", "blocking", "ordered", "batched"),
-    "costs": complete.offers("cost_models"),
-}
 
 _PREFIX = "flag_"
 """Keeps the parameters of flags apart from a command's own."""
 
 
-def experiment_flags(*, without: Sequence[str] = ()) -> Callable[[Function], Function]:
+def experiment_flags(*only: str, without: Sequence[str] = ()) -> Callable[[Function], Function]:
     """Return a decorator that gives a command the flags of a training step, and ``--set`` as ``sets``.
 
     The flags arrive as keyword arguments for :func:`given_flags`.
 
     Args:
+        only: the flags; all unless given.
         without: flags that the command has no use for, such as ``schedule``.
     """
 
@@ -66,19 +36,32 @@ def experiment_flags(*, without: Sequence[str] = ()) -> Callable[[Function], Fun
             "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated."
         )
         function = sets(function)
-        for name in reversed([name for name in _HELP if name not in without]):
-            function = click.option(
-                f"--{name}", f"{_PREFIX}{name}", metavar="VALUE", help=_HELP[name],
-                shell_complete=_COMPLETED.get(name),
-            )(function)  # fmt: skip
+        for name in reversed([name for name in only or FLAGS if name not in without]):
+            function = flag_option(name)(function)
         return function
 
     return decorate
 
 
+def flag_option(name: str, parameter: str = "") -> Callable[[Function], Function]:
+    """Return the option of one flag, as the settings describe it.
+
+    Args:
+        name: the flag.
+        parameter: the name under which it arrives; one for :func:`given_flags` unless given.
+    """
+    flag = FLAGS[name]
+    completed = complete.offers(flag.offers, *flag.suffixes) if flag.offers else None
+    if flag.choices is not None:
+        completed = complete.words(*flag.choices.words())
+    return click.option(
+        f"--{name}", parameter or f"{_PREFIX}{name}", metavar="VALUE", help=flag.help, shell_complete=completed
+    )
+
+
 def given_flags(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags by their names, as :func:`~pptrace.config.resolve.load` takes them."""
-    return {name: arguments[f"{_PREFIX}{name}"] for name in _HELP if f"{_PREFIX}{name}" in arguments}
+    return {name: arguments[f"{_PREFIX}{name}"] for name in FLAGS if f"{_PREFIX}{name}" in arguments}
 
 
 def config_file(words: Sequence[str]) -> Path | None:
@@ -98,3 +81,15 @@ def config_file(words: Sequence[str]) -> Path | None:
     if not file.exists() and file.suffix.lower() not in {".yaml", ".yml"}:
         raise click.UsageError(f"{file}: no such file; if it is a schedule, write --schedule {file}")
     return file
+
+
+def one_output(context: click.Context, parameter: click.Parameter, outputs: tuple[str, ...]) -> str | None:
+    """Return the only output of a command that writes one file; a callback of ``-o``.
+
+    Raises:
+        click.UsageError: there are several.
+    """
+    del context, parameter
+    if len(outputs) > 1:
+        raise click.UsageError(f"one output at a time, not {outputs[0]} and {outputs[1]}")
+    return outputs[0] if outputs else None

@@ -7,67 +7,79 @@ import io
 import os
 import sys
 import warnings
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from pptrace.commands import COMMANDS
 from pptrace.errors import PptraceError
 from pptrace.version import __version__
 
-__all__ = ["cli", "main"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-COMMANDS = {
-    "simulate": "Simulate one training step: a summary, and traces with -o.",
-    "compare": "Compare schedules as formula, as table and simulated.",
-    "crossover": "Find where another of two schedules becomes the faster one.",
-    "diff": "Compare two steps, simulated or measured, action by action.",
-    "replay": "Simulate what was measured again: how much of it the model explains.",
-    "explain": "Say where the time of a measured step went, and what would shorten it.",
-    "calibrate": "Fit costs and network to measured traces.",
-    "annotate": "Print a module that marks a pipeline's actions in PyTorch's profiler.",
-    "sweep": "Simulate a grid of steps in parallel: a tidy table, and pictures.",
-    "show": "Draw a schedule's idealised table.",
-    "validate": "Check a schedule table in a file.",
-    "open": "Open a trace in the Perfetto UI.",
-    "network": "Show a cluster's links, its routes, and what a pipeline leaves of them.",
-    "convert": "Convert tables and traces between formats.",
-    "plugins": "List plugins, what they offer, and what failed to load.",
-    "new-plugin": "Write a schedule or network plugin to start from.",
-    "schema": "Print the JSON Schema of configuration files.",
-    "completion": "Print the shell completion script.",
-}
-"""Commands with the help that ``pptrace --help`` shows, without importing them."""
+    from pptrace.hooks.registry import Registry
+
+__all__ = ["cli", "main"]
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
 
 class _Lazy(click.Group):
+    """The core's commands, found without any plugin, and those that plugins bring."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        del ctx
-        return list(COMMANDS)
+        return list(_helps(ctx))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        del ctx
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"pptrace.cli.{cmd_name.replace('-', '_')}")
-        command: click.Command = module.command
-        return command
+        if cmd_name in COMMANDS:
+            module = importlib.import_module(f"pptrace.cli.{cmd_name.replace('-', '_')}")
+            command: click.Command = module.command
+            return command
+        provided = _registry(ctx).commands.get(cmd_name)
+        return None if provided is None else provided.offer.load()
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from pptrace.errors import nearest
+            from pptrace.hooks.unknown import more_of
 
-            raise click.UsageError(f"no such command {args[0]!r}{nearest(args[0], COMMANDS)}", ctx)
+            registry = _registry(ctx)
+            if args[0] not in registry.commands:
+                known = nearest(args[0], {**COMMANDS, **registry.commands})
+                more = more_of(type(registry).commands, registry)
+                raise click.UsageError(f"no such command {args[0]!r}{known}{more}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        del ctx
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl(list(_helps(ctx).items()))
+
+
+def _registry(ctx: click.Context) -> Registry:
+    from pptrace.hooks.registry import Registry
+
+    if not isinstance(ctx.obj, Registry):
+        ctx.obj = Registry.load(warn=_warn(ctx))
+    return ctx.obj
+
+
+def _helps(ctx: click.Context) -> dict[str, str]:
+    """Return all commands with their help; what is wrong with a plugin's costs no other."""
+    try:
+        offered = _registry(ctx).commands
+    except PptraceError as error:
+        _warn(ctx)(str(error))
+        return COMMANDS
+    return COMMANDS | {name: provided.offer.summary for name, provided in offered.items()}
+
+
+def _warn(ctx: click.Context) -> Callable[[str], None]:
+    """Return what tells a warning, unless the shell completes a line."""
+    return lambda line: None if ctx.resilient_parsing else _show_warning(line, UserWarning)
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pptrace.cli import complete
+from pptrace.cli.experiment_flags import experiment_flags, given_flags, one_output
 from pptrace.config.quantity import format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -35,12 +37,11 @@ class _Pair(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
 @click.command("network", epilog=_EXAMPLES)
 @click.argument("cluster", metavar="CLUSTER")
 @click.option("--between", type=_Pair(), help="Show the route and the capacity between two GPUs.")
-@click.option("--pp", help="Pipeline ranks whose traffic is on the links.")
-@click.option("--tp", help="Tensor-parallel size.")
-@click.option("--dp", help="Data-parallel replicas.")
-@click.option("--cp", help="Context-parallel size.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
-@click.option("-o", "--output", metavar="FILE", help="Draw the cluster: an .svg file.")
+@experiment_flags("pp", "tp", "dp", "cp")
+@click.option(
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=complete.files("svg"),
+    help="Draw the cluster: an .svg file.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     cluster: str,
@@ -58,7 +59,7 @@ def command(
     if output is not None and Path(output).suffix.lower() != ".svg":
         raise click.UsageError(f"{output}: a picture of a cluster ends in .svg")
     source: str | Path = Path(cluster) if cluster.lower().endswith((".yaml", ".yml")) else cluster
-    view = view_cluster(source, Registry.load(), sets, flags, between)
+    view = view_cluster(source, Registry.load(), sets, given_flags(flags), between)
     if as_json:
         click.echo(json.dumps(_document(view), indent=2))
     else:

@@ -9,13 +9,13 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pptrace.errors import ConfigError, OutputError, PluginError
-from pptrace.hooks.offers import NetworkOffer, ScheduleOffer
 from pptrace.hooks.registry import Registry
+from pptrace.hooks.sorts import Sort, Sorts
 
 if TYPE_CHECKING:
     from pptrace.hooks.provider import Provider
@@ -30,7 +30,7 @@ _FILES = {
     "{kind}/test.py.txt": "test_{package}.py",
 }
 """Where each file of the skeleton goes."""
-_OFFERS: dict[str, type[ScheduleOffer | NetworkOffer]] = {"schedule": ScheduleOffer, "network": NetworkOffer}
+_OFFERS: dict[str, Sort[Any]] = {"schedule": Sorts.schedules, "network": Sorts.networks}
 """What each kind of plugin offers."""
 _NEXT = {
     "schedule": "pptrace show --schedule {name} --pp 4 --microbatches 8",
@@ -108,7 +108,7 @@ def _check_name(name: str, kind: str, registry: Registry) -> None:
         raise ConfigError(f"a distribution pptrace-{name} is installed already; choose another name", key="NAME")
 
 
-def _names(registry: Registry, provider: Provider, kind: type[ScheduleOffer | NetworkOffer]) -> set[str]:
+def _names(registry: Registry, provider: Provider, kind: Sort[Any]) -> set[str]:
     try:
         return {provided.offer.name for provided in registry.offers_of(provider, kind)}
     except PluginError:  # a broken plugin is no reason not to write a better one

@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from pptrace.errors import PluginError
-from pptrace.hooks.provider import HOOKS, Failure, Provider
+from pptrace.hooks.provider import Failure, Provider
 from pptrace.hooks.registry import Registry
+from pptrace.hooks.sorts import SORTS
 
 __all__ = ["Listed", "command"]
 
@@ -49,14 +50,14 @@ def _list(registry: Registry) -> tuple[list[Listed], list[Failure]]:
     listed, failures = [], list(registry.failures)
     for provider in registry.providers:
         offers: dict[str, dict[str, str]] = {}
-        for sort, hook in HOOKS.items():
+        for sort in SORTS:
             try:
                 found = registry.offers_of(provider, sort)
             except PluginError as error:
                 failures.append(_failure(provider, error))
                 continue
             if found:
-                offers[_noun(hook)] = {each.offer.name: each.offer.summary for each in found}
+                offers[sort.plural.replace("_", " ")] = {each.offer.name: each.offer.summary for each in found}
         listed.append(Listed(provider=provider, offers=offers))
     return listed, failures
 
@@ -64,9 +65,9 @@ def _list(registry: Registry) -> tuple[list[Listed], list[Failure]]:
 def _clashes(registry: Registry, known: list[Failure]) -> list[Failure]:
     """Return the names that two plugins offer, of sorts where nothing else is wrong."""
     clashes = []
-    for hook in HOOKS.values():
+    for sort in SORTS:
         try:
-            getattr(registry, hook.removeprefix("pptrace_"))
+            registry.offered(sort)
         except PluginError as error:
             provider = next((p for p in registry.providers if p.name == error.plugin), Provider(name=error.plugin))
             failure = _failure(provider, error)
@@ -76,10 +77,6 @@ def _clashes(registry: Registry, known: list[Failure]) -> list[Failure]:
 
 def _failure(provider: Provider, error: PluginError) -> Failure:
     return Failure(provider=provider, reason=str(error).removeprefix(f"{provider}: "))
-
-
-def _noun(hook: str) -> str:
-    return hook.removeprefix("pptrace_").replace("_", " ")
 
 
 def _plain(plugin: Listed) -> list[str]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pptrace.config.flags import FLAGS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -29,16 +31,14 @@ def command() -> None:
 
     registry = Registry.load()
     sections: dict[str, Mapping[str, Provided[Any]]] = {
-        "schedule": registry.schedules,
-        "network": registry.networks,
-        "cluster": registry.clusters,
-        "costs": registry.cost_models,
-        "model": registry.models,
-        "device": registry.devices,
+        name: getattr(registry, flag.offers) for name, flag in FLAGS.items() if flag.offers
     }
     models = {
         section: {name: p.offer.options() for name, p in offers.items() if getattr(p.offer, "options", None)}
         for section, offers in sections.items()
     }
+    for read in ("model", "device"):
+        readers = {name: getattr(p.offer, read) for name, p in registry.cost_models.items()}
+        models[read] = {name: make() for name, make in readers.items() if make is not None}
     names = {section: sorted(offers) for section, offers in sections.items()}
     click.echo(json.dumps(json_schema(models, names), indent=2))

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli import complete
+from pptrace.cli.experiment_flags import flag_option
+from pptrace.config.flags import FLAGS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace.experiment.prepare import Prepared
     from pptrace.show.slots import Drawing
 
@@ -22,7 +26,7 @@ pptrace show interleaved-1f1b --pp 4 --vp 2 --microbatches 8 -o table.svg
 pptrace show table.csv
 pptrace show ./mine.py:make --pp 4 --microbatches 8 --messages"""
 
-_SCHEDULES = complete.offers("schedules", "py", "csv", "txt")
+_SCHEDULES = complete.offers(FLAGS["schedule"].offers, *FLAGS["schedule"].suffixes)
 _SLOTS = click.IntRange(1, 1000)
 _NARROWEST = 20
 _MOST_RANKS = 64
@@ -32,12 +36,10 @@ _MOST_LINES = 120
 
 @click.command("show", epilog=_EXAMPLES)
 @click.argument("schedule", required=False, shell_complete=_SCHEDULES)
-@click.option(
-    "--schedule", "named", metavar="SCHEDULE", help="The same, written as for simulate.", shell_complete=_SCHEDULES
-)
-@click.option("--pp", metavar="RANKS", help="Pipeline ranks; a table brings its own.")
-@click.option("--microbatches", metavar="N", help="Microbatches; a table brings its own.")
-@click.option("--vp", metavar="CHUNKS", help="Model chunks per rank.")
+@flag_option("schedule", "named")
+@flag_option("pp", "pp")
+@flag_option("microbatches", "microbatches")
+@flag_option("vp", "vp")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the schedule's own.")
 @click.option("--forward", type=_SLOTS, default=1, show_default=True, help="Slots of a forward.")
 @click.option("--backward", type=_SLOTS, default=2, show_default=True, help="Slots of a full backward.")
@@ -51,8 +53,9 @@ _MOST_LINES = 120
 )
 @click.option("--width", type=click.IntRange(_NARROWEST), help="Columns to use; the terminal's by default.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write a picture: .svg, or .png by matplotlib."
-)
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
+    help="Write a picture: .svg, or .png by matplotlib; may be repeated.",
+)  # fmt: skip
 def command(
     schedule: str | None,
     named: str | None,
@@ -64,7 +67,7 @@ def command(
     backward: int,
     slots: str | None,
     width: int | None,
-    output: Path | None,
+    outputs: tuple[Path, ...],
     *,
     messages: bool,
 ) -> None:
@@ -80,8 +83,9 @@ def command(
 
     if (schedule is None) == (named is None):
         raise click.UsageError("name one schedule, such as: pptrace show 1f1b --pp 4 --microbatches 8")
-    if output is not None and output.suffix.lower() not in {".svg", ".png"}:
-        raise click.UsageError(f"{output}: a picture ends in .svg or .png")
+    for output in outputs:
+        if output.suffix.lower() not in {".svg", ".png"}:
+            raise click.UsageError(f"{output}: a picture ends in .svg or .png")
     for option in options:
         if not option.partition("=")[1]:
             raise click.UsageError(f"--option {option}: write KEY=VALUE")
@@ -89,7 +93,7 @@ def command(
     registry = Registry.load()
     name = str(schedule or named)
     if not name.lower().endswith((".csv", ".txt")):
-        registry.schedule(name)  # an unknown name comes before sizes that are missing
+        _ = registry.schedules[name]  # an unknown name comes before sizes that are missing
     prepared = prepare(load(None, [f"schedule.options.{option}" for option in options], flags), registry)
     split = max(backward // 2, 1)
     kinds = SlotsOfKind(
@@ -98,12 +102,12 @@ def command(
     drawing = draw(prepared.schedule, kinds, messages=messages)
     title = _title(prepared, drawing)
     first, last = _range(slots, drawing.length)
-    if output is None:
+    if not outputs:
         _print(drawing, title, first, last, width)
     elif (first, last) == (0, drawing.length):
-        _write(drawing, title, output)
+        _write(drawing, title, outputs)
     else:
-        _write(cropped(drawing, first, last), f"{title}, slots {first} to {last - 1}", output)
+        _write(cropped(drawing, first, last), f"{title}, slots {first} to {last - 1}", outputs)
     if drawing.error is not None:
         raise located(drawing.error, prepared, registry)
 
@@ -117,17 +121,18 @@ def _title(prepared: Prepared, drawing: Drawing) -> str:
     return f"{title}, {drawing.length} slots, bubble {float(drawing.bubble):.2%}"
 
 
-def _write(drawing: Drawing, title: str, output: Path) -> None:
+def _write(drawing: Drawing, title: str, outputs: Sequence[Path]) -> None:
     from pptrace.export.output import replace_file
     from pptrace.show.png import write_png
     from pptrace.show.svg import svg_text
 
-    with replace_file(output) as temporary:
-        if output.suffix.lower() == ".svg":
-            temporary.write_text(svg_text(drawing, title), encoding="utf-8")
-        else:
-            write_png(drawing, title, temporary)
-    sys.stderr.write(f"wrote {output}\n")
+    for output in outputs:
+        with replace_file(output) as temporary:
+            if output.suffix.lower() == ".svg":
+                temporary.write_text(svg_text(drawing, title), encoding="utf-8")
+            else:
+                write_png(drawing, title, temporary)
+        sys.stderr.write(f"wrote {output}\n")
 
 
 def _print(drawing: Drawing, title: str, first: int, last: int, width: int | None) -> None:

@@ -48,7 +48,7 @@ _REDRAW_S = 0.1
     "--y", default="step_ns", show_default=True, metavar="FIGURE,...", help="The columns that pictures show."
 )
 @click.option(
-    "--executor", default="processes", show_default=True, metavar="NAME",
+    "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
     shell_complete=complete.offers("executors"), help="What the points run on.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Points that run at once; one per core.")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pptrace.config.choices import PolicyName, Receive
+
 if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
 
@@ -21,11 +23,11 @@ pptrace validate table.csv --p2p ordered --receive deferred"""
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--p2p",
-    type=click.Choice(["async", "sender-blocking", "blocking", "ordered", "batched"]),
+    type=click.Choice(PolicyName.words()),
     help="Check for deadlock under this policy too.",
 )
 @click.option(
-    "--receive", type=click.Choice(["asap", "deferred"]), default="asap", show_default=True,
+    "--receive", type=click.Choice(Receive.words()), default="asap", show_default=True,
     help="Where receives go in a table without messages.",
 )  # fmt: skip
 def command(file: Path, p2p: str | None, receive: str) -> None:
@@ -51,8 +53,7 @@ def command(file: Path, p2p: str | None, receive: str) -> None:
 def _simulate(schedule: Schedule, p2p: str, receive: str) -> None:
     from pptrace.model.workload import Workload
     from pptrace.network.flat import ideal
-    from pptrace.schedule.issue_order import Receive
-    from pptrace.sim.policy import Policy, PolicyName
+    from pptrace.sim.policy import Policy
     from pptrace.sim.simulate import simulate
 
     policy = Policy(name=PolicyName(p2p), receive=Receive(receive))

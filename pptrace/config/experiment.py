@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pptrace.config.choices import PolicyName, Receive, Sharing, StreamPer
+from pptrace.config.flags import FLAGS
 from pptrace.config.quantity import Duration, Rate, Size
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 __all__ = [
-    "HEADLINES",
     "Batch",
     "Cluster",
     "Contending",
@@ -25,18 +23,6 @@ __all__ = [
     "Preset",
     "ScheduleChoice",
 ]
-
-HEADLINES: Mapping[str, str] = {
-    "model": "preset",
-    "schedule": "name",
-    "device": "preset",
-    "network": "name",
-    "cluster": "preset",
-    "contention": "links",
-    "p2p": "policy",
-    "costs": "name",
-}
-"""The key that a section's short form, a bare name, stands for."""
 
 _LARGEST = 2**31 - 1
 _Count = Annotated[int, Field(ge=1, le=_LARGEST)]
@@ -60,14 +46,14 @@ class Preset(_OpenSection):
     """A model or device: a preset's name, its parameters, or a preset with some changed."""
 
     preset: str | None = Field(
-        default=None, description="Name of a preset that a plugin offers; `pptrace plugins` lists them."
+        default=None, description="A preset that a plugin offers; keys beside it change it."
     )
 
 
 class NamedChoice(_OpenSection):
     """A network or cost model by name, with its options beside the name."""
 
-    name: str = Field(description="Name that a plugin offers; `pptrace plugins` lists them.")
+    name: str = Field(description="Name that a plugin offers; its options stand beside it.")
 
 
 class ScheduleChoice(_Section):
@@ -92,12 +78,12 @@ class ScheduleChoice(_Section):
 class Parallel(_Section):
     """How the job's processes are divided."""
 
-    pp: _Count | None = Field(default=None, description="Pipeline ranks; a table file knows its own.")
-    tp: _Count = Field(default=1, description="Tensor-parallel size.")
-    dp: _Count = Field(default=1, description="Data-parallel replicas of the pipeline.")
-    cp: _Count = Field(default=1, description="Context-parallel size.")
-    ep: _Count = Field(default=1, description="Expert-parallel size.")
-    vp: _Count = Field(default=1, description="Model chunks per pipeline rank (virtual stages).")
+    pp: _Count | None = Field(default=None, description=FLAGS["pp"].text)
+    tp: _Count = Field(default=1, description=FLAGS["tp"].text)
+    dp: _Count = Field(default=1, description=FLAGS["dp"].text)
+    cp: _Count = Field(default=1, description=FLAGS["cp"].text)
+    ep: _Count = Field(default=1, description=FLAGS["ep"].text)
+    vp: _Count = Field(default=1, description=FLAGS["vp"].text)
     sequence_parallel: bool = Field(
         default=False, description="Split activations between tensor-parallel regions over the sequence."
     )
@@ -110,16 +96,10 @@ class Parallel(_Section):
 class Batch(_Section):
     """What one training step works on; ``global`` and ``microbatches`` follow from each other."""
 
-    global_batch: _Count | None = Field(
-        default=None, alias="global", description="Sequences in a step, over all data-parallel replicas."
-    )
-    micro: _Count = Field(default=1, description="Sequences in a microbatch.")
-    microbatches: _Count | None = Field(
-        default=None, description="Microbatches that one pipeline runs in a step: global / (dp x micro)."
-    )
-    sequence: _Count | None = Field(
-        default=None, description="Tokens in a sequence; needed where a model is given."
-    )
+    global_batch: _Count | None = Field(default=None, alias="global", description=FLAGS["global"].text)
+    micro: _Count = Field(default=1, description=FLAGS["micro"].text)
+    microbatches: _Count | None = Field(default=None, description=FLAGS["microbatches"].text)
+    sequence: _Count | None = Field(default=None, description=FLAGS["sequence"].text)
 
     @property
     def units(self) -> int:
@@ -130,7 +110,10 @@ class Batch(_Section):
 class NetworkPart(_OpenSection):
     """A part of a cluster: a network by name, with its options beside the name."""
 
-    name: str | None = Field(default=None, description="Network that a plugin offers; the preset's unless given.")
+    name: str | None = Field(
+        default=None,
+        description="Network that a plugin offers, its options beside it; the preset's unless given.",
+    )
 
 
 class Cluster(_Section):
@@ -138,12 +121,10 @@ class Cluster(_Section):
 
     preset: str | None = Field(
         default=None,
-        description="Preset of one node and its fabric; dgx-h100x32 stands for 32 nodes of dgx-h100.",
+        description="A preset of one node and its fabric; dgx-h100x32 is 32 nodes of dgx-h100.",
         examples=["dgx-h100x32"],
     )
-    nodes: _Count | None = Field(
-        default=None, description="Number of nodes; as many as the job needs unless given."
-    )
+    nodes: _Count | None = Field(default=None, description="Nodes; as many as the job needs unless given.")
     gpus: _Count | None = Field(default=None, description="GPUs of a node.")
     nics: Annotated[int, Field(ge=0, le=_LARGEST)] | None = Field(
         default=None, description="NICs of a node; GPU g uses NIC g x nics / gpus."
@@ -156,12 +137,10 @@ class Cluster(_Section):
 class Contending(_Section):
     """What traffic and computation that meet do to each other."""
 
-    links: Literal["none", "fifo", "max-min"] = Field(
-        default="max-min",
-        description="none: messages never slow each other. fifo: a message holds all its links, others queue. "
-        "max-min: messages share links fairly at every instant.",
+    links: Sharing = Field(default=Sharing.MAX_MIN, description=Sharing.told())
+    compute: _Speed = Field(
+        default=1, description="Speed of computation while its rank communicates, of what it has alone."
     )
-    compute: _Speed = Field(default=1, description="Speed of computation while its rank communicates.")
     communication: _Speed = Field(
         default=1, description="Speed of communication while one of its ranks computes, of what it has alone."
     )
@@ -170,63 +149,61 @@ class Contending(_Section):
 class PointToPoint(_Section):
     """How transfers between pipeline ranks are issued and matched."""
 
-    policy: Literal["async", "sender-blocking", "blocking", "ordered", "batched"] = Field(
-        default="async",
-        description="async: a stream per pair of ranks. sender-blocking: on the sender's compute stream. "
-        "blocking: SEND and RECV on their own ranks' compute streams. ordered: one rendezvous on both ranks' "
-        "communication streams, in their order. batched: the same by groups.",
-    )
-    stream: Literal["rank", "pair", "direction"] = Field(
-        default="rank",
-        description="What has a communication stream of its own: a rank, a pair, a pair and direction.",
+    policy: PolicyName = Field(default=PolicyName.ASYNC, description=PolicyName.told())
+    stream: StreamPer = Field(
+        default=StreamPer.RANK,
+        description=f"Under ordered, what has a communication stream of its own. {StreamPer.told()}",
     )
     eager: Size = Field(
-        default=0, description="Messages up to this size leave without waiting for their receiver; 0 B: none does."
+        default=0,
+        description="Under ordered, messages up to this size leave without waiting for their receiver; with 0 B "
+        "none does.",
     )
-    receive: Literal["asap", "deferred"] = Field(
-        default="asap", description="Where a RECV is put: as soon as its SEND is issued, or just before its use."
+    receive: Receive = Field(
+        default=Receive.ASAP,
+        description="Under blocking, ordered and batched, where a RECV is put in a schedule that has none. "
+        f"{Receive.told()}",
     )
 
 
 class DataParallel(_Section):
     """The reduction of gradients over data-parallel replicas."""
 
-    overlap: bool = Field(default=False, description="Reduce while the pipeline drains, not after it.")
+    overlap: bool = Field(
+        default=False,
+        description="Reduce a stage's gradients as soon as they are whole, while the pipeline drains; else when "
+        "every rank has finished.",
+    )
     bandwidth: Rate | None = Field(
         default=None, description="Rate per direction between replicas; as the pipeline's network unless given."
     )
-    latency: Duration = Field(default=0, description="Latency of one message between replicas; likewise.")
+    latency: Duration = Field(
+        default=0,
+        description="Latency of one message between replicas; as the pipeline's network where that gives the "
+        "bandwidth.",
+    )
     stage_replicas: bool = Field(
         default=False,
-        description="Reduce gradients also between ranks of a pipeline that hold the same stage, as Chimera's do.",
+        description="Reduce gradients also between the ranks of one pipeline that hold the same stage, as "
+        "Chimera's do; by all-reduce over the pipeline's network or cluster.",
     )
 
 
 class Experiment(_Section):
     """One simulated training step."""
 
-    model: Preset | None = Field(
-        default=None, description="The model that is trained; without it, costs are units."
+    model: Preset | None = Field(default=None, description=FLAGS["model"].text)
+    parallel: Parallel = Field(
+        default=Parallel(), description="How the job's processes are divided: pp x tp x dp x cp of them."
     )
-    parallel: Parallel = Field(default=Parallel(), description="How the job's processes are divided.")
-    batch: Batch = Field(default=Batch(), description="What one training step works on.")
-    schedule: ScheduleChoice = Field(description="The pipeline schedule.")
-    device: Preset | None = Field(default=None, description="The accelerator that each process has.")
-    network: NamedChoice = Field(
-        default=NamedChoice(name="ideal"), description="What lies between pipeline ranks."
-    )
-    cluster: Cluster | None = Field(
-        default=None, description="Nodes and fabric that the job's GPUs are in; stands in for network."
-    )
-    contention: Contending = Field(
-        default=Contending(), description="What messages on shared links and computation do to each other."
-    )
-    p2p: PointToPoint = Field(
-        default=PointToPoint(), description="How transfers between pipeline ranks are issued."
-    )
-    costs: NamedChoice | None = Field(
-        default=None, description="What actions cost; by default units, or with a model what reads models."
-    )
+    batch: Batch = Field(default=Batch(), description="What one step works on.")
+    schedule: ScheduleChoice = Field(description=FLAGS["schedule"].text)
+    device: Preset | None = Field(default=None, description=FLAGS["device"].text)
+    network: NamedChoice = Field(default=NamedChoice(name="ideal"), description=FLAGS["network"].text)
+    cluster: Cluster | None = Field(default=None, description=FLAGS["cluster"].text)
+    contention: Contending = Field(default=Contending(), description=FLAGS["contention"].text)
+    p2p: PointToPoint = Field(default=PointToPoint(), description=FLAGS["p2p"].text)
+    costs: NamedChoice | None = Field(default=None, description=FLAGS["costs"].text)
     data_parallel: DataParallel = Field(
-        default=DataParallel(), description="Reduction of gradients over replicas."
+        default=DataParallel(), description="Reduction of gradients over replicas, before the optimizer."
     )

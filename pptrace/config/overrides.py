@@ -8,38 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pptrace.config.choices import Choice
 from pptrace.config.describe import shown
-from pptrace.config.experiment import HEADLINES
+from pptrace.config.flags import ARGUMENTS, HEADLINES, key_of
 from pptrace.config.places import KeyPath, Place, Places, key_text, record
 from pptrace.config.yaml_file import parse_value
 from pptrace.errors import ConfigError, nearest
 
-__all__ = ["FLAGS", "Assignment", "assignment", "assignments", "overlaid"]
-
-FLAGS: Mapping[str, str] = {
-    "schedule": "schedule",
-    "pp": "parallel.pp",
-    "tp": "parallel.tp",
-    "dp": "parallel.dp",
-    "cp": "parallel.cp",
-    "ep": "parallel.ep",
-    "vp": "parallel.vp",
-    "global": "batch.global",
-    "microbatches": "batch.microbatches",
-    "micro": "batch.micro",
-    "sequence": "batch.sequence",
-    "model": "model",
-    "device": "device",
-    "network": "network",
-    "cluster": "cluster",
-    "contention": "contention",
-    "p2p": "p2p",
-    "costs": "costs",
-    "parallel": "parallel",
-    "batch": "batch",
-    "data_parallel": "data_parallel",
-}
-"""The key that each flag sets; the sections at the end are for callers from Python."""
+__all__ = ["Assignment", "assignment", "assignments", "overlaid", "plain"]
 
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([0-9]{1,9})\]")
 _DERIVED_FROM_EACH_OTHER = (("global", "microbatches"), ("microbatches", "global"))
@@ -79,7 +55,7 @@ def assignment(key: str, text: str, source: str) -> Assignment:
     Raises:
         ConfigError: no key path, or broken YAML.
     """
-    path = _path(FLAGS.get(key, key))
+    path = _path(key_of(key))
     if path is None:
         raise ConfigError(f"{_brief(key)!r} is no key: write one such as network.bandwidth", file=source)
     return _lengthened(Assignment(path=path, value=parse_value(text, source), place=Place(source=source)))
@@ -135,14 +111,14 @@ def _path(key: str) -> KeyPath | None:
 
 
 def _flag(name: str, value: object) -> Assignment:
-    if name not in FLAGS:
-        raise ConfigError(f"unknown flag{nearest(name, FLAGS)}", file=f"--{name}")
+    if name not in ARGUMENTS:
+        raise ConfigError(f"unknown flag{nearest(name, ARGUMENTS)}", file=f"--{name}")
     source = f"--{name}"
-    path = tuple(FLAGS[name].split("."))
+    path = tuple(key_of(name).split("."))
     is_name = name in HEADLINES and not str(value).startswith("{")
     if isinstance(value, str) and not is_name:
         value = parse_value(value, source)
-    return Assignment(path=path, value=_plain(value, source), place=Place(source=source))
+    return Assignment(path=path, value=plain(value, source), place=Place(source=source))
 
 
 def _lengthened(one: Assignment) -> Assignment:
@@ -174,7 +150,7 @@ def _assign(tree: dict[str, Any], one: Assignment) -> None:
         elif not isinstance(below, dict):
             raise _no_keys(below, one, depth)
         if following is None:
-            below[part] = one.value
+            below[part] = _copy(one.value)
         elif isinstance(part, str) and below.get(part) is None:
             below[part] = {}
         below = below[part]
@@ -209,15 +185,22 @@ def _no_choice(section: str, value: object, place: Place) -> ConfigError:
     return ConfigError(message, key=section, file=place.source, line=place.line, column=place.column)
 
 
-def _plain(value: object, source: str) -> Any:
+def plain(value: object, source: str) -> Any:
+    """Return a value of Python's as YAML would give it.
+
+    Raises:
+        ConfigError: it is none that YAML has.
+    """
+    if isinstance(value, Choice):
+        return value.value
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(below, source) for key, below in value.items()}
+        return {str(key): plain(below, source) for key, below in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [_plain(below, source) for below in value]
+        return [plain(below, source) for below in value]
     raise ConfigError(f"a {type(value).__name__} is no number, text, list or mapping", file=source)
 
 

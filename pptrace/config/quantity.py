@@ -39,6 +39,7 @@ __all__ = [
     "parse_duration_ns",
     "parse_flops",
     "parse_rate",
+    "parse_share",
     "parse_size",
 ]
 
@@ -165,6 +166,25 @@ class Dimension:
     @property
     def _base(self) -> str:
         return next(iter(self.written))
+
+
+def parse_share(value: object, key: str) -> float:
+    """Read a share such as ``2%`` or ``0.02``, or one that is a number already.
+
+    Raises:
+        ConfigError: no such share.
+
+    >>> parse_share("2%", "tolerance")
+    0.02
+    """
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise ConfigError(f"{text!r} is no share: write such as 2% or 0.02", key=key)
+    return share
 
 
 def _scaled(units: Mapping[str, int], *, per: int = 1) -> dict[str, Fraction]:

@@ -13,16 +13,18 @@ from pydantic import BaseModel
 from pptrace.config.derive import derived
 from pptrace.config.experiment import Experiment, NamedChoice, ScheduleChoice
 from pptrace.config.options import merged, validate_options
-from pptrace.config.overrides import Assignment, assignments, overlaid
-from pptrace.config.places import Place, Places, key_text, place_of
+from pptrace.config.overrides import Assignment, assignments, overlaid, plain
+from pptrace.config.places import Place, Places, key_text, place_of, record
 from pptrace.config.yaml_file import Document, read_yaml
 from pptrace.errors import ConfigError
 
-__all__ = ["Resolved", "load"]
+__all__ = ["Resolved", "document_of", "load"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _NO_FLAGS: Mapping[str, Any] = MappingProxyType({})
+_MAPPING = "config"
+"""The place of what a mapping says that stands for a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,14 @@ class Resolved:
         experiment = self.experiment.model_copy(update={key: NamedChoice(name=name)})
         return replace(self, experiment=experiment, origins={**self.origins, f"{key}.name": origin})
 
+    def without_chunks(self) -> Resolved:
+        """Return this as if nobody had written ``parallel.vp``."""
+        parallel = self.experiment.parallel.model_copy(update={"vp": 1})
+        positions = {key: place for key, place in self.positions.items() if key != "parallel.vp"}
+        return replace(
+            self, experiment=self.experiment.model_copy(update={"parallel": parallel}), positions=positions
+        )
+
     def explain(self) -> list[tuple[str, Any, str]]:
         """Return every key, its value and its origin, in the order of the experiment."""
         rows = [(key_text(path), value) for path, value in _leaves(self._dumped())]
@@ -135,7 +145,7 @@ class Resolved:
 
 
 def load(
-    file: Path | Document | None,
+    file: Path | Mapping[str, Any] | Document | None,
     sets: Sequence[str] = (),
     flags: Mapping[str, Any] = _NO_FLAGS,
     varied: Sequence[Assignment] = (),
@@ -143,9 +153,9 @@ def load(
     """Read an experiment; flags win over ``sets``, both over the file.
 
     Args:
-        file: a YAML file, one that was read already, or None for the command line alone.
+        file: a YAML file, its content, one that was read already, or None for the command line alone.
         sets: ``key.path=value`` texts, whose values are YAML.
-        flags: values by flag name (:data:`~pptrace.config.overrides.FLAGS`); None stands for absent.
+        flags: values by flag name (:data:`~pptrace.config.flags.FLAGS`); None stands for absent.
         varied: what a study sets, which wins over all else.
 
     Raises:
@@ -154,7 +164,7 @@ def load(
     >>> load(None, flags={"schedule": "1f1b", "pp": 8, "microbatches": 32}).experiment.network.name
     'ideal'
     """
-    document = read_yaml(file) if isinstance(file, Path) else file or Document()
+    document = document_of(file)
     tree, positions = overlaid(document.value, document.places, [*assignments(sets, flags), *varied])
     has_schedule = bool(tree.get("schedule"))
     # Without one the rest is checked first, for the key may be there and misspelt.
@@ -166,6 +176,23 @@ def load(
     bare = Resolved(experiment=experiment, positions=positions, origins={}, file=document.source)
     experiment, origins = derived(experiment, bare.error)
     return replace(bare, experiment=experiment, origins=origins)
+
+
+def document_of(source: Path | Mapping[str, Any] | Document | None) -> Document:
+    """Return what a file holds, or what stands for it.
+
+    Raises:
+        ConfigError: a file that cannot be read, or values that no file could hold.
+    """
+    if isinstance(source, Path):
+        return read_yaml(source)
+    if not isinstance(source, Mapping):
+        return source or Document()
+    places: dict[str, Place] = {}
+    value = plain(source, _MAPPING)
+    for key, below in value.items():
+        record(places, key_text((key,)), below, Place(source=_MAPPING))
+    return Document(value=value, places=places, source=_MAPPING)
 
 
 def _own(section: BaseModel) -> set[str]:

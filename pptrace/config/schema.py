@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import re
+from functools import reduce
+from operator import or_
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel, Field, create_model
 
-from pptrace.config.experiment import HEADLINES, Experiment
+from pptrace.config.experiment import Cluster, Experiment, NamedChoice, NetworkPart, Preset, ScheduleChoice
+from pptrace.config.flags import FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pydantic import BaseModel
-
 __all__ = ["json_schema"]
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_SCHEDULE_FILE = r"(\.py:[A-Za-z_][A-Za-z_0-9]*|\.[cC][sS][vV]|\.[tT][xX][tT])$"
-_IS_FILE = {"type": "string", "pattern": _SCHEDULE_FILE}
-_NO_MODELS: Mapping[str, Mapping[str, type[BaseModel]]] = MappingProxyType({})
-_NO_NAMES: Mapping[str, Sequence[str]] = MappingProxyType({})
+_File: TypeAlias = Annotated[str, Field(pattern=r"(\.py:[A-Za-z_][A-Za-z_0-9]*|\.[cC][sS][vV]|\.[tT][xX][tT])$")]
+
+_NO_NAME = {"not": {"required": ["name"]}}
 
 Schema: TypeAlias = dict[str, Any]
+Offers: TypeAlias = "Mapping[str, type[BaseModel] | None]"
+"""The options of each offer of a section, by its name; None where it takes none."""
 
 
 def json_schema(
-    plugin_models: Mapping[str, Mapping[str, type[BaseModel]]] = _NO_MODELS,
-    names: Mapping[str, Iterable[str]] = _NO_NAMES,
+    plugin_models: Mapping[str, Mapping[str, type[BaseModel]]] = MappingProxyType({}),
+    names: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> Schema:
     """Return the schema (draft 2020-12) of an experiment, its keys in a stable order.
+
+    Where a section's names are known, its long form is a union of them that ``name`` tells apart, each with the
+    options that it takes.
 
     Args:
         plugin_models: per section (``model``, ``device``, ``network``, ``costs``, ``schedule``) and name,
@@ -38,105 +43,113 @@ def json_schema(
         names: per section the names that are offered, presets for ``model`` and ``device``; a section that
             stands here or in ``plugin_models`` takes no other name.
     """
-    named = {(section, name): model for section, own in plugin_models.items() for name, model in own.items()}
-    refs, shared = _schemas([Experiment, *named.values()])
-    definitions: dict[str, Schema] = shared["$defs"]
-    top = definitions.pop("Experiment")
-    for section, headline in HEADLINES.items():
-        models = {
-            name: _definition(refs[model], definitions) for (own, name), model in named.items() if own == section
-        }
-        known = sorted({*names.get(section, ()), *(models if headline == "name" else ())})
-        long_form = _long_form(section, _definition(top["properties"][section], definitions), known, models)
-        if section == "cluster":
-            own = plugin_models.get("network", {})
-            networks = {
-                name: _definition(refs[own[name]], definitions) if name in own else None
-                for name in names.get("network", ())
-            }
-            _name_parts(long_form, definitions["NetworkPart"], networks)
-        top["properties"][section] = _either(section, top["properties"][section], known, long_form)
-    used: Schema = _tidy({**top, "$defs": _used(top, definitions)})
-    return {"$schema": _DIALECT, "title": "pptrace experiment", **used}
+    offers: dict[str, Offers] = {}
+    for section, flag in FLAGS.items():
+        models = plugin_models.get(section, {})
+        known = {*names.get(section, ()), *(models if flag.headline == "name" else ())}
+        offers[section] = {name: models.get(name) for name in sorted(known)}
+    networks = _union("network", NamedChoice, offers["network"])
+    forms: dict[str, Any] = {
+        "model": _presets("model", offers["model"], plugin_models.get("model", {})),
+        "schedule": _schedules(offers["schedule"]),
+        "device": _presets("device", offers["device"], plugin_models.get("device", {})),
+        "network": _any(_named(offers["network"]), networks),
+        "cluster": _clusters(offers["cluster"], networks if offers["network"] else NetworkPart),
+        "costs": _any(_named(offers["costs"]), _union("costs", NamedChoice, offers["costs"])),
+    }
+    forms |= {
+        name: _any(flag.choices, Experiment.model_fields[name].annotation)
+        for name, flag in FLAGS.items()
+        if flag.choices is not None
+    }
+    fields = {section: (form, Experiment.model_fields[section]) for section, form in forms.items()}
+    whole: Any = create_model("Experiment", __base__=Experiment, **fields)  # type: ignore[call-overload] # any forms
+    return {"$schema": _DIALECT, **_tidy(whole.model_json_schema()), "title": "pptrace experiment"}
 
 
-def _schemas(models: Iterable[type[BaseModel]]) -> tuple[dict[type[BaseModel], Schema], Schema]:
-    unique = list(dict.fromkeys(models))
-    by_mode, shared = models_json_schema([(model, "validation") for model in unique])
-    return {model: by_mode[model, "validation"] for model in unique}, shared
+def _named(offers: Offers) -> Any:
+    """Return the short form, a bare name."""
+    return Literal[tuple(offers)] if offers else str
 
 
-def _definition(reference: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """Return a copy of what a ``$ref``, alone or beside null, stands for."""
-    inner = reference.get("$ref") or next(part["$ref"] for part in reference["anyOf"] if "$ref" in part)
-    return dict(definitions[inner.rpartition("/")[2]])
-
-
-def _either(section: str, said: Schema, known: Sequence[str], long_form: Schema) -> Schema:
-    short = dict(long_form["properties"][HEADLINES[section]]) if section == "p2p" else _name(section, known)
-    short = {key: value for key, value in short.items() if key != "default"}
-    return {"description": said["description"], "anyOf": [short, long_form]}
-
-
-def _name(section: str, known: Sequence[str]) -> Schema:
-    if not known:
-        return {"type": "string"}
-    if section == "cluster":
-        presets = "|".join(re.escape(name) for name in known)
-        return {"type": "string", "pattern": f"^({presets})(x[1-9][0-9]*)?$", "examples": list(known)}
-    listed = {"enum": list(known)}
-    return {"anyOf": [listed, _IS_FILE]} if section == "schedule" else listed
-
-
-def _name_parts(cluster: Schema, own: Schema, networks: Mapping[str, Schema | None]) -> None:
-    """Let a cluster's parts take the options of the networks; a part without a name is its preset's."""
-    if not networks:
-        return
-    forms = [_option_form("network", own, name, model) for name, model in sorted(networks.items())]
-    for part in ("node", "fabric"):
-        described = cluster["properties"][part]["description"]
-        unnamed = {**own, "not": {"required": ["name"]}}
-        cluster["properties"][part] = {"description": described, "anyOf": [unnamed, *forms]}
-
-
-def _long_form(section: str, own: Schema, known: Sequence[str], models: Mapping[str, Schema]) -> Schema:
-    headline = HEADLINES[section]
-    if section == "p2p":
+def _union(section: str, own: type[BaseModel], offers: Offers) -> Any:
+    """Return the long forms with options beside the name, which ``name`` tells apart."""
+    if not offers:
         return own
-    said = own["properties"][headline]
-    named = {**own["properties"], headline: {"description": said["description"], **_name(section, known)}}
-    if headline == "preset":
-        forms = [_preset_form(own, named, model) for model in models.values()]
-    else:
-        forms = [_option_form(section, own, name, models.get(name)) for name in known]
-        forms += [{**own, "properties": {**named, "name": _IS_FILE}}] if known and section == "schedule" else []
-    return {"properties": named, "type": "object", "anyOf": forms} if forms else {**own, "properties": named}
+    forms = [
+        _closed(f"{section}-{name}", model, name=(Literal[name], own.model_fields["name"]))
+        for name, model in offers.items()
+    ]
+    return _by_name(forms)
 
 
-def _preset_form(own: Schema, named: Schema, model: Schema) -> Schema:
-    parameters = {key: value for key, value in model.items() if key not in {"properties", "required"}}
-    needs = [{"required": ["preset"]}, {"required": model.get("required", [])}]
-    return {**own, **parameters, "properties": {**named, **model.get("properties", {})}, "anyOf": needs}
+def _by_name(forms: Sequence[Any]) -> Any:
+    return Annotated[_any(*forms), Field(discriminator="name")] if len(forms) > 1 else forms[0]
 
 
-def _option_form(section: str, own: Schema, name: str, model: Schema | None) -> Schema:
-    said = {**own["properties"], "name": {"const": name}}
-    if section != "schedule":
-        inner = model or {"properties": {}, "additionalProperties": False}
-        required = ["name", *inner.get("required", [])]
-        return {**own, **inner, "properties": {**said, **inner.get("properties", {})}, "required": required}
-    required = ["name", "options"] if model and model.get("required") else ["name"]
-    return {**own, "properties": {**said, **({"options": model} if model else {})}, "required": required}
+def _any(*forms: Any) -> Any:
+    return reduce(or_, forms)
 
 
-def _used(top: Schema, definitions: Mapping[str, Schema]) -> dict[str, Schema]:
-    wanted, found = [top], dict[str, Schema]()
-    while wanted:
-        for name in re.findall(r"'#/\$defs/([^']+)'", str(wanted.pop())):
-            if name not in found:
-                found[name] = definitions[name]
-                wanted.append(definitions[name])
-    return dict(sorted(found.items()))
+def _schedules(offers: Offers) -> Any:
+    """Return the forms of a schedule, whose options stand under a key of their own."""
+    if not offers:
+        return _any(str, ScheduleChoice)
+    forms = []
+    for name, model in offers.items():
+        said: Any = (Annotated[dict[str, Any], Field(max_length=0)], {})
+        if model is not None:
+            needed = any(field.is_required() for field in model.model_fields.values())
+            said = (_closed(f"schedule-{name}-options", model), ... if needed else {})
+        own = ScheduleChoice.model_fields["name"]
+        forms.append(_closed(f"schedule-{name}", None, name=(Literal[name], own), options=said))
+    of_file = create_model("schedule-file", __base__=ScheduleChoice, name=(_File, ...))
+    return _any(_named(offers), _File, _by_name(forms), of_file)
+
+
+def _presets(section: str, offers: Offers, readers: Mapping[str, type[BaseModel]]) -> Any:
+    """Return the forms of a model or device: a preset, or what one of the readers needs."""
+    preset = (_any(_named(offers), None), Preset.model_fields["preset"])
+
+    def either(schema: Schema) -> None:
+        schema["anyOf"] = [{"required": ["preset"]}, {"required": schema.pop("required", [])}]
+
+    forms = [
+        create_model(
+            f"{section}-{name}", __base__=model, __doc__=model.__doc__,
+            __cls_kwargs__={"json_schema_extra": either}, preset=preset,
+        )
+        for name, model in readers.items()
+    ]  # fmt: skip
+    return _any(_named(offers), *(forms or [create_model(section, __base__=Preset, preset=preset)]), None)
+
+
+def _clusters(offers: Offers, networks: Any) -> Any:
+    """Return the forms of a cluster, whose parts are networks, or without a name the preset's."""
+    known = "|".join(re.escape(name) for name in offers)
+    name: Any = str
+    if offers:
+        name = Annotated[str, Field(pattern=f"^({known})(x[1-9][0-9]*)?$", examples=list(offers))]
+    fields: dict[str, Any] = {"preset": (_any(name, None), Cluster.model_fields["preset"])}
+    if networks is not NetworkPart:
+        unnamed = create_model(
+            "cluster-part", __base__=NetworkPart, __cls_kwargs__={"json_schema_extra": _NO_NAME}
+        )
+        fields |= {
+            part: (_any(unnamed, networks, None), Cluster.model_fields[part]) for part in ("node", "fabric")
+        }
+    return _any(name, create_model("cluster", __base__=Cluster, **fields), None)
+
+
+def _closed(title: str, model: type[BaseModel] | None, **fields: Any) -> type[BaseModel]:
+    """Return a model with fields besides its own, which takes no other keys unless it says so itself."""
+    base = model or BaseModel
+    extra = base.model_config.get("extra", "ignore")
+    made: type[BaseModel] = create_model(
+        title, __base__=base, __doc__=model.__doc__ if model else None,
+        __cls_kwargs__={"extra": "forbid" if extra == "ignore" else extra}, **fields,
+    )  # fmt: skip
+    return made
 
 
 def _tidy(schema: Any) -> Any:
@@ -150,6 +163,7 @@ def _tidy(schema: Any) -> Any:
         for key, part in schema.items()
         if not (key == "title" and isinstance(part, str))
         and not (key == "default" and (part is None or isinstance(part, dict)) and not _is_property(part))
+        and not (key == "default" and isinstance(part, int) and schema.get("type") == "string")
     }
 
 

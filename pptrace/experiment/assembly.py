@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["Assembly"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """The configuration and the plugins that took part, as they become known."""
+    """The configuration and the plugins that took part; every step returns another one that knows more."""
 
     resolved: Resolved
     """The configuration, filled in further by every part."""
     registry: Registry
     """The plugins."""
-    plugins: dict[str, str]
+    plugins: Mapping[str, str] = field(default_factory=dict)
     """Distribution and version of each plugin that took part."""
 
     @property
@@ -32,21 +32,29 @@ class Assembly:
         """What the configuration says."""
         return self.resolved.experiment
 
-    def uses(self, provided: Provided[Any]) -> Any:
-        """Note whose offer is used, and return it."""
-        if provided.distribution:
-            self.plugins[provided.distribution] = provided.version
-        return provided.offer
+    def at(self, resolved: Resolved) -> Assembly:
+        """Return this with a configuration that is filled in further."""
+        return replace(self, resolved=resolved)
 
-    def options(self, key: str, model: Any, preset: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return checked options: for a parameter model its fields, else nothing may be given."""
-        if model is None:
-            section = getattr(self.experiment, key)
-            extra = section.options if key == "schedule" else section.values
-            if extra:
-                name = next(iter(extra))
-                prefix = "schedule.options" if key == "schedule" else key
-                raise self.resolved.error(f"{prefix}.{name}", f"{section.name} takes no options: remove it")
-            return {}
-        self.resolved, checked = self.resolved.options(key, model(), preset or {})
-        return dict(checked.model_dump())
+    def using(self, provided: Provided[Any]) -> Assembly:
+        """Return this with a note of whose offer is used."""
+        if not provided.distribution:
+            return self
+        return replace(self, plugins={**self.plugins, provided.distribution: provided.version})
+
+    def options(
+        self, key: str, model: Any, preset: Mapping[str, Any] | None = None
+    ) -> tuple[Assembly, dict[str, Any]]:
+        """Return checked options, and this with them filled in: for a parameter model its fields, else none.
+
+        Raises:
+            ConfigError: an option that is unknown, missing or of another type.
+        """
+        if model is not None:
+            resolved, checked = self.resolved.options(key, model(), preset or {})
+            return self.at(resolved), dict(checked.model_dump())
+        section = getattr(self.experiment, key)
+        for name in section.options if key == "schedule" else section.values:
+            prefix = "schedule.options" if key == "schedule" else key
+            raise self.resolved.error(f"{prefix}.{name}", f"{section.name} takes no options: remove it")
+        return self, {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.experiment import Cluster as Section
@@ -18,9 +18,10 @@ from pptrace.network.cluster import Cluster
 from pptrace.network.hops import Hops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from pptrace.config.resolve import Resolved
+    from pptrace.experiment.assembly import Assembly
     from pptrace.hooks.offers import ClusterOffer
     from pptrace.hooks.provider import Provided
     from pptrace.hooks.registry import Registry
@@ -60,44 +61,37 @@ def layout_of(resolved: Resolved) -> Layout:
         )  # fmt: skip
 
 
-def on_cluster(
-    resolved: Resolved, registry: Registry, use: Callable[[Provided[Any]], Any]
-) -> tuple[Resolved, OnCluster]:
+def on_cluster(work: Assembly) -> tuple[Assembly, OnCluster]:
     """Build the cluster of a configuration that has one, and put its job's GPUs on it.
 
-    Args:
-        resolved: the configuration.
-        registry: the plugins.
-        use: notes that an offer takes part.
-
     Returns:
-        The configuration with everything about the cluster filled in, and the job on it.
+        The run with everything about the cluster filled in, and the job on it.
 
     Raises:
         ConfigError: what is missing, or does not fit the job.
         PluginError: a preset or network that no plugin offers, or a plugin that fails.
     """
+    resolved = work.resolved
     section = resolved.experiment.cluster or Section()
     if resolved.experiment.network.name != "ideal":
         raise resolved.error("network", "the cluster describes the network: remove one of the two")
     layout = layout_of(resolved)
-    offer, count = _preset(resolved, registry, section)
-    if offer is not None:
-        use(offer)
+    offer, count = _preset(resolved, work.registry, section)
+    work = work if offer is None else work.using(offer)
     values = merged(offer.offer.values if offer else {}, section.model_dump(exclude_none=True, exclude={"preset"}))
     _check_whole(resolved, values)
     values["nodes"], origin = _nodes(resolved, section, values, count, layout)
     values.setdefault("nics", 0)
     request = _Requests(nodes=values["nodes"], gpus=values["gpus"], nics=values["nics"])
-    node = _part(resolved, registry, use, values, "node", request.node())
+    work, node = _part(work, values, "node", request.node())
     fabric = None
     if values["nodes"] > 1 and "fabric" in values:
-        fabric = _part(resolved, registry, use, values, "fabric", request.fabric())
+        work, fabric = _part(work, values, "fabric", request.fabric())
     cluster = Cluster(node=node, fabric=fabric, nodes=values["nodes"], gpus=values["gpus"], nics=values["nics"])
     filled = Section.model_validate({**values, "preset": section.preset})
     resolved = resolved.with_section("cluster", filled, _origins(values, section, origin))
     resolved = _with_device(resolved, offer)
-    return resolved, OnCluster(cluster=cluster, layout=layout, hops=Hops(network=cluster, layout=layout))
+    return work.at(resolved), OnCluster(cluster=cluster, layout=layout, hops=Hops(network=cluster, layout=layout))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +118,8 @@ def _preset(
     with placed(resolved, "cluster"):
         times = _TIMES.fullmatch(section.preset)
         if section.preset in registry.clusters or times is None:
-            return registry.cluster(section.preset), None
-        return registry.cluster(times[1]), int(times[2])
+            return registry.clusters[section.preset], None
+        return registry.clusters[times[1]], int(times[2])
 
 
 def _check_whole(resolved: Resolved, values: Mapping[str, Any]) -> None:
@@ -164,30 +158,19 @@ def _nodes(
     return given, f"preset {section.preset}"
 
 
-def _part(
-    resolved: Resolved,
-    registry: Registry,
-    use: Callable[[Provided[Any]], Any],
-    values: dict[str, Any],
-    part: str,
-    request: NetworkRequest,
-) -> Network:
+def _part(work: Assembly, values: dict[str, Any], part: str, request: NetworkRequest) -> tuple[Assembly, Network]:
     """Build the inside of a node, or the fabric, and write its options back into ``values``."""
+    resolved = work.resolved
     key, options = f"cluster.{part}", dict(values[part])
     name = options.pop("name")
     with placed(resolved, f"{key}.name"):
-        provided = registry.network(name)
-    model = use(provided).options
+        provided = work.registry.networks[name]
+    work, model = work.using(provided), provided.offer.options
     checked, plain = resolved.part(key, model() if model else None, options)
     values[part] = {"name": name, **plain}
     with placed(resolved, key, options=True):
         try:
-            return build_network(
-                provided,
-                NetworkRequest(
-                    endpoints=request.endpoints, nics=request.nics, per_node=request.per_node, options=checked
-                ),
-            )
+            return work, build_network(provided, replace(request, options=checked))
         except PluginError as error:
             raise error if error.plugin else PluginError(f"{key}: {error}") from error
 

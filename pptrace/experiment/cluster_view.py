@@ -11,6 +11,7 @@ import numpy as np
 
 from pptrace.config.resolve import load
 from pptrace.errors import ConfigError
+from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.cluster import OnCluster, on_cluster
 from pptrace.model.layout import Layout
 from pptrace.network.contract import NO_ROUTE, Paths
@@ -117,10 +118,10 @@ def view_cluster(
     if section is None:
         raise ConfigError("missing: the file describes no cluster", key="cluster", file=file or "")
     resolved = _with_ranks(resolved.with_section("cluster", section.model_copy(update={"spare": True}), {}))
-    resolved, job = on_cluster(resolved, registry, lambda provided: provided.offer)
+    work, job = on_cluster(Assembly(resolved=resolved, registry=registry))
     if not sized:
         job = _over_all(job)
-    section = resolved.experiment.cluster
+    section = work.experiment.cluster
     parts = tuple(part.name or "" if (part := getattr(section, key)) else "" for key in ("node", "fabric"))
     hops, rates = _pipeline(job)
     view = ClusterView(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
 
-__all__ = ["build_costs", "cost_model", "cost_request", "with_reduction"]
+__all__ = ["Costs", "costs_of", "with_reduction"]
 
 
 def with_reduction(resolved: Resolved, network: Network) -> Resolved:
@@ -46,31 +46,48 @@ def with_reduction(resolved: Resolved, network: Network) -> Resolved:
     )
 
 
-def cost_model(work: Assembly) -> Provided[CostModelOffer]:
-    """Return the cost model that the configuration names, or the one that reads its model."""
-    if work.experiment.costs is None:
-        readers = [name for name, p in sorted(work.registry.cost_models.items()) if p.offer.model is not None]
-        if len(readers) != 1:
-            known = ", ".join(readers) or "none is installed: pip install pptrace-models"
-            raise work.resolved.error("costs", f"write which cost model reads the model: {known}")
-        work.resolved = work.resolved.chosen("costs", readers[0], "the cost model that reads models")
-    costs = work.experiment.costs
-    with placed(work.resolved, "costs"):
-        provided = work.registry.cost_model(costs.name if costs else "unit")
-    work.uses(provided)
-    return provided
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """A cost model with its options checked, ready for any number of stages."""
+
+    resolved: Resolved
+    """Where errors are placed."""
+    offer: Provided[CostModelOffer]
+    """The cost model."""
+    request: CostRequest
+    """What it is asked for, but for the stages."""
+
+    def workload(self, stages: int, edges: tuple[tuple[int, int], ...]) -> Workload:
+        """Return what actions cost where the model is cut into these stages.
+
+        Raises:
+            ConfigError: costs that these stages cannot have.
+            PluginError: the cost model fails.
+        """
+        chain = tuple((stage, stage + 1) for stage in range(stages - 1))
+        with placed(self.resolved, "costs"):
+            return build_workload(
+                self.offer, replace(self.request, stages=stages, edges=() if edges == chain else edges)
+            )
 
 
-def cost_request(work: Assembly, offer: CostModelOffer, job: OnCluster | None) -> CostRequest:
-    """Return what a cost model is asked for, its options checked."""
-    model = _described(work, "model", offer.model, offer.name)
-    device = _described(work, "device", offer.device, offer.name)
-    options = work.options("costs", offer.options)
+def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
+    """Return the costs that a configuration names, or those that read its model.
+
+    Raises:
+        ConfigError: a value that the cost model cannot take, or no cost model for the model.
+        PluginError: a name that no plugin offers.
+    """
+    work, provided = _cost_model(work)
+    offer = provided.offer
+    work, model = _described(work, "model", offer.model, offer.name)
+    work, device = _described(work, "device", offer.device, offer.name)
+    work, options = work.options("costs", offer.options)
     experiment = work.experiment
     parallel, batch = experiment.parallel, experiment.batch
     ranks = parallel.pp or 1
     reduction = experiment.data_parallel
-    return CostRequest(
+    request = CostRequest(
         ranks=ranks, stages=ranks * parallel.vp, units=batch.units,
         model=model, device=device, options=options,
         tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, ep=parallel.ep,
@@ -80,27 +97,36 @@ def cost_request(work: Assembly, offer: CostModelOffer, job: OnCluster | None) -
         data_parallel={"rate_kbps": max(reduction.bandwidth // 1000, 1), "latency_ns": reduction.latency}
         if reduction.bandwidth else {},
     )  # fmt: skip
+    return work, Costs(resolved=work.resolved, offer=provided, request=request)
 
 
-def _described(work: Assembly, key: str, model: Any, costs: str) -> dict[str, Any]:
+def _cost_model(work: Assembly) -> tuple[Assembly, Provided[CostModelOffer]]:
+    if work.experiment.costs is None:
+        readers = [name for name, p in sorted(work.registry.cost_models.items()) if p.offer.model is not None]
+        if len(readers) != 1:
+            known = ", ".join(readers) or "none is installed: pip install pptrace-models"
+            raise work.resolved.error("costs", f"write which cost model reads the model: {known}")
+        work = work.at(work.resolved.chosen("costs", readers[0], "the cost model that reads models"))
+    costs = work.experiment.costs
+    with placed(work.resolved, "costs"):
+        provided = work.registry.cost_models[costs.name if costs else "unit"]
+    return work.using(provided), provided
+
+
+def _described(work: Assembly, key: str, model: Any, costs: str) -> tuple[Assembly, dict[str, Any]]:
     """Return the model's or device's values, its preset's under those that the user wrote."""
     section = getattr(work.experiment, key)
     if model is None:
         if section is not None and key == "model":
             raise work.resolved.error(key, f"costs {costs} read no {key}: remove the key, or choose other costs")
-        return {}
+        return work, {}
     if section is None:
         hint = "--model NAME" if key == "model" else "--device NAME"
         raise work.resolved.error(key, f"missing: costs {costs} depend on it, write {hint}")
     preset: Mapping[str, Any] = {}
     if section.preset:
-        find = work.registry.model if key == "model" else work.registry.device
+        presets = work.registry.models if key == "model" else work.registry.devices
         with placed(work.resolved, key):
-            preset = work.uses(find(section.preset)).values
+            provided = presets[section.preset]
+        work, preset = work.using(provided), provided.offer.values
     return work.options(key, model, preset)
-
-
-def build_costs(work: Assembly, costs: Provided[CostModelOffer], request: CostRequest) -> Workload:
-    """Return the workload that a cost model makes."""
-    with placed(work.resolved, "costs"):
-        return build_workload(costs, request)

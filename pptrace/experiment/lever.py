@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
     from pptrace.timeline.metrics import Metrics
 
-__all__ = ["largest_lever"]
+__all__ = ["Lever", "largest_lever"]
 
-_POLICY, _COLLECTIVES = "p2p policy", "collectives"
+_POLICY, _COLLECTIVES, _COMPUTE = "p2p policy", "collectives", "compute"
 
 _ADVICE = {
     "bubble": "more microbatches",
@@ -38,7 +38,25 @@ _AS_GOOD = 0.9
 """The part of what ``async`` saves from which a stream per direction is as good a change."""
 
 
-def largest_lever(run: Run) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """What takes most of a step beside the model's own computation; prints as the summary has it."""
+
+    name: str
+    """The overhead, as ``docs/metrics.md`` lists them; ``compute`` or ``none`` where there is none."""
+    part: float | None = None
+    """Its part of the step; None where it has none, as memory."""
+    advice: str = ""
+    """What to try; nothing where there is nothing."""
+
+    def __str__(self) -> str:
+        if not self.advice:
+            return "compute alone" if self.name == _COMPUTE else self.name
+        part = "" if self.part is None else f" {self.part:.1%}"
+        return f"{self.name}{part}, try {self.advice}"
+
+
+def largest_lever(run: Run) -> Lever:
     """Return the largest overhead with its part of the step, and what to try.
 
     Memory comes first where a rank has too little; a line of its own says how much. Policy and network are
@@ -46,16 +64,16 @@ def largest_lever(run: Run) -> str:
     """
     over = run.metrics.over_capacity
     if over is not None:
-        return f"memory, try {_roomier(run, over[0])}"
+        return Lever(name="memory", advice=_roomier(run, over[0]))
     if not run.metrics.step_ns:
-        return "none"
+        return Lever(name="none")
     parts = _parts(run)
     name = max(parts, key=lambda name: parts[name])
     if parts[name] < _SMALL:
-        return "compute alone"
+        return Lever(name=_COMPUTE)
     if name == _POLICY:
         return _policy(run, parts[name])
-    return f"{name} {parts[name]:.1%}, try {_advice(run, name)}"
+    return Lever(name=name, part=parts[name], advice=_advice(run, name))
 
 
 def _parts(run: Run) -> dict[str, float]:
@@ -88,7 +106,7 @@ def _idle_parts(run: Run, metrics: Metrics) -> dict[str, float]:
     return {name: part / whole for name, part in parts.items()}
 
 
-def _policy(run: Run, saved: float) -> str:
+def _policy(run: Run, saved: float) -> Lever:
     """Return the lever of a policy without which the step is shorter by the part ``saved``."""
     policy, advice = run.prepared.policy, "p2p.policy=async"
     if policy.name is PolicyName.ORDERED and policy.stream is not StreamPer.DIRECTION:
@@ -96,7 +114,7 @@ def _policy(run: Run, saved: float) -> str:
         share = 1 - by_direction.step_ns / run.metrics.step_ns if by_direction else 0
         if share >= _AS_GOOD * saved:
             saved, advice = share, "p2p.stream=direction"
-    return f"{_POLICY} {saved:.1%}, try {advice}"
+    return Lever(name=_POLICY, part=saved, advice=advice)
 
 
 def _advice(run: Run, name: str) -> str:

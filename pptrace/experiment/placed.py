@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pptrace.config.experiment import HEADLINES
+from pptrace.config.flags import HEADLINES
 from pptrace.errors import ConfigError, ConstraintError, PluginError, PptraceError, ScheduleError
 from pptrace.hooks.from_file import is_file_reference
 
@@ -60,7 +60,7 @@ def located(error: ScheduleError, prepared: Prepared, registry: Registry) -> Ppt
         return prepared.table.locate(error)
     if error.rank >= 0:
         name = prepared.resolved.experiment.schedule.name
-        maker = registry.schedule(name).provider
+        maker = registry.schedules[name].provider
         of = f" of {maker}" if maker.distribution else ""
         error.args = (f"schedule {name}{of}: {error}",)
     return error

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from pptrace.errors import ConfigError, ConstraintError
+from pptrace.experiment.asked import LazyRequest, times
 from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.cluster import layout_of, on_cluster
-from pptrace.experiment.costs import build_costs, cost_model, cost_request, with_reduction
+from pptrace.experiment.costs import costs_of, with_reduction
 from pptrace.experiment.placed import placed
 from pptrace.experiment.stage_replicas import with_stage_replicas
 from pptrace.hooks.build import build_network, build_schedule
 from pptrace.model.request import NetworkRequest, ScheduleRequest
-from pptrace.network.contract import transfer_ns
-from pptrace.schedule.issue_order import Receive
-from pptrace.sim.contention import Contention, Sharing
+from pptrace.sim.contention import Contention
 from pptrace.sim.limits import MOST_RANKS
-from pptrace.sim.policy import Policy, PolicyName, StreamPer
+from pptrace.sim.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pptrace.config.experiment import Experiment
     from pptrace.config.resolve import Resolved
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
 
 __all__ = ["Prepared", "prepare"]
+
+_CHUNKS = "parallel.vp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,54 +62,84 @@ class Prepared:
     """The cluster and the job's place on it; None where a flat network stands for it."""
     table: TableFile | None = None
     """The file that the schedule was read from, if any."""
+    notes: tuple[str, ...] = ()
+    """What of the configuration was left out, one sentence each."""
 
 
-def prepare(resolved: Resolved, registry: Registry) -> Prepared:
+def prepare(resolved: Resolved, registry: Registry, *, loose: bool | None = None) -> Prepared:
     """Look up every name, check every option, and build schedule, costs, network and policy.
+
+    Args:
+        resolved: the configuration.
+        registry: the plugins.
+        loose: whether chunks per rank that the schedule does not take are left out, with a note; unless given,
+            where they stand in the file and the schedule's name does not.
 
     Raises:
         ConfigError: a value that a plugin cannot take, with its place in the configuration.
         PluginError: a name that no plugin offers, or a plugin that fails.
         ScheduleError: sizes that the schedule cannot take.
     """
-    work = Assembly(resolved, registry, {})
+    try:
+        return _prepared(resolved, registry)
+    except (ConstraintError, ConfigError) as error:
+        if error.key != _CHUNKS or not (_are_of_the_file(resolved) if loose is None else loose):
+            raise
+        try:
+            prepared = _prepared(resolved.without_chunks(), registry)
+        except (ConstraintError, ConfigError) as second:
+            raise (error if second.key == _CHUNKS else second) from None
+    own = prepared.resolved.experiment
+    asked, place = resolved.experiment.parallel.vp, resolved.origin(_CHUNKS)
+    note = f"vp {asked} ({place}) is left out: {own.schedule.name} runs with {own.parallel.vp}"
+    workload = replace(prepared.workload, notes=(note, *prepared.workload.notes))
+    return replace(prepared, workload=workload, notes=(note,))
+
+
+def _are_of_the_file(resolved: Resolved) -> bool:
+    """Return whether the file says how many chunks a rank has, and something else which schedule runs."""
+    chunks, name = resolved.positions.get(_CHUNKS), resolved.positions.get("schedule.name")
+    return chunks is not None and name is not None and chunks.source == resolved.file != name.source
+
+
+def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
         raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
-    file = _read(work) if resolved.experiment.schedule.kind == "table" else None
-    table = file.schedule if file else None
-    if table is not None:
-        work.resolved = _sized(work.resolved, table)
-    job = _job(work)
-    network: Network = job.hops if job else _network(work)
-    if job is None:
-        work.resolved = with_reduction(work.resolved, network)
-    costs = cost_model(work)
-    asked = cost_request(work, costs.offer, job)
-    workload = build_costs(work, costs, asked)
-    request = _schedule_request(work, workload, network)
-    if table is None:
-        table, request = _build_schedule(work, request)
-        work.resolved = _with_chunks(work.resolved, table)
+    work = Assembly(resolved=resolved, registry=registry)
+    work, file = _table_file(work)
+    work, network, job = _network(work)
+    work, costs = costs_of(work, job)
+    workload_of = cache(costs.workload)
+    parallel, batch = work.experiment.parallel, work.experiment.batch
+    request = ScheduleRequest(ranks=parallel.pp or 1, units=batch.units, chunks=parallel.vp)
+    if file is None:
+        start, stages = work, request.stages
+        work, table, request = _built(work, request, lambda: _times(start, workload_of(*_chain(stages)), network))
+    else:
+        table = file.schedule
     placement = table.placement
-    edges = tuple((int(low), int(high)) for low, high in placement.edges)
-    if (table.stages, edges) != (asked.stages, _chain(asked.stages)):
-        workload = build_costs(work, costs, replace(asked, stages=table.stages, edges=edges))
+    workload = workload_of(table.stages, tuple((int(low), int(high)) for low, high in placement.edges))
+    request = replace(request, **_times(work, workload, network))
     if table.units > request.units:
         workload = workload.scaled(Fraction(request.units, table.units))
-    workload = with_stage_replicas(work.resolved, workload, placement, network, job)
     return Prepared(
-        resolved=work.resolved, schedule=table, request=request, workload=workload, network=network,
-        policy=_policy(work.experiment), contention=_contention(work.experiment), job=job,
-        plugins=dict(sorted(work.plugins.items())), table=file,
+        resolved=work.resolved, schedule=table, request=request, network=network, job=job, table=file,
+        workload=with_stage_replicas(work.resolved, workload, placement, network, job),
+        policy=_policy(work.experiment), contention=_contention(work.experiment),
+        plugins=dict(sorted(work.plugins.items())),
     )  # fmt: skip
 
 
-def _read(work: Assembly) -> TableFile:
+def _table_file(work: Assembly) -> tuple[Assembly, TableFile | None]:
+    """Return the file of a schedule that is a table, and take its sizes."""
     schedule = work.experiment.schedule
+    if schedule.kind != "table":
+        return work, None
     from pptrace.schedule.text import load_table
 
-    work.options("schedule", None)
-    return load_table(Path(schedule.name))
+    work, _ = work.options("schedule", None)
+    file = load_table(Path(schedule.name))
+    return work.at(_sized(work.resolved, file.schedule)), file
 
 
 def _sized(resolved: Resolved, table: Schedule) -> Resolved:
@@ -116,10 +147,10 @@ def _sized(resolved: Resolved, table: Schedule) -> Resolved:
     experiment = resolved.experiment
     uneven = table.stages % table.ranks
     chunks = 1 if uneven else table.stages // table.ranks
-    asked_chunks = None if uneven or "parallel.vp" not in resolved.positions else experiment.parallel.vp
+    asked_chunks = None if uneven or _CHUNKS not in resolved.positions else experiment.parallel.vp
     for key, asked, there, what in (
         ("parallel.pp", experiment.parallel.pp, table.ranks, "rows"),
-        ("parallel.vp", asked_chunks, chunks, "stages per row"),
+        (_CHUNKS, asked_chunks, chunks, "stages per row"),
         ("batch.microbatches", experiment.batch.microbatches, table.units, "microbatches"),
     ):
         if asked is not None and asked != there:
@@ -130,65 +161,44 @@ def _sized(resolved: Resolved, table: Schedule) -> Resolved:
     step = experiment.parallel.dp * experiment.batch.micro
     parallel = experiment.parallel.model_copy(update={"pp": table.ranks, "vp": chunks})
     batch = experiment.batch.model_copy(update={"microbatches": table.units, "global_batch": table.units * step})
-    sized = ("parallel.pp", "parallel.vp", "batch.microbatches", "batch.global")
+    sized = ("parallel.pp", _CHUNKS, "batch.microbatches", "batch.global")
     origins = {**resolved.origins, **dict.fromkeys(sized, origin)}
     return replace(
         resolved, experiment=experiment.model_copy(update={"parallel": parallel, "batch": batch}), origins=origins
     )
 
 
-def _job(work: Assembly) -> OnCluster | None:
+def _network(work: Assembly) -> tuple[Assembly, Network, OnCluster | None]:
+    """Return what lies between the ranks, and the job on its cluster where there is one."""
     layout_of(work.resolved)
-    if work.experiment.cluster is None:
-        return None
-    work.resolved, job = on_cluster(work.resolved, work.registry, work.uses)
-    return job
-
-
-def _network(work: Assembly) -> Network:
+    if work.experiment.cluster is not None:
+        work, job = on_cluster(work)
+        return work, job.hops, job
     with placed(work.resolved, "network"):
-        provided = work.registry.network(work.experiment.network.name)
-    offer = work.uses(provided)
-    options = work.options("network", offer.options)
+        provided = work.registry.networks[work.experiment.network.name]
+    work, options = work.using(provided).options("network", provided.offer.options)
     ranks = work.experiment.parallel.pp or 1
     with placed(work.resolved, "network", options=True):
-        return build_network(provided, NetworkRequest(endpoints=ranks, options=options))
+        network = build_network(provided, NetworkRequest(endpoints=ranks, options=options))
+    return work.at(with_reduction(work.resolved, network)), network, None
 
 
-def _schedule_request(work: Assembly, workload: Workload, network: Network) -> ScheduleRequest:
-    parallel = work.experiment.parallel
-    ranks = parallel.pp or 1
-    known = not workload.unit_time_ns
-    transfer = 0
-    if ranks > 1 and workload.boundary_bytes.size:
-        with placed(work.resolved, "network"):
-            paths = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
-        message = transfer_ns(workload.boundary_bytes[:1], paths.overhead_ns, paths.rate_kbps)
-        transfer = int(message[0] + paths.latency_ns[0])
-    static = np.bincount(np.arange(workload.stages) % ranks, weights=workload.static_bytes)
-    room = workload.capacity_bytes - workload.reserved_bytes - int(static.max(initial=0))
-
-    def times(column: Any) -> tuple[int, ...]:
-        return tuple(int(value) for value in column) if known else ()
-
-    return ScheduleRequest(
-        ranks=ranks, units=work.experiment.batch.units, chunks=parallel.vp,
-        f_ns=times(workload.f_ns), b_ns=times(workload.b_ns),
-        i_ns=times(workload.i_ns), w_ns=times(workload.w_ns), transfer_ns=transfer,
-        activation_bytes=times(workload.activation_bytes),
-        memory_limit_bytes=max(room, 0) if workload.capacity_bytes else 0,
-    )  # fmt: skip
-
-
-def _build_schedule(work: Assembly, request: ScheduleRequest) -> tuple[Schedule, ScheduleRequest]:
-    """Return the table, and the request with the schedule's options."""
+def _built(
+    work: Assembly, request: ScheduleRequest, ask: Callable[[], dict[str, Any]]
+) -> tuple[Assembly, Schedule, ScheduleRequest]:
+    """Return the table that a schedule makes, and the request with the schedule's options."""
     with placed(work.resolved, "schedule"):
-        provided = work.registry.schedule(work.experiment.schedule.name)
-    offer = work.uses(provided)
-    request = replace(request, options=work.options("schedule", offer.options))
+        provided = work.registry.schedules[work.experiment.schedule.name]
+    work, options = work.using(provided).options("schedule", provided.offer.options)
+    request = replace(request, options=options)
     with placed(work.resolved, "schedule"):
-        schedule = build_schedule(provided, request)
-    return schedule, request
+        table = build_schedule(provided, LazyRequest.of(request, ask))
+    return work.at(_with_chunks(work.resolved, table)), table, request
+
+
+def _times(work: Assembly, workload: Workload, network: Network) -> dict[str, Any]:
+    with placed(work.resolved, "network"):
+        return times(workload, network, work.experiment.parallel.pp or 1)
 
 
 def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:
@@ -197,32 +207,28 @@ def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:
     chunks, uneven = divmod(schedule.stages, schedule.ranks)
     if uneven or chunks == experiment.parallel.vp:
         return resolved
-    if "parallel.vp" in resolved.positions:
+    if _CHUNKS in resolved.positions:
         message = f"{name} has {chunks} per rank, not {experiment.parallel.vp}: write {chunks}"
-        raise resolved.error("parallel.vp", message)
+        raise resolved.error(_CHUNKS, message)
     parallel = experiment.parallel.model_copy(update={"vp": chunks})
-    origins = {**resolved.origins, "parallel.vp": f"schedule {name}"}
+    origins = {**resolved.origins, _CHUNKS: f"schedule {name}"}
     return replace(resolved, experiment=experiment.model_copy(update={"parallel": parallel}), origins=origins)
 
 
 def _policy(experiment: Experiment) -> Policy:
     p2p = experiment.p2p
-    return Policy(
-        name=PolicyName(p2p.policy),
-        receive=Receive(p2p.receive),
-        stream=StreamPer(p2p.stream),
-        eager_bytes=p2p.eager,
-    )
+    return Policy(name=p2p.policy, receive=p2p.receive, stream=p2p.stream, eager_bytes=p2p.eager)
 
 
 def _contention(experiment: Experiment) -> Contention:
     met = experiment.contention
     return Contention(
-        links=Sharing(met.links),
+        links=met.links,
         compute_permille=round(met.compute * 1000),
         communication_permille=round(met.communication * 1000),
     )
 
 
-def _chain(stages: int) -> tuple[tuple[int, int], ...]:
-    return tuple((stage, stage + 1) for stage in range(stages - 1))
+def _chain(stages: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return stages one behind the other, with their edges."""
+    return stages, tuple((stage, stage + 1) for stage in range(stages - 1))

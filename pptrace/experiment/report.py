@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pptrace.timeline.link_use import busiest_links, delays
@@ -44,6 +45,7 @@ def document(run: Run) -> dict[str, Any]:
         "links": _links(run),
         "contention": _contention(run),
         "formula": _closed_forms(run),
+        "lever": asdict(run.lever),
         "notes": list(metrics.notes),
         "provenance": run.provenance,
     }
@@ -116,7 +118,7 @@ def _closed_forms(run: Run) -> dict[str, Any] | None:
     choice = run.prepared.resolved.experiment.schedule
     if choice.kind == "table":
         return None
-    offer, request = run.registry.schedule(choice.name).offer, run.prepared.request
+    offer, request = run.registry.schedules[choice.name].offer, run.prepared.request
     bubble = offer.bubble(request) if offer.bubble else None
     peaks = offer.peak_activations(request) if offer.peak_activations else None
     if bubble is None and peaks is None:

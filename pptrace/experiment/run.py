@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.config.resolve import Resolved
+    from pptrace.experiment.lever import Lever
     from pptrace.hooks.registry import Registry
     from pptrace.timeline.timeline import Timeline
     from pptrace.timeline.traffic import Traffic
@@ -49,6 +50,13 @@ class Run:
             "plugins": dict(self.prepared.plugins),
             "configuration": self.prepared.resolved.to_dict(),
         }
+
+    @cached_property
+    def lever(self) -> Lever:
+        """The largest overhead and what to try; simulates the step again without one after the other."""
+        from pptrace.experiment.lever import largest_lever
+
+        return largest_lever(self)
 
     def save(self, *targets: str | Path, only: Sequence[str] = (), color: str = "kind") -> list[Path]:
         """Write the step as traces; the suffix says the format, ``{rank}`` one file per rank.
@@ -122,13 +130,18 @@ class Run:
         return tuple(sorted(counters, key=lambda counter: counter.rank))
 
 
-def simulate(resolved: Resolved, registry: Registry) -> Run:
+def simulate(resolved: Resolved, registry: Registry, *, loose: bool | None = None) -> Run:
     """Prepare and simulate a resolved configuration.
+
+    Args:
+        resolved: the configuration.
+        registry: the plugins.
+        loose: whether chunks per rank that the schedule does not take are left out, as for ``prepare``.
 
     Raises:
         PptraceError: whatever :func:`~pptrace.experiment.prepare.prepare` and the simulation refuse.
     """
-    prepared = prepare(resolved, registry)
+    prepared = prepare(resolved, registry, loose=loose)
     overlap = resolved.experiment.data_parallel.overlap
     try:
         with placed(resolved, "network"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pptrace.config.choices import PolicyName, StreamPer
 from pptrace.config.quantity import format_duration, format_size
-from pptrace.experiment.lever import largest_lever
 from pptrace.timeline.link_use import busiest_links
 from pptrace.timeline.metrics import IdleCause
 
@@ -38,9 +38,10 @@ def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
 
     Where all would be too many lines, blank ones go first, then the data-parallel one, then those about links.
     """
+    head = [*_headline(run), *_notes(run), _figures(run)]
     parts = [
-        [*_headline(run), _figures(run)], [""], _where_time_goes(run), _reduction(run), _busiest(run), [""],
-        _ranks(run), _warning(run), _last(run, written),
+        head, [""], _where_time_goes(run), _reduction(run), _busiest(run), [""], _ranks(run), _warning(run),
+        _last(run, written),
     ]  # fmt: skip
     for dropped in ([], [1, 5], [1, 3, 5], [1, 3, 4, 5]):
         lines = [line for index, part in enumerate(parts) if index not in dropped for line in part]
@@ -75,9 +76,10 @@ def setting_text(run: Run, *, chunks: int = 1) -> str:
     sizes = [f"pp {run.prepared.schedule.ranks}"]
     sizes += [f"vp {chunks}"] if chunks > 1 else []
     sizes += [f"{k} {v}" for k in ("tp", "cp", "dp", "ep") if (v := getattr(experiment.parallel, k)) > 1]
-    policy: str = experiment.p2p.policy
-    if policy == "ordered" and experiment.p2p.stream != "rank":
-        policy += f" per {experiment.p2p.stream}"
+    p2p = experiment.p2p
+    policy = str(p2p.policy.value)
+    if p2p.policy is PolicyName.ORDERED and p2p.stream is not StreamPer.RANK:
+        policy += f" per {p2p.stream.value}"
     return f"{', '.join(sizes)}; {_network(run)}, p2p {policy}"
 
 
@@ -87,6 +89,10 @@ def _headline(run: Run) -> list[str]:
         f"{job_text(run)}: {name}, {schedule.units} microbatches",
         setting_text(run, chunks=schedule.stages // schedule.ranks),
     ]
+
+
+def _notes(run: Run) -> list[str]:
+    return [f"note: {note}" for note in run.prepared.notes]
 
 
 def _network(run: Run) -> str:
@@ -213,7 +219,7 @@ def _warning(run: Run) -> list[str]:
 
 def _last(run: Run, written: Sequence[Path]) -> list[str]:
     traces = [path for path in written if path.name.lower().endswith((".pftrace", ".json", ".gz"))]
-    lever = f"lever: {largest_lever(run)}"
+    lever = f"lever: {run.lever}"
     following = f"next: pptrace open {traces[0]}" if traces else "next: add -o step.pftrace"
     joined = f"{lever}; {following}"
     return [joined] if len(joined) <= WIDTH else [lever, following]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
-from pptrace.errors import PluginError, TableError
+from pptrace.errors import ConfigError, PluginError, TableError
 from pptrace.hooks.call import call_plugin, plugin_code, plugin_error
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Network
     from pptrace.schedule.table import Schedule
 
-__all__ = ["build_network", "build_schedule", "build_workload"]
+__all__ = ["build_network", "build_schedule", "build_workload", "checked_options"]
 
 _BETWEEN = re.compile(r"[\s,]+")
 
@@ -91,6 +91,27 @@ def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> 
         message = f"returned costs of {workload.stages} stages where {request.stages} were asked for"
         raise plugin_error(provider, f"cost model {offer.name!r} {message}")
     return workload
+
+
+def checked_options(provided: Provided[Any], given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the options of an offer, checked and with its defaults filled in.
+
+    Args:
+        provided: the offer; one without a parameter model takes no options.
+        given: what the user says.
+        key: what to call it in errors.
+
+    Raises:
+        ConfigError: an option that is unknown, missing or of another type.
+    """
+    from pptrace.config.options import validate_options
+
+    offer = provided.offer
+    if offer.options is not None:
+        return dict(validate_options(offer.options(), dict(given), key).model_dump())
+    if given:
+        raise ConfigError(f"{offer.name} takes no options: remove it", key=f"{key}.{next(iter(given))}")
+    return {}
 
 
 def _rows(provider: Provider, offer: ScheduleOffer, built: object) -> list[list[str | Action | None]]:

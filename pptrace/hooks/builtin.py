@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from pptrace.model.request import CostRequest, NetworkRequest
+    from pptrace.model.request import CostRequest, ExecutorRequest, NetworkRequest
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
     from pptrace.timeline.timeline import Timeline
@@ -145,16 +145,16 @@ def _table_options() -> type[BaseModel]:
     return TableOptions
 
 
-def _processes(workers: int) -> Executor:
+def _processes(request: ExecutorRequest) -> Executor:
     from pptrace.builtin.executors import Processes
 
-    return Processes(workers)
+    return Processes(request.workers)
 
 
-def _serial(workers: int) -> Executor:
+def _serial(request: ExecutorRequest) -> Executor:
     from pptrace.builtin.executors import Serial
 
-    del workers
+    del request
     return Serial()
 
 

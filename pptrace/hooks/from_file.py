@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import types
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,17 @@ from pptrace.hooks.call import plugin_code
 from pptrace.hooks.guard import guarded
 from pptrace.hooks.offers import ScheduleOffer
 from pptrace.hooks.provider import Provided, Provider
+from pptrace.hooks.sorts import Sorts
 from pptrace.model.request import ScheduleRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pydantic import BaseModel
+
 __all__ = ["is_file_reference", "schedule_from_file"]
 
-_FIELDS = frozenset({*(field.name for field in fields(ScheduleRequest)), "stages"})
+_FIELDS = frozenset({*(field.name for field in fields(ScheduleRequest)), "microbatches", "stages"})
 _NAMED = frozenset(
     {
         inspect.Parameter.POSITIONAL_ONLY,
@@ -30,7 +33,7 @@ _NAMED = frozenset(
         inspect.Parameter.KEYWORD_ONLY,
     }
 )
-_RANKS_AND_UNITS = 2
+_RANKS_AND_MICROBATCHES = 2
 
 
 def is_file_reference(text: str) -> bool:
@@ -47,7 +50,8 @@ def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[S
     """Return the schedule that a function in a file makes, as if a plugin offered it.
 
     The function gets the :class:`~pptrace.model.request.ScheduleRequest`; or, where it takes them,
-    the fields of one that its parameters name; or the ranks and units, where it takes two others.
+    the fields of one that its parameters name; or the ranks and microbatches, where it takes two others.
+    Its further parameters with a default are the schedule's options.
 
     Args:
         reference: ``FILE.py:FUNCTION``.
@@ -70,12 +74,14 @@ def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[S
         raise _error(provider, f"{file} has no function {name!r}{nearest(name, functions)}")
     if not callable(function):
         raise _error(provider, f"{name} in {file} is a {type(function).__name__}, not a function")
+    signature = _signature(provider, function, name)
     offer = ScheduleOffer(
         name=Path(file).stem.lower().replace("_", "-"),
         summary=(inspect.getdoc(function) or f"{name} of {file}").partition("\n")[0],
-        build=_builder(provider, function, name),
+        build=functools.update_wrapper(functools.partial(signature.build), function),
+        options=signature.model if signature.options else None,
     )
-    return Provided(offer=guarded(provider, offer), provider=provider)
+    return Provided(offer=guarded(provider, offer, Sorts.schedules), provider=provider)
 
 
 def _run(provider: Provider, file: str, path: Path) -> types.ModuleType:
@@ -97,24 +103,66 @@ def _run(provider: Provider, file: str, path: Path) -> types.ModuleType:
     return module
 
 
-def _builder(provider: Provider, function: Callable[..., Any], name: str) -> Callable[[ScheduleRequest], Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Signature:
+    """What a function takes: the request or parts of it, and options, which are its other parameters."""
+
+    function: Callable[..., Any]
+    """The function."""
+    parts: tuple[str, ...] | None
+    """Fields of the request that go to parameters of their names; None where parameters have other names."""
+    leading: int
+    """Parameters of other names: 1 takes the request, 2 take ranks and microbatches."""
+    options: tuple[inspect.Parameter, ...]
+    """Parameters with a default that are no part of the request."""
+
+    def build(self, request: ScheduleRequest) -> Any:
+        """Call the function."""
+        chosen = {each.name: request.options.get(each.name, each.default) for each in self.options}
+        if self.parts is not None:
+            return self.function(**{part: getattr(request, part) for part in self.parts}, **chosen)
+        if self.leading == _RANKS_AND_MICROBATCHES:
+            return self.function(request.ranks, request.units, **chosen)
+        return self.function(request, **chosen)
+
+    def model(self) -> type[BaseModel]:
+        """Return the parameter model of the options."""
+        from pydantic import ConfigDict, create_model
+
+        fields: dict[str, Any] = {each.name: (_type(each), each.default) for each in self.options}
+        config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+        made: type[BaseModel] = create_model(
+            "Options", __config__=config, __module__=self.function.__module__, **fields
+        )
+        made.model_rebuild()
+        return made
+
+
+def _signature(provider: Provider, function: Callable[..., Any], name: str) -> _Signature:
     with plugin_code(provider, function):
-        parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in _NAMED]
-    needed = [p for p in parameters if p.default is p.empty]
-    by_name = [p.name for p in parameters if p.name in _FIELDS and p.kind is not p.POSITIONAL_ONLY]
-    takes_names = bool(by_name) and all(p.name in by_name for p in needed)
+        signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind in _NAMED]
+    needed = [p.name for p in parameters if p.default is p.empty]
+    parts = tuple(p.name for p in parameters if p.name in _FIELDS and p.kind is not p.POSITIONAL_ONLY)
+    by_name = bool(parts) and set(needed) <= set(parts)
+    leading = 0 if by_name else len(needed) or min(len(parameters), 1)
+    if not by_name and leading not in {1, _RANKS_AND_MICROBATCHES}:
+        known = ", ".join(sorted(_FIELDS))
+        message = f"may take (request), (ranks, microbatches) or any of {known}, and options with a default"
+        raise _error(provider, f"{name} of {provider.name} takes {signature}, and {message}")
+    options = tuple(
+        p
+        for p in parameters[leading:]
+        if not (by_name and p.name in parts) and p.kind is not p.POSITIONAL_ONLY and not p.name.startswith("_")
+    )
+    return _Signature(function=function, parts=parts if by_name else None, leading=leading, options=options)
 
-    @functools.wraps(function)
-    def build(request: ScheduleRequest) -> Any:
-        if takes_names:
-            return function(**{key: getattr(request, key) for key in by_name})
-        return function(request.ranks, request.units) if len(needed) == _RANKS_AND_UNITS else function(request)
 
-    if takes_names or (parameters and len(needed) <= _RANKS_AND_UNITS):
-        return build
-    known = ", ".join(sorted(_FIELDS))
-    message = f"may take (request), (ranks, units) or any of {known}"
-    raise _error(provider, f"{name} of {provider.name} takes {inspect.signature(function)}, and {message}")
+def _type(parameter: inspect.Parameter) -> Any:
+    """Return what an option may be: as annotated, or else of its default's type."""
+    if parameter.annotation is not parameter.empty:
+        return parameter.annotation
+    return type(parameter.default) if isinstance(parameter.default, bool | int | float | str) else Any
 
 
 def _error(provider: Provider, message: str) -> PluginError:

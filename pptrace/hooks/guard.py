@@ -9,12 +9,12 @@ from numbers import Rational
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pptrace.hooks.call import plugin_code, plugin_error
-from pptrace.hooks.provider import HOOKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.hooks.provider import AnyOffer, Provider
+    from pptrace.hooks.sorts import Sort
 
 __all__ = ["guarded"]
 
@@ -24,15 +24,14 @@ _FILES = frozenset({"write", "recognises", "read"})
 """Callables that touch the user's files: a full disk is no fault of the plugin."""
 
 
-def guarded(provider: Provider, offer: Offer) -> Offer:
+def guarded(provider: Provider, offer: Offer, sort: Sort[Offer]) -> Offer:
     """Return ``offer`` with each callable raising as :func:`~pptrace.hooks.call.plugin_code` says.
 
     What an option model, a closed form or a reader returns is checked as well; ``build`` of each sort
     has its own check in :mod:`pptrace.hooks.build`.
     """
-    noun = HOOKS[type(offer)].removeprefix("pptrace_").removesuffix("s").replace("_", " ")
     guards = {
-        field.name: _guard(provider, f"{field.name} of {noun} {offer.name!r}", field.name, function)
+        field.name: _guard(provider, f"{field.name} of {sort.noun} {offer.name!r}", field.name, function)
         for field in fields(offer)  # type: ignore[arg-type] # every offer is a dataclass
         if callable(function := getattr(offer, field.name))
     }
@@ -68,6 +67,12 @@ def _is_timeline(value: object) -> bool:
     return isinstance(value, Timeline)
 
 
+def _is_command(value: object) -> bool:
+    from click import Command
+
+    return isinstance(value, Command)
+
+
 _MODEL = ("a pydantic model class", _is_model)
 _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "options": _MODEL,
@@ -76,5 +81,6 @@ _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "bubble": ("a Fraction", lambda value: value is None or isinstance(value, Rational)),
     "peak_activations": ("one Fraction per rank", _is_fractions),
     "read": ("a Timeline", _is_timeline),
+    "load": ("a click command", _is_command),
 }
 """What a callable of each name has to return."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from pptrace.errors import nearest
-from pptrace.hooks.provider import HOOKS
+from pptrace.hooks.sorts import SORTS
 from pptrace.hooks.specs import PROJECT
 
 __all__ = ["misfit"]
@@ -16,7 +16,7 @@ _PREFIX = f"{PROJECT}_"
 
 def misfit(plugin: object) -> str:
     """Return what keeps ``plugin`` from being used, one sentence, or ``""``."""
-    known = set(HOOKS.values())
+    known = {sort.hook for sort in SORTS}
     hooks = 0
     for name in dir(plugin):
         function = getattr(plugin, name, None)

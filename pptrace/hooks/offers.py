@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from fractions import Fraction
     from pathlib import Path
 
+    from click import Command
     from pydantic import BaseModel
 
     from pptrace.model.action import Action
-    from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
+    from pptrace.model.request import CostRequest, ExecutorRequest, NetworkRequest, ScheduleRequest
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
     from pptrace.schedule.table import Schedule
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "API",
     "ClusterOffer",
+    "CommandOffer",
     "CostModelOffer",
     "DeviceOffer",
     "ExecutorOffer",
@@ -59,9 +61,9 @@ class ScheduleOffer:
     bubble_is_exact: bool = True
     """Whether tables have this very bubble; false for a paper's formula that they only come near."""
     peak_activations: Callable[[ScheduleRequest], Sequence[Fraction] | None] | None = None
-    """Closed form, per rank, of the most activations held, in units of one stage's of one unit; None likewise."""
+    """Closed form, per rank, of the most activations held, in one stage's of one microbatch; None likewise."""
     parts: Callable[[ScheduleRequest], int] | None = None
-    """Into how many units it cuts each microbatch, all alike; 1 unless given."""
+    """Into how many parts it cuts each microbatch, all alike; 1 unless given."""
     constraints: str = ""
     """The sizes that it takes, one sentence."""
     source: str = ""
@@ -137,8 +139,9 @@ class ExecutorOffer:
 
     name: str
     summary: str
-    build: Callable[[int], Executor]
+    build: Callable[[ExecutorRequest], Executor]
     """Returns an executor with so many workers, anew after one broke; ``shutdown(wait=False)`` ends it at once."""
+    options: Callable[[], type[BaseModel]] | None = None
     in_process: bool = False
     """Whether calls run in this process; else functions, arguments and results have to be pickled."""
     api: int = API
@@ -171,4 +174,16 @@ class ImporterOffer:
     """Reads files that belong together into one timeline."""
     measure: Callable[[Sequence[Path], ImportRequest], Measurement] | None = None
     """Reads a run's files into all its steps, with what is not known of them; None for our own traces."""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandOffer:
+    """A command of ``pptrace``."""
+
+    name: str
+    summary: str
+    """What ``pptrace --help`` says of it."""
+    load: Callable[[], Command]
+    """Returns the click command; called when it runs, so that its module is imported no earlier."""
     api: int = API

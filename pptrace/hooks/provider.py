@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from pptrace.hooks.offers import (
-    ClusterOffer,
-    CostModelOffer,
-    DeviceOffer,
-    ExecutorOffer,
-    ExporterOffer,
-    ImporterOffer,
-    ModelOffer,
-    NetworkOffer,
-    ScheduleOffer,
-)
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
-__all__ = ["HOOKS", "AnyOffer", "Failure", "Provided", "Provider"]
+__all__ = ["AnyOffer", "Failure", "Offered", "Provided", "Provider"]
 
 
 class AnyOffer(Protocol):
@@ -40,19 +31,6 @@ class AnyOffer(Protocol):
 
 
 Offer_co = TypeVar("Offer_co", covariant=True)
-
-HOOKS: dict[type[Any], str] = {
-    ScheduleOffer: "pptrace_schedules",
-    NetworkOffer: "pptrace_networks",
-    CostModelOffer: "pptrace_cost_models",
-    ModelOffer: "pptrace_models",
-    DeviceOffer: "pptrace_devices",
-    ClusterOffer: "pptrace_clusters",
-    ExecutorOffer: "pptrace_executors",
-    ExporterOffer: "pptrace_exporters",
-    ImporterOffer: "pptrace_importers",
-}
-"""The hook that yields each sort of offer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +90,16 @@ class Provided(Generic[Offer_co]):
     def version(self) -> str:
         """The distribution's version."""
         return self.provider.version
+
+
+class Offered(dict[str, Provided[Offer_co]]):
+    """All offers of one sort by name; a name that is not among them is looked for elsewhere, or an error."""
+
+    def __init__(
+        self, known: Mapping[str, Provided[Offer_co]], missing: Callable[[str], Provided[Offer_co]]
+    ) -> None:
+        super().__init__(known)
+        self._missing = missing
+
+    def __missing__(self, name: str) -> Provided[Offer_co]:
+        return self._missing(name)

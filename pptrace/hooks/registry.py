@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cached_property
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -13,24 +13,14 @@ from pluggy import PluginManager
 from pluggy import PluginValidationError as HookMismatch
 
 from pptrace.errors import PluginError
-from pptrace.hooks import specs
 from pptrace.hooks.call import one_line, plugin_code, plugin_error
 from pptrace.hooks.check import check_offer
 from pptrace.hooks.guard import guarded
 from pptrace.hooks.loading import core_provider, find_entry_points
 from pptrace.hooks.misfit import misfit
-from pptrace.hooks.offers import (
-    ClusterOffer,
-    CostModelOffer,
-    DeviceOffer,
-    ExecutorOffer,
-    ExporterOffer,
-    ImporterOffer,
-    ModelOffer,
-    NetworkOffer,
-    ScheduleOffer,
-)
-from pptrace.hooks.provider import HOOKS, AnyOffer, Failure, Provided, Provider
+from pptrace.hooks.provider import AnyOffer, Failure, Offered, Provided, Provider
+from pptrace.hooks.sorts import Sort, Sorts, hook_specs
+from pptrace.hooks.specs import PROJECT
 from pptrace.hooks.tracing import trace_calls
 from pptrace.hooks.unknown import unknown_name
 
@@ -49,7 +39,7 @@ TRACE = "PPTRACE_TRACE_HOOKS"
 _NONE: Mapping[str, object] = MappingProxyType({})
 
 
-class Registry:
+class Registry(Sorts):
     """The plugins of one run; what they offer is collected when it is first asked for, once per hook.
 
     >>> sorted(Registry.load(entry_points=False).networks)[:1]
@@ -64,10 +54,11 @@ class Registry:
         self.disabled: list[Provider] = []
         """Plugins that were left out because the user asked so."""
         self._plugins: dict[Provider, object] = {}
-        self._offers: dict[tuple[Provider, type], tuple[Provided[Any], ...]] = {}
-        self._files: dict[str, Provided[ScheduleOffer]] = {}
-        self._manager = PluginManager(specs.PROJECT)
-        self._manager.add_hookspecs(specs)
+        self._offers: dict[tuple[Provider, str], tuple[Provided[Any], ...]] = {}
+        self._offered: dict[str, Offered[Any]] = {}
+        self._found: dict[tuple[str, str], Provided[Any]] = {}
+        self._manager = PluginManager(PROJECT)
+        self._manager.add_hookspecs(hook_specs())
         if trace is not None:
             trace_calls(self._manager, trace)
         for provider, plugin in plugins:
@@ -107,124 +98,39 @@ class Registry:
             (warn or _warn)(f"{failure.provider} is left out: {failure.reason}")
         return registry
 
-    @cached_property
-    def schedules(self) -> Mapping[str, Provided[ScheduleOffer]]:
-        """Schedules by name."""
-        return self._gather(ScheduleOffer)
+    def offered(self, sort: Sort[Offer]) -> Offered[Offer]:
+        """Return all offers of a sort by name; a name that nobody offers is an error that says how to get more."""
+        if sort.hook not in self._offered:
+            self._offered[sort.hook] = Offered(self._gather(sort), partial(self._elsewhere, sort))
+        return self._offered[sort.hook]
 
-    @cached_property
-    def networks(self) -> Mapping[str, Provided[NetworkOffer]]:
-        """Network models by name."""
-        return self._gather(NetworkOffer)
-
-    @cached_property
-    def cost_models(self) -> Mapping[str, Provided[CostModelOffer]]:
-        """Cost models by name."""
-        return self._gather(CostModelOffer)
-
-    @cached_property
-    def models(self) -> Mapping[str, Provided[ModelOffer]]:
-        """Model presets by name."""
-        return self._gather(ModelOffer)
-
-    @cached_property
-    def devices(self) -> Mapping[str, Provided[DeviceOffer]]:
-        """Device presets by name."""
-        return self._gather(DeviceOffer)
-
-    @cached_property
-    def clusters(self) -> Mapping[str, Provided[ClusterOffer]]:
-        """Cluster presets by name."""
-        return self._gather(ClusterOffer)
-
-    @cached_property
-    def executors(self) -> Mapping[str, Provided[ExecutorOffer]]:
-        """What runs the points of a sweep, by name."""
-        return self._gather(ExecutorOffer)
-
-    @cached_property
-    def exporters(self) -> Mapping[str, Provided[ExporterOffer]]:
-        """Trace formats that can be written, by name."""
-        return self._gather(ExporterOffer)
-
-    @cached_property
-    def importers(self) -> Mapping[str, Provided[ImporterOffer]]:
-        """Trace formats that can be read, by name."""
-        return self._gather(ImporterOffer)
-
-    def schedule(self, name: str) -> Provided[ScheduleOffer]:
-        """Return a schedule by name, or from a file as ``./mine.py:make``; as below for others."""
-        from pptrace.hooks.from_file import is_file_reference, schedule_from_file
-
-        if is_file_reference(name):
-            if name not in self._files:
-                self._files[name] = schedule_from_file(name)
-            return self._files[name]
-        return self._find(self.schedules, name, ScheduleOffer)
-
-    def network(self, name: str) -> Provided[NetworkOffer]:
-        """Return a network model by name.
-
-        Raises:
-            PluginError: no plugin offers it; says which are known and how to get more.
-        """
-        return self._find(self.networks, name, NetworkOffer)
-
-    def cost_model(self, name: str) -> Provided[CostModelOffer]:
-        """Return a cost model by name."""
-        return self._find(self.cost_models, name, CostModelOffer)
-
-    def model(self, name: str) -> Provided[ModelOffer]:
-        """Return a model preset by name."""
-        return self._find(self.models, name, ModelOffer)
-
-    def device(self, name: str) -> Provided[DeviceOffer]:
-        """Return a device preset by name."""
-        return self._find(self.devices, name, DeviceOffer)
-
-    def cluster(self, name: str) -> Provided[ClusterOffer]:
-        """Return a cluster preset by name."""
-        return self._find(self.clusters, name, ClusterOffer)
-
-    def executor(self, name: str) -> Provided[ExecutorOffer]:
-        """Return an executor of sweeps by name."""
-        return self._find(self.executors, name, ExecutorOffer)
-
-    def exporter(self, name: str) -> Provided[ExporterOffer]:
-        """Return an exporter by name."""
-        return self._find(self.exporters, name, ExporterOffer)
-
-    def importer(self, name: str) -> Provided[ImporterOffer]:
-        """Return an importer by name."""
-        return self._find(self.importers, name, ImporterOffer)
-
-    def offers_of(self, provider: Provider, sort: type[Offer]) -> tuple[Provided[Offer], ...]:
+    def offers_of(self, provider: Provider, sort: Sort[Offer]) -> tuple[Provided[Offer], ...]:
         """Return what one plugin offers of one sort.
 
         Raises:
             PluginError: the hook raised, or yielded what it must not.
         """
-        key = provider, sort
+        key = provider, sort.hook
         if key not in self._offers:
             self._offers[key] = self._call(provider, sort)
         return self._offers[key]
 
-    def _gather(self, sort: type[Offer]) -> Mapping[str, Provided[Offer]]:
+    def _gather(self, sort: Sort[Offer]) -> dict[str, Provided[Offer]]:
         found: dict[str, Provided[Offer]] = {}
         for provider in self.providers:
             for provided in self.offers_of(provider, sort):
                 name = provided.offer.name
                 if name in found:
                     message = (
-                        f"{HOOKS[sort]} yielded {name!r}, which {found[name].provider} offers too; "
+                        f"{sort.hook} yielded {name!r}, which {found[name].provider} offers too; "
                         f"uninstall one or set PPTRACE_DISABLE_PLUGINS={provider.name}"
                     )
                     raise plugin_error(provider, message)
                 found[name] = provided
-        return MappingProxyType(found)
+        return found
 
-    def _call(self, provider: Provider, sort: type[Offer]) -> tuple[Provided[Offer], ...]:
-        plugin, hook = self._plugins[provider], HOOKS[sort]
+    def _call(self, provider: Provider, sort: Sort[Offer]) -> tuple[Provided[Offer], ...]:
+        plugin, hook = self._plugins[provider], sort.hook
         impls = getattr(self._manager.hook, hook).get_hookimpls()
         function = next((impl.function for impl in impls if impl.plugin is plugin), None)
         if function is None:
@@ -239,13 +145,16 @@ class Registry:
         for offer in listed:
             check_offer(provider, offer, sort)
         own = plugin is self._plugins.get(core_provider())  # what the core raises is a bug, with its traceback
-        safe = listed if own else [guarded(provider, offer) for offer in listed]
+        safe = listed if own else [guarded(provider, offer, sort) for offer in listed]
         return tuple(Provided(offer=offer, provider=provider) for offer in safe)
 
-    def _find(self, known: Mapping[str, Provided[Offer]], name: str, sort: type[Offer]) -> Provided[Offer]:
-        if name not in known:
-            raise PluginError(unknown_name(name, known, sort, self.providers, self.disabled, self.failures))
-        return known[name]
+    def _elsewhere(self, sort: Sort[Offer], name: str) -> Provided[Offer]:
+        key = sort.hook, name
+        found = self._found.get(key) or sort.elsewhere(name)
+        if found is None:
+            raise PluginError(unknown_name(name, self.offered(sort), sort, self))
+        self._found[key] = found
+        return found
 
     def _add_installed(self, disable: Collection[str]) -> tuple[str, ...]:
         """Register what the entry points give; return the names to disable that no plugin has."""

@@ -2,59 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import nearest
-from pptrace.hooks.offers import (
-    ClusterOffer,
-    CostModelOffer,
-    DeviceOffer,
-    ModelOffer,
-    NetworkOffer,
-    ScheduleOffer,
-)
-from pptrace.hooks.provider import HOOKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from pptrace.hooks.provider import Failure, Provider
+    from pptrace.hooks.provider import Provider
+    from pptrace.hooks.registry import Registry
+    from pptrace.hooks.sorts import Sort
 
-__all__ = ["unknown_name"]
-
-_IN_HOUSE: Mapping[type, str] = {
-    ScheduleOffer: "pptrace-schedules",
-    CostModelOffer: "pptrace-models",
-    ModelOffer: "pptrace-models",
-    DeviceOffer: "pptrace-models",
-    NetworkOffer: "pptrace-networks",
-    ClusterOffer: "pptrace-networks",
-}
-"""Where more of a sort come from, where nobody knows the name."""
+__all__ = ["more_of", "unknown_name"]
 
 
-def unknown_name(
-    name: str,
-    known: Mapping[str, object],
-    sort: type,
-    providers: Sequence[Provider],
-    disabled: Sequence[Provider],
-    failures: Sequence[Failure],
-) -> str:
+def unknown_name(name: str, known: Iterable[str], sort: Sort[Any], registry: Registry) -> str:
     """Return the message for an unknown ``name``: the nearest, the known ones, and how to get more."""
-    noun = HOOKS[sort].removeprefix("pptrace_").removesuffix("s").replace("_", " ")
-    advice = _advice(_IN_HOUSE.get(sort, ""), providers, disabled, failures)
-    file = ", or write ./FILE.py:FUNCTION for one of your own" if sort is ScheduleOffer else ""
-    return f"no installed plugin offers a {noun} named {name!r}{nearest(name, known)}{advice}{file}"
+    advice = f"{more_of(sort, registry)}{sort.hint}"
+    return f"no installed plugin offers a {sort.noun} named {name!r}{nearest(name, known)}{advice}"
 
 
-def _advice(
-    source: str, providers: Sequence[Provider], disabled: Sequence[Provider], failures: Sequence[Failure]
-) -> str:
-    broken = [failure.provider for failure in failures]
-    if not source or _has(source, providers):
+def more_of(sort: Sort[Any], registry: Registry) -> str:
+    """Return how to get more of a sort, as the end of a message; nothing where all is well."""
+    source, broken = sort.source, [failure.provider for failure in registry.failures]
+    if not source or _has(source, registry.providers):
         return f"; left out, see `pptrace plugins`: {_listed(broken)}" if broken else ""
-    if _has(source, disabled):
+    if _has(source, registry.disabled):
         return f"; {source} is disabled by PPTRACE_DISABLE_PLUGINS"
     if _has(source, broken):
         return f"; {source} failed to load, see `pptrace plugins`"

@@ -1,4 +1,4 @@
-"""What a plugin is asked for: a schedule, a cost model's workload, or a network."""
+"""What a plugin is asked for: a schedule, a cost model's workload, a network, or what runs a sweep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CostRequest", "GroupCollectives", "NetworkRequest", "ScheduleRequest"]
+__all__ = ["CostRequest", "ExecutorRequest", "GroupCollectives", "NetworkRequest", "ScheduleRequest"]
 
 
 class GroupCollectives(Protocol):
@@ -34,20 +34,21 @@ def _nothing() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRequest:
-    """What a schedule is built from; simple schedules read ``ranks`` and ``units`` alone.
+    """What a schedule is built from; simple schedules read ``ranks`` and ``microbatches`` alone.
 
-    >>> ScheduleRequest(ranks=4, units=8).stages
-    4
+    >>> request = ScheduleRequest(ranks=4, units=8)
+    >>> request.stages, request.microbatches
+    (4, 8)
     """
 
     ranks: int
     """Pipeline ranks."""
     units: int
-    """Units (microbatches) in the step."""
+    """Microbatches in the step."""
     chunks: int = 1
     """Model chunks per rank."""
     f_ns: tuple[int, ...] = ()
-    """Forward time of a unit per stage; empty where only the structure is known: count each as 1."""
+    """Forward time of a microbatch per stage; empty where only the structure is known: count each as 1."""
     b_ns: tuple[int, ...] = ()
     """Full backward time per stage; empty as above: count each as 2."""
     i_ns: tuple[int, ...] = ()
@@ -57,7 +58,7 @@ class ScheduleRequest:
     transfer_ns: int = 0
     """Time of one boundary message between neighbours, uncontended."""
     activation_bytes: tuple[int, ...] = ()
-    """Bytes that a unit's forward leaves on each stage; empty where unknown."""
+    """Bytes that a microbatch's forward leaves on each stage; empty where unknown."""
     memory_limit_bytes: int = 0
     """Bytes per rank for activations; 0 for no limit."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
@@ -67,6 +68,11 @@ class ScheduleRequest:
     def stages(self) -> int:
         """Stages of the whole pipeline."""
         return self.ranks * self.chunks
+
+    @property
+    def microbatches(self) -> int:
+        """The same as ``units``."""
+        return self.units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +84,7 @@ class CostRequest:
     stages: int
     """Stages; a cost model splits the model over them in order."""
     units: int
-    """Units (microbatches) that one pipeline runs in the step."""
+    """Microbatches that one pipeline runs in the step."""
     edges: tuple[tuple[int, int], ...] = ()
     """The stages' graph as (from, to), forward."""
     model: Mapping[str, Any] = field(default_factory=_nothing)
@@ -96,7 +102,7 @@ class CostRequest:
     sequence_parallel: bool = False
     """Whether activations between tensor-parallel regions are split over the sequence."""
     micro: int = 1
-    """Sequences in a unit."""
+    """Sequences in a microbatch."""
     sequence: int = 0
     """Tokens in a sequence."""
     global_batch: int = 0
@@ -107,6 +113,11 @@ class CostRequest:
     """Network of the data-parallel group: ``rate_kbps`` (kB/s per direction) and ``latency_ns``."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
     """The cost model's own options."""
+
+    @property
+    def microbatches(self) -> int:
+        """The same as ``units``."""
+        return self.units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,3 +137,13 @@ class NetworkRequest:
     """How many neighbouring endpoints are NICs of one node, where the network is a cluster's fabric."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
     """The network's own options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorRequest:
+    """What the points of a sweep run on."""
+
+    workers: int
+    """How many points run at once."""
+    options: Mapping[str, Any] = field(default_factory=_nothing)
+    """The executor's own options."""

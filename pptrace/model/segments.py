@@ -34,7 +34,8 @@ class Segment:
     stream: Stream = Stream.COMPUTE
     """Where it runs: computation, or communication of one of the rank's own groups."""
     needs: tuple[int, ...] | None = None
-    """Places of earlier segments of its action that it waits for; None for the one before it."""
+    """Places of earlier segments of its action that it waits for, one or more; None for the one before it. The first
+    waits for what the action needs."""
     result: bool = False
     """Whether the action's message may leave, and its own stage go on, at its end. Where no segment of an action says
     so, that takes all that no other segment needs. An action alone is done when all of it is."""
@@ -76,6 +77,9 @@ def check_segments(segments: tuple[Segment, ...], where: str) -> None:
     if not segments:
         msg = f"{where}: no segments: an action has at least one"
         raise ValueError(msg)
+    if not any(segment.is_computation for segment in segments):
+        msg = f"{where}: none of its segments computes: an action has at least one that does, if only for 0 ns"
+        raise ValueError(msg)
     for place, segment in enumerate(segments):
         at = f"{where}, segment {place} ({segment.name})"
         if segment.duration_ns < 0 or segment.size_bytes < 0:
@@ -84,8 +88,9 @@ def check_segments(segments: tuple[Segment, ...], where: str) -> None:
         if not (segment.is_computation or segment.stream.is_group):
             msg = f"{at}: runs on {segment.stream.name}: a segment computes, or communicates within an own group"
             raise ValueError(msg)
-        if any(not 0 <= need < place for need in segment.needs_of(place)):
-            msg = f"{at}: needs segments {list(segment.needs_of(place))}: those before it count from 0"
+        needs = segment.needs_of(place)
+        if any(not 0 <= need < place for need in needs) or (place and not needs):
+            msg = f"{at}: needs segments {list(needs)}: one or more of those before it, which count from 0"
             raise ValueError(msg)
         if segment.link and not segment.size_bytes:
             msg = f"{at}: goes over {segment.link} and has no size_bytes"
@@ -95,7 +100,7 @@ def check_segments(segments: tuple[Segment, ...], where: str) -> None:
 def results_of(segments: Sequence[Segment]) -> tuple[int, ...]:
     """Return the places of the segments at whose ends an action's result is there.
 
-    >>> results_of([Segment(name="attention"), Segment(name="weights", needs=()), Segment(name="mlp", needs=(0,))])
+    >>> results_of([Segment(name="attention"), Segment(name="weights"), Segment(name="mlp", needs=(0,))])
     (1, 2)
     """
     named = tuple(place for place, segment in enumerate(segments) if segment.result)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from pptrace.config.choices import Receive
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.cells import CELL, CellColumns, Cells
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
 
 __all__ = ["IssueOrder", "Receive", "as_issued", "walk", "with_messages", "with_sends"]
-
-
-class Receive(Enum):
-    """Where a table without messages gets its receives."""
-
-    ASAP = "asap"
-    """As soon as the sender has sent: PyTorch's default."""
-    DEFERRED = "deferred"
-    """Right before the consumer, lower ranks receiving before they send: PyTorch's ``defer_pp_recv``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -170,4 +170,4 @@ def _parse_at(cell: str, rank: int, position: int) -> Action:
     try:
         return parse_action(cell)
     except TableError as error:
-        raise TableError(error.message, row=rank + 1, column=position + 1, cell=cell) from None
+        raise TableError(error.message, rank=rank, position=position, cell=cell) from None

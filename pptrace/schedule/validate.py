@@ -61,7 +61,7 @@ def validate_structure(schedule: Schedule) -> Positions:
 def _describe(schedule: Schedule, problem: Problem) -> ScheduleError:
     row, rank = problem.row, schedule.rank_at(problem.row)
     action = schedule.action(row)
-    where = f"rank {rank}, action {row - int(schedule.row_ptr[rank]) + 1} ({action})"
+    where = f"rank {rank}, action {row - int(schedule.row_ptr[rank])} ({action})"
     if problem.code == tables.OUT_OF_STAGES:
         text = f"{where}: stage {action.stage} is out of range: stages are 0 to {schedule.stages - 1}"
     elif problem.code == tables.OUT_OF_UNITS:
@@ -70,7 +70,7 @@ def _describe(schedule: Schedule, problem: Problem) -> ScheduleError:
     elif problem.code == tables.TWICE:
         first = problem.other
         text = (
-            f"{where}: does again what action {first - int(schedule.row_ptr[rank]) + 1} "
+            f"{where}: does again what action {first - int(schedule.row_ptr[rank])} "
             f"({schedule.action(first)}) has done: remove one"
         )
     else:

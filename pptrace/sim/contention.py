@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+
+from pptrace.config.choices import Sharing
 
 __all__ = ["Contention", "Sharing"]
-
-
-class Sharing(Enum):
-    """What flows that meet on a link do."""
-
-    NONE = "none"
-    """Nothing: each goes as fast as it would alone."""
-    FIFO = "fifo"
-    """A message holds all its links; others queue by the time at which they were ready."""
-    MAX_MIN = "max-min"
-    """They share: rates are max-min fair at every instant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

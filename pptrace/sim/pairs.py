@@ -25,7 +25,11 @@ class Placed(NamedTuple):
     number: int
     """Its place in that action."""
     release: int
-    """The computation behind which it is issued, as a place in the order; -1 for what its stream says."""
+    """The computation behind which it is issued, as a place in the order; :data:`ROW` or :data:`STREAM` for none."""
+
+
+ROW, STREAM = -1, -2
+"""Issued behind whatever its row computed before, or behind nothing but what its stream and its needs say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +47,13 @@ class Braided:
 def alone(segments: Sequence[Segment]) -> Braided:
     """Return an action by itself: each segment follows the one before, whatever it needs."""
     places = range(len(segments))
-    release = [-1 if segments[i].is_computation else _computed(segments, i) for i in places]
+    computed = [max((i for i in places[:at] if segments[i].is_computation), default=STREAM) for at in places]
+    release = [ROW if segments[i].is_computation or not i else computed[i] for i in places]
     return Braided(
         order=tuple(Placed(0, place, release[place]) for place in places),
         needs=tuple((i - 1, i) for i in places[1:] if segments[i].stream is not segments[i - 1].stream),
         results=((len(segments) - 1,),),
     )
-
-
-def _computed(segments: Sequence[Segment], place: int) -> int:
-    return max((i for i in range(place) if segments[i].is_computation), default=-1)
 
 
 def braided(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()) -> Braided:
@@ -65,12 +66,11 @@ def braided(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()
     turns = _turns(members, interleave) if interleave else _first_ready(members)
     order: list[Placed] = []
     place: dict[tuple[int, int], int] = {}
+    _issue_communication(members, order, place)
     for member in turns:
         number = _next_computation(members[member], member, place)
         place[member, number] = len(order)
-        order.append(Placed(member, number, -1))
-        _issue_communication(members, order, place)
-    if not order:
+        order.append(Placed(member, number, ROW))
         _issue_communication(members, order, place)
     needs = [
         (place[member, need], at)
@@ -91,19 +91,22 @@ def _next_computation(segments: Sequence[Segment], member: int, place: dict[tupl
 def _issue_communication(
     members: Sequence[Sequence[Segment]], order: list[Placed], place: dict[tuple[int, int], int]
 ) -> None:
-    """Issue all communication whose needs have been, until no more is."""
-    moved = True
-    while moved:
-        moved = False
-        for member, segments in enumerate(members):
-            for number, segment in enumerate(segments):
-                needs = [place.get((member, need), -1) for need in segment.needs_of(number)]
-                if segment.is_computation or (member, number) in place or -1 in needs:
-                    continue
-                computed = [at for at in needs if members[order[at].member][order[at].number].is_computation]
-                place[member, number] = len(order)
-                order.append(Placed(member, number, max(computed, default=-1)))
-                moved = True
+    """Issue all communication whose needs have been, the first member's first, until no more is."""
+    while True:
+        ready = [
+            (member, number)
+            for member, segments in enumerate(members)
+            for number, segment in enumerate(segments)
+            if not segment.is_computation and (member, number) not in place
+            and all((member, need) in place for need in segment.needs_of(number))
+        ]  # fmt: skip
+        if not ready:
+            return
+        member, number = ready[0]
+        needs = [place[member, need] for need in members[member][number].needs_of(number)]
+        computed = [at for at in needs if members[order[at].member][order[at].number].is_computation]
+        place[member, number] = len(order)
+        order.append(Placed(member, number, max(computed, default=STREAM if number else ROW)))
 
 
 def _turns(members: Sequence[Sequence[Segment]], interleave: Sequence[int]) -> list[int]:

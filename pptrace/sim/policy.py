@@ -3,37 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
-from pptrace.schedule.issue_order import Receive
+from pptrace.config.choices import PolicyName, Receive, StreamPer
 
 __all__ = ["Policy", "PolicyName", "StreamPer"]
-
-
-class PolicyName(Enum):
-    """The policies."""
-
-    ASYNC = "async"
-    """One task per message, on a stream per (sender, receiver)."""
-    SENDER_BLOCKING = "sender-blocking"
-    """One task on the sender's compute stream, right after its producer; nothing on the receiver."""
-    BLOCKING = "blocking"
-    """A SEND and a RECV, each on its rank's compute stream; a RECV starts no earlier than its SEND."""
-    ORDERED = "ordered"
-    """One rendezvous on both ranks' communication streams, at its places in the rows."""
-    BATCHED = "batched"
-    """Neighbouring messages of a row are one group: launched together, waited for together."""
-
-
-class StreamPer(Enum):
-    """What has a communication stream of its own under ``ordered``."""
-
-    RANK = "rank"
-    """A rank: all its messages queue behind each other."""
-    PAIR = "pair"
-    """A rank and a peer, both directions together."""
-    DIRECTION = "direction"
-    """A rank, a peer and a direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pptrace.errors import ScheduleError
 from pptrace.model.kinds import COMPUTE, SENDS, TABLE, Kind, Stream
 from pptrace.model.segments import Segment
 from pptrace.network.contract import Paths, transfer_ns
-from pptrace.sim.pairs import Braided, alone, braided
+from pptrace.sim.pairs import STREAM, Braided, alone, braided
 from pptrace.sim.policy import PolicyName
 from pptrace.timeline.parts import Parts
 
@@ -45,7 +45,7 @@ class PartColumns(NamedTuple):
     duration_ns: Int64s
     """What it takes."""
     release: Int32s
-    """The row of the computation behind which it is issued; -1 for the one before it, -2 for none."""
+    """The row of the computation behind which it is issued; -1 for the one before it in its row, -2 for none."""
     path: Int32s
     """Which of :attr:`Expansion.links` its bytes go over, -1 for none."""
     size_bytes: Int64s
@@ -210,6 +210,7 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
     at = np.concatenate([[0], np.cumsum(length)])
     source = np.repeat(np.arange(len(issued)), length)
     results = np.full((_most_results(groups), len(issued)), -1, dtype=np.int64)
+    begin = at[:-1].copy()
     columns = _unfilled(source.size)
     name, names, links = np.full(source.size, -1, dtype=np.int32), dict[str, int](), dict[str, int]()
     needs: list[NDArray[np.int64]] = []
@@ -225,15 +226,15 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
         columns.duration_ns[place] = [one.duration_ns for one in segments]
         columns.path[place] = [links.setdefault(one.link, len(links)) if one.link else -1 for one in segments]
         columns.size_bytes[place] = [one.size_bytes for one in segments]
-        computes = [one.is_computation for one in segments]
-        columns.release[place] = np.where(computes, -1, _released(rows, at[start]))
+        columns.release[place] = _released(rows, at[start])
         for member, places in enumerate(rows.results):
+            begin[start + member] = at[start] + rows.order.index(next(one for one in rows.order if one[:2] == (member, 0)))
             results[: len(places), start + member] = at[start] + np.array(places)[:, None]
         needs += [np.stack([at[start] + before, at[start] + behind]) for before, behind in rows.needs]
     whole = replace(
         issued, row_ptr=at[issued.row_ptr], edge=issued.edge[source], **issued.cells.taken(source)._asdict()
     )
-    needs += _behind_results(issued, columns, at, results, policy)
+    needs += _behind_results(issued, columns, begin, results, policy)
     both = np.concatenate(needs, axis=1).astype(np.int32)
     return whole, Expansion(columns=columns, name=name, names=tuple(names), links=tuple(links), needs=(both[0], both[1]))
 
@@ -249,13 +250,13 @@ def _unfilled(rows: int) -> PartColumns:
 
 def _released(rows: Braided, start: NDArray[np.int64]) -> NDArray[np.int64]:
     release = np.array([one.release for one in rows.order])
-    return np.where(release < 0, -2, start[:, None] + release)
+    return np.where(release < 0, release, start[:, None] + release)
 
 
 def _behind_results(
     issued: IssueOrder,
     columns: PartColumns,
-    at: NDArray[np.int64],
+    begin: NDArray[np.int64],
     results: NDArray[np.int64],
     policy: Policy,
 ) -> list[NDArray[np.int64]]:
@@ -271,17 +272,17 @@ def _behind_results(
     ahead = np.arange(rows.size) - np.searchsorted(rows, rows)
     cell = (way[rows] * stages + issued.stage[rows]) * units + issued.unit[rows] + ahead
     begins, makers = np.full(2 * cells, -1, dtype=np.int64), np.full(2 * cells, -1, dtype=np.int64)
-    begins[cell], makers[cell] = at[rows], rows
+    begins[cell], makers[cell] = begin[rows], rows
     before, behind = _on_own_rank(placement)
     sends = np.flatnonzero(SENDS.mask(issued.kind))
     sent = ((issued.kind[sends] == Kind.SEND_B) * stages + issued.stage[sends]) * units + issued.unit[sends]
     if policy.name in _KEEPS_MESSAGES:
-        _release(columns, results[:, makers[sent]], at[sends])
+        _release(columns, results[:, makers[sent]], begin[sends])
     single = np.flatnonzero((results[0] >= 0) & (issued.braid < 0))
     found = []
     for result in results:
         ends = np.where(makers < 0, -1, result[makers])
-        pairs = [(ends[before], begins[behind]), (ends[sent], at[sends]), _to_next(issued, at, result, single)]
+        pairs = [(ends[before], begins[behind]), (ends[sent], begin[sends]), _to_next(issued, begin, result, single)]
         source, target = (np.concatenate(side) for side in zip(*pairs, strict=True))
         kept = (source >= 0) & (target >= 0)
         kept &= columns.stream[source] != Stream.COMPUTE  # whose order says so
@@ -291,8 +292,8 @@ def _behind_results(
 
 def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np.int64]) -> None:
     """Let messages leave behind the computations that their results follow, not behind the whole pair."""
-    computed = np.where(columns.stream[results] == Stream.COMPUTE, results, columns.release[results])
-    last = np.where(results < 0, -2, computed).max(axis=0)
+    computes = (results >= 0) & (columns.stream[results] == Stream.COMPUTE)
+    last = np.where(computes, results, STREAM).max(axis=0)
     own = (results >= 0).any(axis=0)
     columns.release[sends[own]] = last[own]
 
@@ -311,7 +312,7 @@ def _on_own_rank(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def _to_next(
-    issued: IssueOrder, at: NDArray[np.int64], result: NDArray[np.int64], rows: NDArray[np.int64]
+    issued: IssueOrder, begin: NDArray[np.int64], result: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return each row's result with the first part of the computation that its rank issues next."""
     computes = np.flatnonzero(COMPUTE.mask(issued.kind))
@@ -319,4 +320,4 @@ def _to_next(
     rows, following = rows[place < computes.size], computes[place[place < computes.size]]
     rank = np.searchsorted(issued.row_ptr, np.arange(len(issued)), side="right")
     same = rank[rows] == rank[following]
-    return result[rows[same]], at[following[same]]
+    return result[rows[same]], begin[following[same]]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.experiment import Experiment
-from pptrace.config.overrides import FLAGS, Assignment, assignment
+from pptrace.config.flags import ARGUMENTS, key_of
+from pptrace.config.overrides import Assignment, assignment
 from pptrace.config.places import key_text
 from pptrace.config.yaml_file import read_yaml
 from pptrace.errors import ConfigError, nearest
@@ -112,9 +113,9 @@ def _axis(key: str, words: Sequence[str]) -> Axis:
     files = [word for word in words if word.lower().endswith(_FILES)]
     if files:
         return Axis(key=key, values=_overlays(files, words, source))
-    section = re.split(r"[.\[]", FLAGS.get(key, key))[0]
+    section = re.split(r"[.\[]", key_of(key))[0]
     if section not in Experiment.model_fields:
-        raise ConfigError(f"no such key{nearest(key, FLAGS)}", file=source)
+        raise ConfigError(f"no such key{nearest(key, ARGUMENTS)}", file=source)
     if not words or not all(words):
         what = "an empty value between its commas" if any(words) else "no value"
         raise ConfigError(f"has {what}: write such as {key}=VALUE,VALUE", file=source)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pptrace.config.overrides import assignment
 from pptrace.config.resolve import load
-from pptrace.errors import ConfigError, ConstraintError, PluginError
+from pptrace.errors import PluginError
 from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.run import simulate
 from pptrace.hooks.from_file import is_file_reference
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from pptrace.study.entry import Entry
 
 __all__ = ["Basis"]
-
-_CHUNKS = "parallel.vp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +55,7 @@ class Basis:
             load_table(Path(entry.name))
             return None
         try:
-            return self.registry.schedule(entry.name).offer
+            return self.registry.schedules[entry.name].offer
         except PluginError as error:
             if error.plugin and not is_file_reference(error.plugin):
                 raise
@@ -73,7 +70,7 @@ class Basis:
         """
         offer = self.find(entry)
         if offer is not None:
-            Assembly(resolved, self.registry, {}).options("schedule", offer.options)
+            Assembly(resolved=resolved, registry=self.registry).options("schedule", offer.options)
 
     def run(self, entry: Entry, varied: Sequence[Assignment] = ()) -> Run:
         """Simulate one step.
@@ -84,18 +81,4 @@ class Basis:
         Raises:
             PptraceError: what the schedule or the simulation refuses.
         """
-        resolved = self.resolve(entry, varied)
-        try:
-            return simulate(resolved, self.registry)
-        except (ConstraintError, ConfigError) as error:
-            asked = _CHUNKS in resolved.positions and not entry.sets(_CHUNKS)
-            if error.key != _CHUNKS or not asked:
-                raise
-            unasked = [*varied, assignment(_CHUNKS, "null", entry.source)]
-            return self._without_chunks(entry, unasked, error)
-
-    def _without_chunks(self, entry: Entry, varied: Sequence[Assignment], error: Exception) -> Run:
-        try:
-            return simulate(self.resolve(entry, varied), self.registry)
-        except (ConstraintError, ConfigError) as second:
-            raise (error if second.key == _CHUNKS else second) from None
+        return simulate(self.resolve(entry, varied), self.registry, loose=not entry.sets("parallel.vp"))

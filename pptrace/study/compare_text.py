@@ -161,7 +161,7 @@ def work_note(runs: Sequence[tuple[str, Run]]) -> list[str]:
     if not more:
         return []
     of = f"the work of {runs[work.index(least)][0]}"
-    return [f"steps do not compute the same: {', '.join(more)} {of}; unit costs are per chunk"]
+    return [f"steps do not compute the same: {', '.join(more)} {of}; costs are per stage"]
 
 
 def _work_ns(run: Run) -> int:

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pptrace.config.overrides import FLAGS, Assignment, assignment
+from pptrace.config.flags import ARGUMENTS, key_of
+from pptrace.config.overrides import Assignment, assignment
 from pptrace.config.places import Place
 from pptrace.errors import ConfigError
 
@@ -108,6 +109,6 @@ def _setting(text: str, source: str) -> tuple[str, str]:
         raise ConfigError("an entry names its schedule at its beginning", file=source)
     if not value:
         raise ConfigError(f"{key} has no value: write {key}=VALUE", file=source)
-    if key in FLAGS:
-        return FLAGS[key], value
+    if key in ARGUMENTS:
+        return key_of(key), value
     return (key if "." in key else f"schedule.options.{key}"), value

@@ -14,8 +14,7 @@ from pptrace.config.experiment import Experiment, ScheduleChoice
 from pptrace.config.options import validate_options
 from pptrace.config.overrides import assignment, assignments, overlaid
 from pptrace.config.places import key_text
-from pptrace.config.resolve import load
-from pptrace.config.yaml_file import Document, read_yaml
+from pptrace.config.resolve import document_of, load
 from pptrace.errors import ConfigError
 from pptrace.study.entry import Entry
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.overrides import Assignment
     from pptrace.config.places import KeyPath
+    from pptrace.config.yaml_file import Document
     from pptrace.study.axes import Axis, Value
     from pptrace.study.row import Row
 
@@ -91,7 +91,9 @@ class Grid:
         ]
 
 
-def grid_of(file: Path | None, sets: Sequence[str], flags: Mapping[str, Any], axes: Sequence[Axis]) -> Grid:
+def grid_of(
+    file: Path | Document | None, sets: Sequence[str], flags: Mapping[str, Any], axes: Sequence[Axis]
+) -> Grid:
     """Return the points of a sweep.
 
     Raises:
@@ -99,7 +101,7 @@ def grid_of(file: Path | None, sets: Sequence[str], flags: Mapping[str, Any], ax
             have, or a configuration that no point makes usable.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    document = read_yaml(file) if file is not None else Document()
+    document = document_of(file)
     base = Base(document=document, sets=tuple(sets), flags=given)
     own = assignments(base.sets, base.flags)
     _check(axes, own)

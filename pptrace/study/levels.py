@@ -44,7 +44,7 @@ def at_levels(run: Run) -> Levels:
     choice = run.prepared.resolved.experiment.schedule
     if choice.kind == "table":
         return Levels(run=run, formula=None, table=_bubble(run.prepared.schedule))
-    provided = run.registry.schedule(choice.name)
+    provided = run.registry.schedules[choice.name]
     request = replace(
         run.prepared.request, f_ns=(), b_ns=(), i_ns=(), w_ns=(), transfer_ns=0, activation_bytes=(),
         memory_limit_bytes=0,

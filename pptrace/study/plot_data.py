@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from pptrace.config.overrides import FLAGS
+from pptrace.config.flags import key_of
 from pptrace.config.quantity import DURATION, FLOPS, RATE, SIZE
 from pptrace.errors import ConfigError, nearest
 from pptrace.study.results import IDENTITY, is_input
@@ -114,7 +114,7 @@ def roles_of(over: Sequence[str], rows: Sequence[Row], x: str | None, *, numbers
     numeric = [key for key in over if all(number_of(row.get(key)) is not None for row in rows)]
     able = numeric if numbers else [*numeric, *(key for key in over if key not in numeric)]
     if x is not None:
-        alike = [key for key in over if x in {key, FLAGS.get(key, key)}]
+        alike = [key for key in over if x in {key, key_of(key)}]
         if not alike:
             raise ConfigError(f"{x} is no axis of this sweep{nearest(x, over)}", file="--x")
         if alike[0] not in able:

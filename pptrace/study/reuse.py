@@ -120,7 +120,7 @@ def _resolved(grid: Grid, registry: Registry, point: Point) -> Resolved:
     basis = Basis(file=base.document, sets=base.sets, flags=base.flags, registry=registry)
     resolved = basis.resolve(point.entry)
     try:
-        return prepare(resolved, registry).resolved
+        return prepare(resolved, registry, loose=not point.entry.sets("parallel.vp")).resolved
     except PptraceError:
         return resolved
 

@@ -6,7 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pptrace.config.overrides import FLAGS, Assignment, assignment
+from pptrace.config.flags import key_of
+from pptrace.config.overrides import Assignment, assignment
 from pptrace.errors import ConfigError, PptraceError, nearest
 from pptrace.experiment.prepare import prepare
 from pptrace.study.bisection import rounded
@@ -100,7 +101,7 @@ def _key(word: str, basis: Basis, entries: Sequence[Entry], ends: tuple[str, str
     if word in _NETWORK:
         cluster = _loaded(basis, entries[0], _MICROBATCHES, ends).experiment.cluster
         return f"network.{word}" if cluster is None else f"cluster.fabric.{word}"
-    return FLAGS.get(word, word)
+    return key_of(word)
 
 
 def _loaded(basis: Basis, entry: Entry, key: str, ends: tuple[str, str] | None) -> Resolved:

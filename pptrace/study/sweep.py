@@ -7,12 +7,12 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ConfigError, OutputError
 from pptrace.export.output import replace_file
-from pptrace.hooks.call import call_plugin
 from pptrace.kernel import COMPILE_FROM
+from pptrace.study.executor import Chosen, choose
 from pptrace.study.journal import Journal, journal_path
 from pptrace.study.picture import check_picture
 from pptrace.study.point import run_point
@@ -23,11 +23,8 @@ from pptrace.study.sweep_plots import Picture, save_picture
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Executor
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from pptrace.hooks.offers import ExecutorOffer
-    from pptrace.hooks.provider import Provided
     from pptrace.hooks.registry import Registry
     from pptrace.study.grid import Base, Grid, Point
     from pptrace.study.row import Cell, Row
@@ -108,7 +105,7 @@ def sweep(
     grid: Grid,
     registry: Registry,
     *,
-    executor: str = "processes",
+    executor: str | Mapping[str, Any] = "processes",
     workers: int = 0,
     outputs: Sequence[Path] = (),
     fresh: bool = False,
@@ -120,7 +117,7 @@ def sweep(
     Args:
         grid: the points.
         registry: the plugins.
-        executor: the name of an executor that a plugin offers.
+        executor: the name of an executor that a plugin offers, with options as :func:`choose` reads them.
         workers: how many points run at once; 0 for as many as this machine has cores.
         outputs: the files that the sweep is for. Finished rows in them are taken over, and each new one is noted
             in the journal beside the first; who writes the files then ends it with :func:`end_journals`.
@@ -131,11 +128,12 @@ def sweep(
     Raises:
         OutputError: an output is no sweep's, or one of another configuration, or the journal cannot be written.
         PluginError: no plugin offers the executor.
-        ConfigError: a registry of the caller's own with an executor that would not have it.
+        ConfigError: a registry of the caller's own with an executor that would not have it, or one of its options.
     """
-    provided = registry.executor(executor)
-    if shares_registry and not provided.offer.in_process:
-        message = f"{executor} runs in other processes, which load plugins anew: take serial, or no registry"
+    chosen = choose(executor, registry, workers or _cores())
+    if shares_registry and not chosen.in_process:
+        name = chosen.provided.offer.name
+        message = f"{name} runs in other processes, which load plugins anew: take serial, or no registry"
         raise ConfigError(message, key="executor")
     rows = {} if fresh else earlier_rows(grid, registry, outputs)
     missing = [point for point in grid.points if point.identity not in rows]
@@ -143,7 +141,7 @@ def sweep(
     report = progress or _unseen
     report(done, len(grid.points))
     with Journal(journal_path(outputs[0]), fresh=fresh) if outputs and missing else nullcontext() as journal:
-        for point, found in _run(grid, missing, registry, provided, workers or _cores()):
+        for point, found in _run(grid, missing, registry, chosen):
             row = rows[point.identity] = _labelled(grid, point, found)
             if journal is not None and not row.get("error"):
                 journal.append(row)
@@ -160,24 +158,16 @@ def end_journals(outputs: Sequence[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _run(
-    grid: Grid, points: Sequence[Point], registry: Registry, provided: Provided[ExecutorOffer], workers: int
-) -> Iterator[tuple[Point, Row]]:
+def _run(grid: Grid, points: Sequence[Point], registry: Registry, chosen: Chosen) -> Iterator[tuple[Point, Row]]:
     """Yield points with their rows as they finish; large ones begin first, so that no worker is left with one."""
-    offer = provided.offer
     compiled = sum(point.actions for point in points) >= COMPILE_FROM
-    own = registry if offer.in_process else None
+    own = registry if chosen.in_process else None
     call = partial(_call, grid.base, registry=own, compiled=compiled)
     waiting = sorted(points, key=lambda point: -point.actions)
-    if compiled and not offer.in_process:
+    if compiled and not chosen.in_process:
         smallest = waiting.pop()  # compiles once, for all workers, before they start
         yield smallest, run_point(grid.base, smallest.entry, registry, compiled=True)
-
-    def start() -> Executor:
-        built: Executor = call_plugin(provided.provider, offer.build, workers)
-        return built
-
-    yield from run_all(waiting, call, start, ahead=_AHEAD * workers)
+    yield from run_all(waiting, call, chosen.start, ahead=_AHEAD * chosen.request.workers)
 
 
 def _call(base: Base, point: Point, *, registry: Registry | None, compiled: bool) -> Row:

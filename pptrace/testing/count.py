@@ -21,7 +21,7 @@ class Counted:
     bubble: Fraction
     """Idle over ranks times length."""
     peak_activations: tuple[Fraction, ...]
-    """Per rank, the most activations held, in units of one stage's of one unit."""
+    """Per rank, the most activations held, in one stage's of one microbatch."""
 
 
 def count(schedule: Schedule) -> Counted:

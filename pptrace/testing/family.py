@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pptrace.errors import ConstraintError
-from pptrace.hooks.build import build_schedule
+from pptrace.hooks.build import build_schedule, checked_options
 from pptrace.hooks.call import call_plugin
 from pptrace.hooks.provider import Provided, Provider
 from pptrace.model.request import ScheduleRequest
@@ -28,16 +29,16 @@ _HERE = Provider(name="under test")
 def grid(
     *,
     ranks: Iterable[int] = (1, 2, 3, 4, 8),
-    units: Iterable[int] = (1, 2, 3, 4, 5, 8, 12, 16, 24),
+    microbatches: Iterable[int] = (1, 2, 3, 4, 5, 8, 12, 16, 24),
     chunks: Iterable[int] = (1,),
     **fields: object,
 ) -> tuple[ScheduleRequest, ...]:
     """Return the requests of every combination of sizes, each with ``fields`` besides.
 
-    >>> len(grid(ranks=(2, 4), units=(4, 8), chunks=(1, 2)))
+    >>> len(grid(ranks=(2, 4), microbatches=(4, 8), chunks=(1, 2)))
     8
     """
-    across, down, deep = tuple(ranks), tuple(units), tuple(chunks)
+    across, down, deep = tuple(ranks), tuple(microbatches), tuple(chunks)
     return tuple(
         ScheduleRequest(ranks=p, units=m, chunks=v, **fields)  # type: ignore[arg-type] # the caller's fields
         for p in across
@@ -51,6 +52,8 @@ def assert_schedule_family(
 ) -> None:
     """Assert that a schedule keeps what its offer says, for each of ``sizes``, by default :func:`grid`.
 
+    What a size's ``options`` leave out has its default.
+
     - A size is refused by ``check`` with a :class:`~pptrace.errors.ConstraintError`, and then
       ``constraints`` says so in words; or its table is valid. At least one size is taken.
     - Two builds of a size are equal.
@@ -61,10 +64,15 @@ def assert_schedule_family(
 
     Raises:
         AssertionError: what is broken, for which size.
+        ConfigError: options of a size that the schedule does not take.
         PluginError: the plugin's code raised something else.
     """
     provided = offer if isinstance(offer, Provided) else Provided(offer=offer, provider=_HERE)
-    taken = [request for request in sizes or grid() if not _refuses(provided, request)]
+    requests = [
+        replace(request, options=checked_options(provided, request.options, "options"))
+        for request in sizes or grid()
+    ]
+    taken = [request for request in requests if not _refuses(provided, request)]
     if not taken:
         raise AssertionError(f"{provided.offer.name} takes none of the sizes that it was tried with")
     for request in taken:
@@ -126,7 +134,7 @@ def _assert_closed_forms(provided: Provided[ScheduleOffer], request: ScheduleReq
 
 def _broken(offer: ScheduleOffer, request: ScheduleRequest, what: str) -> AssertionError:
     chunks = f", {request.chunks} chunks" if request.chunks > 1 else ""
-    return AssertionError(f"{offer.name} with {request.ranks} ranks, {request.units} units{chunks}: {what}")
+    return AssertionError(f"{offer.name} with {request.ranks} ranks, {request.units} microbatches{chunks}: {what}")
 
 
 def _listed(values: Iterable[object]) -> str:

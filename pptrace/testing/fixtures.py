@@ -29,9 +29,9 @@ def core_registry() -> Registry:
 
 @pytest.fixture
 def schedule_request() -> Callable[..., ScheduleRequest]:
-    """Return a maker of schedule requests: 4 ranks and 8 units unless told."""
+    """Return a maker of schedule requests: 4 ranks and 8 microbatches unless told."""
 
-    def make(*, ranks: int = 4, units: int = 8, **fields: object) -> ScheduleRequest:
-        return ScheduleRequest(ranks=ranks, units=units, **fields)  # type: ignore[arg-type] # the caller's fields
+    def make(*, ranks: int = 4, microbatches: int = 8, **fields: object) -> ScheduleRequest:
+        return ScheduleRequest(ranks=ranks, units=microbatches, **fields)  # type: ignore[arg-type] # theirs
 
     return make

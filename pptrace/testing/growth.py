@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["assert_linear_growth"]
 
 _FEW, _MANY = 8, 128
-"""Units per rank of the two sizes that are timed."""
+"""Microbatches per rank of the two sizes that are timed."""
 _SLACK = 4
 """Growth beyond the table's that is put down to noise: quadratic growth is 16 times the table's here."""
 _NEGLIGIBLE_S = 0.1
@@ -23,7 +23,7 @@ _NEGLIGIBLE_S = 0.1
 
 
 def assert_linear_growth(offer: ScheduleOffer, request: ScheduleRequest) -> None:
-    """Assert that 16 times the units take at most 64 times the processor time, or under 0.1 s.
+    """Assert that 16 times the microbatches take at most 64 times the processor time, or under 0.1 s.
 
     Says nothing where the schedule does not take such sizes.
 
@@ -40,7 +40,7 @@ def assert_linear_growth(offer: ScheduleOffer, request: ScheduleRequest) -> None
     few, many = (_seconds(offer, size) for size in sizes)
     if many > _NEGLIGIBLE_S and many > few * (_MANY // _FEW) * _SLACK:
         raise AssertionError(
-            f"{offer.name}: {sizes[1].units} units take {many:.2f} s to generate and {sizes[0].units} "
+            f"{offer.name}: {sizes[1].units} microbatches take {many:.2f} s to generate and {sizes[0].units} "
             f"take {few:.4f} s: the time grows faster than the table"
         )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.errors import ConfigError
+from pptrace.hooks.build import checked_options
 from pptrace.hooks.provider import Provided, Provider
 from pptrace.model.request import NetworkRequest
 from pptrace.network.contract import NO_ROUTE, UNLIMITED
@@ -69,7 +69,7 @@ def assert_valid_network(
         ConfigError: options that the offer does not take.
     """
     provided = offer if isinstance(offer, Provided) else Provided(offer=offer, provider=_HERE)
-    checked = _options(provided.offer, options or {})
+    checked = checked_options(provided, options or {}, "options")
     smaller: Subject | None = None
     for size in sorted(endpoints):
         request = NetworkRequest(endpoints=size, nics=nics, per_node=per_node, options=checked)
@@ -84,16 +84,6 @@ def assert_valid_network(
         if bisection is not None and size > 1:
             _assert_bisection(subject, bisection if isinstance(bisection, int) else bisection(size))
         smaller = subject if size > 1 else None
-
-
-def _options(offer: NetworkOffer, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    from pptrace.config.options import validate_options
-
-    if offer.options is not None:
-        return validate_options(offer.options(), options).model_dump()
-    if options:
-        raise ConfigError(f"network {offer.name} takes no options: leave out {', '.join(options)}")
-    return {}
 
 
 def _assert_reachable(subject: Subject, routed: Callable[[int, int], bool] | None) -> None:

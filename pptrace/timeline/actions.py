@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Actions", "GroupTime", "actions_in_parts", "group_times", "in_group", "segment_rows"]
+__all__ = ["Actions", "GroupTime", "actions_in_parts", "group_times", "in_group", "last_segments", "segment_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -155,3 +155,14 @@ def segment_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
     turn = np.empty(first.size, dtype=np.int64)
     turn[np.argsort(first)] = np.arange(first.size)
     return rows, turn[action]
+
+
+def last_segments(timeline: Timeline) -> Int32s:
+    """Return, for each row, the row of its action's segment that ends last; -1 behind them all, for a row of -1."""
+    last = np.append(np.arange(len(timeline), dtype=np.int32), np.int32(-1))
+    rows, action = segment_rows(timeline)
+    if rows.size:
+        order = np.lexsort((rows, timeline.end_ns[rows], action))
+        ends = order[np.flatnonzero(np.diff(action[order], append=-1))]
+        last[rows] = rows[ends][action]
+    return last

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.model.kinds import TABLE, Kind
-from pptrace.timeline.actions import segment_rows
+from pptrace.timeline.actions import last_segments
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
@@ -27,11 +27,8 @@ def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int6
     if timeline.parts is None:
         return whole
     number = timeline.parts.number[rows]
-    segments, action = segment_rows(timeline)
-    last = np.zeros(len(timeline), dtype=bool)
-    order = np.lexsort((timeline.parts.number[segments], timeline.end_ns[segments], action))
-    last[segments[order[np.flatnonzero(np.diff(action[order], append=-1))]]] = True
-    delta: Int64s = np.where((number < 0) | np.where(whole > 0, number == 0, last[rows]), whole, 0)
+    last = last_segments(timeline)[rows] == rows
+    delta: Int64s = np.where((number < 0) | np.where(whole > 0, number == 0, last), whole, 0)
     for place in np.flatnonzero(number >= 0).tolist() if _says_changes(workload) else ():
         own = _given(timeline, workload, int(rows[place]))
         if own is not None:

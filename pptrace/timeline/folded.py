@@ -35,23 +35,24 @@ def with_own_waits(timeline: Timeline) -> OwnWaits:
         return OwnWaits(start, end, collective)
     start, end, collective = start.copy(), end.copy(), collective.copy()
     own, follows = in_group(timeline), _follows(timeline)
-    rows, action = segment_rows(timeline)
-    alone = (timeline.braid[rows] < 0) & own[rows]
-    last = np.full(int(action.max(initial=-1)) + 1, -1, dtype=np.int64)
-    np.maximum.at(last, action[~own[rows]], rows[~own[rows]])
-    tail = last[action[alone]]
-    grown = end.copy()
-    np.maximum.at(grown, tail[tail >= 0], timeline.end_ns[rows[alone]][tail >= 0])
-    until = np.append(np.where(follows, start[1:], np.iinfo(np.int64).max), np.iinfo(np.int64).max)
-    grown = np.minimum(grown, np.maximum(until, end))
-    collective += grown - end
-    end = grown
+    _fill_actions_alone(timeline, own, start, end)
     cause = timeline.cause
-    waits = follows & ((timeline.parts.number[1:] > 0) | ((cause[1:] >= 0) & own[cause[1:]]))
-    hole = np.where(waits, np.maximum(start[1:] - end[:-1], 0), 0)
-    start[1:] -= hole
-    collective[1:] += hole
+    waits = follows & (timeline.braid[1:] >= 0)
+    waits &= (timeline.parts.number[1:] > 0) | ((cause[1:] >= 0) & own[cause[1:]])
+    start[1:] -= np.where(waits, np.maximum(start[1:] - end[:-1], 0), 0)
+    collective += timeline.start_ns - start + end - timeline.end_ns
     return OwnWaits(start, end, collective)
+
+
+def _fill_actions_alone(timeline: Timeline, own: NDArray[np.bool_], start: Int64s, end: Int64s) -> None:
+    """Let the computations of each action alone take all of its time."""
+    actions, (rows, action) = actions_in_parts(timeline), segment_rows(timeline)
+    computes = ~own[rows] & (timeline.braid[rows] < 0)
+    rows, action = rows[computes], action[computes]
+    leads = np.diff(action, prepend=-1) != 0  # an action's computations follow one another on their lane
+    ends = np.diff(action, append=-1) != 0
+    start[rows[leads]], end[rows[ends]] = actions.start_ns[action[leads]], actions.end_ns[action[ends]]
+    start[rows[~leads]] = end[rows[~leads] - 1]
 
 
 def _follows(timeline: Timeline) -> NDArray[np.bool_]:
@@ -69,12 +70,14 @@ def folded(timeline: Timeline) -> Timeline:
     """
     if timeline.parts is None:
         return timeline
-    actions = actions_in_parts(timeline)
-    first = actions.first
-    rows = np.flatnonzero(~in_group(timeline) & (timeline.parts.number <= 0))
+    actions, (segments, action) = actions_in_parts(timeline), segment_rows(timeline)
+    first, computes = np.empty(len(actions), dtype=np.int64), ~in_group(timeline)[segments]
+    first[action[computes][::-1]] = segments[computes][::-1]
+    keeps = timeline.parts.number < 0
+    keeps[first] = True
+    rows = np.flatnonzero(keeps)
     renumbered = np.full(len(timeline) + 1, -1, dtype=np.int32)
     renumbered[rows] = np.arange(rows.size, dtype=np.int32)
-    segments, action = segment_rows(timeline)
     renumbered[segments] = renumbered[first[action]]
     columns = {name: getattr(timeline, name).copy() for name in ROW_COLUMNS}
     columns["start_ns"][first], columns["end_ns"][first] = _shared(timeline, actions)

@@ -10,6 +10,7 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.schedule.neighbours import StageGraph, graph_of
 from pptrace.timeline import kernels
+from pptrace.timeline.actions import last_segments
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
@@ -25,7 +26,7 @@ class RowIndex:
     graph: StageGraph
     """The stages' graph."""
     forward: Int32s
-    """Shape (stages x units,): the forward's row."""
+    """Shape (stages x units,): the forward's row; of one in segments, that of the last to end."""
     gradient: Int32s
     """Shape (stages x units,): the full or input-gradient backward's row."""
     send: Int32s
@@ -53,7 +54,8 @@ def index_timeline(timeline: Timeline) -> RowIndex:
         (forward, gradient, send, recv),
         work=len(timeline),
     )  # fmt: skip
-    return RowIndex(graph=graph, forward=forward, gradient=gradient, send=send, recv=recv)
+    last = last_segments(timeline)
+    return RowIndex(graph=graph, forward=last[forward], gradient=last[gradient], send=send, recv=recv)
 
 
 def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:

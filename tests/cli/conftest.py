@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from torch_stand_in import stand_in
 
 from pptrace.cli.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import SimpleNamespace
 
 
 @dataclass(frozen=True)
@@ -35,10 +33,15 @@ class Answer:
         return lines[0].removeprefix("pptrace: ")
 
 
+@pytest.fixture(autouse=True)
+def _no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let these tests be the same whatever is installed, so that they run once."""
+    monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "all")
+
+
 @pytest.fixture
 def pptrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
     """Return a function that runs ``pptrace`` with no plugin but the core's own."""
-    monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "all")
 
     def run(*arguments: object) -> Answer:
         monkeypatch.setattr(sys, "argv", ["pptrace", *map(str, arguments)])
@@ -50,15 +53,3 @@ def pptrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return Answer(code if isinstance(code, int) else 0, printed.out, printed.err)
 
     return run
-
-
-@pytest.fixture
-def log() -> list[str]:
-    """Return what was marked and what was posted in it, in order."""
-    return []
-
-
-@pytest.fixture
-def torch(log: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return what stands in for torch."""
-    return stand_in(log, monkeypatch)

@@ -170,6 +170,7 @@ def test_a_picture_of_the_cluster_is_written_whole(pptrace: Pptrace, job: Path) 
     assert picture.startswith("<svg")
     assert picture.rstrip().endswith("</svg>")
     assert picture.count("<title>GPU ") == 4
+    assert "GPU 0 to GPU 3: 10 GB/s alone, 10 GB/s under the traffic" in picture
 
 
 @pytest.mark.usefixtures("job")
@@ -178,3 +179,4 @@ def test_the_network_as_json_has_every_link_and_the_route(pptrace: Pptrace) -> N
 
     assert document["pipeline"] == {"pp": 2, "dp": 1, "cp": 1, "tp": 2}
     assert document["between"]["alone_bytes_per_s"] == 10_000_000_000
+    assert document["between"]["shared_bytes_per_s"] == 10_000_000_000

@@ -70,10 +70,11 @@ def test_json_and_csv_are_printed_alone(pptrace: Pptrace) -> None:
 def test_a_picture_is_written_beside_what_is_printed(pptrace: Pptrace, folder: Path) -> None:
     pytest.importorskip("matplotlib")
 
-    answer = pptrace("compare", "step.yaml", *BOTH, "-o", "compare.svg")
+    answer = pptrace("compare", "step.yaml", *BOTH, "-o", "compare.svg", "-o", "compare.png")
 
     assert (folder / "compare.svg").read_bytes().startswith(b"<?xml")
-    assert answer.err == "wrote compare.svg\n"
+    assert (folder / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert answer.err == "wrote compare.svg\nwrote compare.png\n"
     assert answer.out.startswith("unit costs")
 
 

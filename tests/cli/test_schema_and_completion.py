@@ -47,6 +47,18 @@ def test_the_schema_takes_what_simulate_takes_and_refuses_the_rest(pptrace: Pptr
         assert list(validator.iter_errors(good | {key: value})), key
 
 
+@pytest.mark.needs_plugins
+def test_the_schema_has_what_cost_models_read_of_models_and_devices(shell: Any, tmp_path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(json.loads(shell.run("pptrace schema", tmp_path)))
+    step = {"schedule": "1f1b", "parallel": {"pp": 4}, "model": {"preset": "llama3-8b"}, "device": "h100-sxm"}
+
+    assert list(validator.iter_errors(step)) == []
+    assert list(validator.iter_errors(step | {"model": {"preset": "llama3-8b", "layers": 16}})) == []
+    assert list(validator.iter_errors(step | {"model": {"preset": "llama3-8b", "layrs": 16}}))
+    assert list(validator.iter_errors(step | {"device": {"preset": "h100-sxm", "memory": 80}}))
+
+
 @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
 def test_completion_is_a_script_for_the_shell(pptrace: Pptrace, name: str) -> None:
     answer = pptrace("completion", name)

@@ -30,7 +30,8 @@ def test_slots_are_shown_from_the_first_up_to_the_last_which_is_left_out(pptrace
 
 def test_a_picture_of_some_slots_has_no_others(pptrace: Pptrace, table: Path) -> None:
     assert pptrace("show", "table.csv", "--slots", "1:3", "-o", "part.svg").code == 0
-    assert pptrace("show", "table.csv", "-o", "whole.svg").code == 0
+    assert pptrace("show", "table.csv", "-o", "whole.svg", "-o", "again.svg").code == 0
+    assert (table / "again.svg").read_bytes() == (table / "whole.svg").read_bytes()
 
     part, whole = ((table / name).read_text(encoding="utf-8") for name in ("part.svg", "whole.svg"))
     assert ", slots 1 to 2<" in part

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     Pptrace = Callable[..., Answer]
 
 
+SLOW = ("--schedule", "./mine.py:slow", "--over", "microbatches=2..24+2", "--workers", "2")
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     fill(tmp_path)
@@ -33,11 +36,12 @@ def sweep(pptrace: Pptrace) -> Pptrace:
     return lambda *arguments: pptrace("sweep", "step.yaml", *arguments, "--executor", "serial")
 
 
-def started(*arguments: str) -> subprocess.Popen[str]:
+def started(*arguments: str, folder: Path | None = None) -> subprocess.Popen[str]:
     code = "import sys; from pptrace.cli.main import main; main()"
     environment = {**os.environ, "PPTRACE_DISABLE_PLUGINS": "all"}
     command = [sys.executable, "-c", code, "sweep", "step.yaml", *arguments]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=environment, stderr=pipe, stdout=pipe, text=True)
 
 
 def rows_in(journal: str) -> int:
@@ -228,13 +232,21 @@ def test_ctrl_c_without_an_output_says_that_nothing_is_kept(
     assert "nothing is kept without a table: name one with -o" in sweep("--over", UNITS).err
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_sweep_that_is_ended_goes_on_and_gives_the_bytes_of_an_undisturbed_one(end: signal.Signals) -> None:
-    over = ["--schedule", "./mine.py:slow", "--over", "microbatches=2..24+2", "--workers", "2"]
-    with started(*over, "-o", "whole.csv") as whole:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return the table of a sweep that ran to its end."""
+    path = tmp_path_factory.mktemp("undisturbed")
+    fill(path)
+    with started(*SLOW, "-o", "whole.csv", folder=path) as whole:
         assert whole.wait() == 0
-    calls()
-    with started(*over, "-o", "r.csv") as sweep:
+    return (path / "whole.csv").read_bytes()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_ended_goes_on_and_gives_the_bytes_of_an_undisturbed_one(
+    end: signal.Signals, undisturbed: bytes
+) -> None:
+    with started(*SLOW, "-o", "r.csv") as sweep:
         while rows_in("r.csv.journal") < 3 and sweep.poll() is None:
             time.sleep(0.01)
         sweep.send_signal(end)
@@ -243,10 +255,10 @@ def test_a_sweep_that_is_ended_goes_on_and_gives_the_bytes_of_an_undisturbed_one
     time.sleep(0.5)  # a worker that outlived the sweep would still count
     calls()
 
-    with started(*over, "-o", "r.csv") as again:
+    with started(*SLOW, "-o", "r.csv") as again:
         assert again.wait() == 0
 
     assert 3 <= done < 12
     assert calls() == (12 - done) * 2
-    assert Path("r.csv").read_bytes() == Path("whole.csv").read_bytes()
-    assert names() == {"r.csv", "whole.csv"}
+    assert Path("r.csv").read_bytes() == undisturbed
+    assert names() == {"r.csv"}

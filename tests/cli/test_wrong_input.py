@@ -182,13 +182,13 @@ def test_a_structural_deadlock_says_what_to_do_under_every_policy(pptrace: Pptra
         (
             "t.csv",
             "0F0,0B0\n1F0,1B0,1F0\n",
-            "t.csv: row 2, column 3, cell '1F0': rank 1, action 3 (1F0): does again",
+            "t.csv: row 2, column 3, cell '1F0': rank 1, action 2 (1F0): does again",
         ),
         ("t.csv", "0F0,0B0\n1F0\n", "t.csv: row 2: rank 1: 1B0 is missing"),
         (
             "t.csv",
             "0F0,0B0,1B0\n1F0\n",
-            "t.csv: row 2, column 1, cell '1F0': rank 1, action 1 (1F0): stage 1 is on",
+            "t.csv: row 2, column 1, cell '1F0': rank 1, action 0 (1F0): stage 1 is on",
         ),
     ],
 )
@@ -221,3 +221,14 @@ def test_a_misspelt_schedule_is_an_unknown_key_and_not_a_missing_one(pptrace: Pp
     complaint = pptrace("simulate", changed(folder, "schedule:", "schedules:")).complaint
 
     assert complaint.startswith("changed.yaml:1:1: schedules: unknown key (did you mean 'schedule'?")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("network", "step.yaml", "-o", "a.svg", "-o", "b.svg"),
+        ("calibrate", "run", "-o", "a.svg", "-o", "b.svg"),
+    ],
+)
+def test_a_second_output_is_refused_where_one_is_written(pptrace: Pptrace, arguments: tuple[str, ...]) -> None:
+    assert pptrace(*arguments).complaint == "one output at a time, not a.svg and b.svg"

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pptrace.config.overrides import FLAGS
+from pptrace.config.flags import FLAGS
 from pptrace.config.resolve import load
 from pptrace.errors import ConfigError
 

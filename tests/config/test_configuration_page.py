@@ -1,4 +1,4 @@
-"""The page about configuration has every key with its default, and its example runs."""
+"""The page about configuration says what the settings say (``--regenerate`` writes it), and its example runs."""
 
 from __future__ import annotations
 
@@ -6,43 +6,42 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import pytest
-import yaml
 from pydantic import BaseModel, TypeAdapter
 
 from pptrace.api import simulate
 from pptrace.builtin.costs import TableOptions, UnitOptions
 from pptrace.builtin.networks import HockneyOptions
+from pptrace.config.choices import Choice
 from pptrace.config.experiment import Experiment
 from pptrace.sim.policy import StreamPer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    import pytest
     from pydantic.fields import FieldInfo
 
-PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^##+ (.*)\n((?:(?!#).*\n)*)", PAGE, re.MULTILINE))
+TIMES = " \N{MULTIPLICATION SIGN} "
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+SECTION = re.compile(r"^(##+ (.*)\n)((?:(?!#).*\n)*)", re.MULTILINE)
+KEY = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
+TABLE = re.compile(r"(?:^\| `[\w.]+` \|.*\n)+", re.MULTILINE)
 OPTIONS = {"network: hockney": HockneyOptions, "costs: unit": UnitOptions, "costs: table": TableOptions}
 
 
-def test_every_key_has_a_line_with_its_default() -> None:
-    shown = {key: text for title in set(SECTIONS) - set(OPTIONS) for key, text in rows(SECTIONS[title]).items()}
+def test_every_table_says_what_the_settings_say(pytestconfig: pytest.Config) -> None:
+    page = SECTION.sub(lambda section: section[1] + TABLE.sub(table_of(section[2]), section[3]), PAGE)
 
-    for key, field, default in keys(Experiment):
-        assert key in shown, f"write a line about {key}"
-        assert is_default(shown[key], field, default), key
+    if pytestconfig.getoption("--regenerate"):
+        (ROOT / "docs" / "configuration.md").write_text(page, encoding="utf-8")
+    assert page == PAGE
 
 
-@pytest.mark.parametrize("section", OPTIONS)
-def test_the_cores_own_options_have_a_line_each(section: str) -> None:
-    shown = rows(SECTIONS[section])
+def test_every_key_of_an_experiment_stands_in_one_table() -> None:
+    own = "".join(section[3] for section in SECTION.finditer(PAGE) if section[2] not in OPTIONS)
 
-    there = {
-        key: (field, default) for key, field, default in keys(OPTIONS[section], f"{section.partition(':')[0]}.")
-    }
-    assert shown.keys() == there.keys()
-    assert [key for key, text in shown.items() if not is_default(text, *there[key])] == []
+    assert sorted(KEY.findall(own)) == sorted(key for key, _, _ in keys(Experiment))
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
@@ -55,11 +54,6 @@ def test_the_example_runs(tmp_path: Path) -> None:
 
     assert run.prepared.policy.stream is StreamPer.DIRECTION
     assert run.prepared.workload.f_ns.tolist() == [9_000_000, 10_000_000, 10_000_000, 12_000_000]
-
-
-def rows(text: str) -> dict[str, str]:
-    """Return the keys of a section's table with their defaults."""
-    return dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \| .+ \|$", text, re.MULTILINE))
 
 
 def keys(model: type[BaseModel], prefix: str = "", given: Any = ...) -> Iterator[tuple[str, FieldInfo, Any]]:
@@ -85,9 +79,31 @@ def is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def is_default(text: str, field: FieldInfo, default: Any) -> bool:
-    """Return whether a default is what the page says: a value as in a file, ``none`` or ``needed``."""
+def table_of(title: str) -> Callable[[re.Match[str]], str]:
+    """Return what writes a section's table: all options of an offer, else the keys that are there."""
+    if title in OPTIONS:
+        found = list(keys(OPTIONS[title], f"{title.partition(':')[0]}."))
+        return lambda _: "".join(line(*one) for one in found)
+    known = {key: (key, field, default) for key, field, default in keys(Experiment)}
+    return lambda table: "".join(line(*known[key]) for key in KEY.findall(table[0]))
+
+
+def line(key: str, field: FieldInfo, default: Any) -> str:
+    """Return a key's line of a table, as its field says it."""
+    choices = (
+        field.annotation if isinstance(field.annotation, type) and issubclass(field.annotation, Choice) else None
+    )
+    meaning = re.sub(r"^[A-Z](?![A-Z])", lambda first: first[0].lower(), str(field.description)).removesuffix(".")
+    for word in choices.words() if choices else ():
+        meaning = re.sub(rf"(^|\. |; ){word}: ", rf"\1`{word}`: ", meaning)
+    return f"| `{key}` | {shown(field, default)} | {meaning.replace(' x ', TIMES)} |\n"
+
+
+def shown(field: FieldInfo, default: Any) -> str:
+    """Return a default as a file has it, or that there is none, or must be a value."""
     if default is ... or default is None:
-        return text == ("needed" if default is ... else "none")
-    read = TypeAdapter(Annotated[field.annotation, "", *field.metadata]).validate_python(yaml.safe_load(text))
-    return bool(read == default)
+        return "needed" if default is ... else "none"
+    value = TypeAdapter(Annotated[field.annotation, "", *field.metadata]).dump_python(default, mode="json")
+    return (
+        str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    )

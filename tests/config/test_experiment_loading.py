@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.config.resolve import Resolved, load
 from pptrace.errors import ConfigError
 
@@ -45,8 +46,8 @@ def test_a_full_file_is_read(step: Any) -> None:
     assert (experiment.schedule.name, experiment.schedule.kind) == ("interleaved-1f1b", "plugin")
     assert experiment.network.name == "hockney"
     assert experiment.network.values == {"bandwidth": "400 Gb/s", "latency": "5 us"}
-    assert (experiment.p2p.policy, experiment.p2p.stream) == ("ordered", "pair")
-    assert (experiment.p2p.eager, experiment.p2p.receive) == (65536, "deferred")
+    assert (experiment.p2p.policy, experiment.p2p.stream) == (PolicyName.ORDERED, StreamPer.PAIR)
+    assert (experiment.p2p.eager, experiment.p2p.receive) == (65536, Receive.DEFERRED)
     assert experiment.costs.name == "roofline"
     assert (experiment.data_parallel.bandwidth, experiment.data_parallel.latency) == (50 * 10**9, 5000)
 

@@ -89,6 +89,7 @@ INVALID_WITH_PLUGINS = [
     "{schedule: zb, device: {memory: 80}}",
     "{schedule: zb, device: {preset: h200}}",
     "{schedule: zb, device: {}}",
+    "{schedule: {name: 1f1b, options: {limit: 3}}}",
     "{schedule: zb, cluster: dgxx0}",
     "{schedule: zb, cluster: dgy}",
     "{schedule: zb, cluster: {preset: dgx, fabric: {name: hockey}}}",
@@ -151,3 +152,14 @@ def fields(model: type[BaseModel]) -> list[tuple[str, Any]]:
 def inner(field: Any) -> list[type[BaseModel]]:
     parts = [field.annotation, *getattr(field.annotation, "__args__", ())]
     return [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+
+
+def test_names_tell_the_options_of_a_plugin_apart() -> None:
+    schema = json_schema(MODELS, NAMES)
+
+    (union,) = [form for form in schema["properties"]["network"]["anyOf"] if "oneOf" in form]
+    assert union["discriminator"]["propertyName"] == "name"
+    hockney = schema["$defs"][union["discriminator"]["mapping"]["hockney"].rpartition("/")[2]]
+    assert hockney["properties"]["name"]["const"] == "hockney"
+    assert hockney["properties"]["bandwidth"]["description"] == "Per direction."
+    assert "default" not in hockney["properties"]["latency"]

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.config.overrides import FLAGS, assignment
+from pptrace.config.arguments import Settings, SettingsBesideSchedule
+from pptrace.config.choices import PolicyName, Sharing
+from pptrace.config.experiment import Experiment
+from pptrace.config.flags import FLAGS, HEADLINES, SECTIONS
+from pptrace.config.overrides import Assignment, assignment, overlaid
+from pptrace.config.places import Place
 from pptrace.config.resolve import Resolved, load
 from pptrace.errors import ConfigError
 
@@ -63,7 +68,7 @@ def test_what_the_command_line_says_beside_another_name_is_kept(changed: Any) ->
 def test_another_point_to_point_policy_keeps_the_rest(changed: Any) -> None:
     p2p = changed(p2p="async").experiment.p2p
 
-    assert (p2p.policy, p2p.eager) == ("async", 65536)
+    assert (p2p.policy, p2p.eager) == (PolicyName.ASYNC, 65536)
 
 
 def test_lists_mappings_and_items_are_set(changed: Any) -> None:
@@ -145,13 +150,47 @@ def test_contradicting_parts_of_one_command_line_are_refused(changed: Any) -> No
 def test_every_flag_sets_a_key_that_exists() -> None:
     names = {"schedule": "a.csv", "model": "m", "device": "d", "network": "n", "costs": "c", "p2p": "async"}
     flags = names | {"cluster": "c", "contention": "fifo"}
-    counts = dict.fromkeys(set(FLAGS) - set(flags) - {"parallel", "batch", "data_parallel"}, 1)
+    counts = dict.fromkeys(set(FLAGS) - set(flags), 1)
 
     explained = load(None, flags=flags | counts)
 
-    assert {explained.origin(key) for key in FLAGS.values() if "." in key} == {
-        f"--{name}" for name, key in FLAGS.items() if "." in key
+    assert {explained.origin(flag.key) for flag in FLAGS.values() if "." in flag.key} == {
+        f"--{name}" for name, flag in FLAGS.items() if "." in flag.key
     }
+
+
+def test_flags_describe_the_settings_that_they_set() -> None:
+    assert {*HEADLINES, *SECTIONS} == {*Experiment.model_fields}
+    for name, flag in FLAGS.items():
+        section, _, key = flag.key.partition(".")
+        field = Experiment.model_fields[section]
+        if key:
+            inner = field.annotation.model_fields.items()  # type: ignore[union-attr] # a section's model
+            field = next(one for attribute, one in inner if (one.alias or attribute) == key)
+        assert field.description == flag.text, name
+
+
+def test_functions_take_every_flag_and_section_by_name() -> None:
+    known = Settings.__required_keys__ | Settings.__optional_keys__
+
+    assert known == {*FLAGS, *SECTIONS}
+    assert known - {"schedule"} == SettingsBesideSchedule.__optional_keys__
+
+
+def test_a_choice_may_be_given_as_what_it_is() -> None:
+    flags = {"schedule": "a.csv", "p2p": PolicyName.BATCHED, "contention": Sharing.FIFO}
+
+    experiment = load(None, flags=flags).experiment
+
+    assert (experiment.p2p.policy, experiment.contention.links) == (PolicyName.BATCHED, Sharing.FIFO)
+
+
+def test_what_is_laid_over_a_section_leaves_the_value_that_gave_it() -> None:
+    whole = Assignment(path=("parallel",), value={"pp": 4}, place=Place(source="--parallel"))
+
+    overlaid({}, {}, [whole, assignment("vp", "2", "--vp")])
+
+    assert whole.value == {"pp": 4}
 
 
 def test_a_key_that_null_takes_away_is_nobody_s_choice(changed: Any) -> None:
@@ -169,7 +208,7 @@ def test_what_a_study_varies_wins_over_flags(tmp_path: Path) -> None:
     resolved = load(file, (), {"microbatches": 32, "p2p": "blocking"}, varied)
 
     assert resolved.experiment.batch.microbatches == 16
-    assert resolved.experiment.p2p.policy == "batched"
+    assert resolved.experiment.p2p.policy is PolicyName.BATCHED
     assert resolved.origin("batch.microbatches") == "--over microbatches"
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LAYERS = (
-    {"errors", "version"},
+    {"commands", "errors", "version"},
     {"kernel", "model", "config"},
     {"network", "schedule", "viewer"},
     {"timeline"},
@@ -23,7 +23,7 @@ LAYERS = (
     {"experiment"},
     {"study", "steps"},
     {"stepdiff", "calibration", "explanation"},
-    {"api", "testing"},
+    {"api", "plugin", "testing"},
     {"cli"},
 )
 """From the bottom; areas of one layer do not know each other. ``docs/architecture.md`` draws them."""
@@ -81,6 +81,28 @@ def test_the_page_about_the_architecture_draws_these_layers(root: Path) -> None:
     drawn = [set(line.split("  ")[0].split()) for line in drawing[1].splitlines()]
 
     assert drawn[::-1] == list(LAYERS)
+
+
+def test_ci_runs_without_plugins_the_tests_of_every_area_that_can_know_of_them(root: Path) -> None:
+    """Those are the areas from the hooks up: below, an import of what finds plugins would point upward.
+
+    The tests of the command line disable all plugins, and are the same with and without them.
+    """
+    script = (root / ".ci" / "run").read_text(encoding="utf-8")
+    listed = re.search(r"^pytest tests/\{(.*?)\}", script, re.MULTILINE)
+    assert listed
+
+    areas = {area for level in LAYERS[LEVEL["hooks"] :] for area in level}
+    tested = areas - {"cli"} | {"conventions", "examples", "readme"}
+
+    assert set(listed[1].split(",")) == {area for area in tested if (root / "tests" / area).is_dir()}
+
+
+def test_tests_of_the_core_import_no_plugin_where_it_may_be_missing(root: Path) -> None:
+    plugins = {package.name for package in root.glob("plugins/*/src/*/")}
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((root / "tests").rglob("*.py"))}
+
+    assert [str(path) for path, tree in trees.items() if set(packages(tree)) & plugins] == []
 
 
 @pytest.mark.parametrize(

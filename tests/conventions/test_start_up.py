@@ -28,13 +28,50 @@ def test_importing_pptrace_loads_nothing_heavy_and_no_plugin(tmp_path: Path) -> 
     assert {name for name in loaded if name.split(".")[0] == "pptrace"} == {"pptrace", "pptrace.version"}
 
 
+def test_importing_the_door_for_plugins_loads_nothing_beside_it(tmp_path: Path) -> None:
+    loaded = modules_after("import pptrace.plugin", tmp_path)
+
+    assert tops(loaded) & {*HEAVY, "pluggy", "click"} == set()
+    assert {name for name in loaded if name.startswith("pptrace.")} == {"pptrace.plugin", "pptrace.version"}
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["plugins", "--help"]])
 def test_help_loads_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
     loaded = modules_after(command(arguments), tmp_path)
 
     assert "click" in loaded
     assert tops(loaded) & HEAVY == set()
-    assert [name for name in loaded if name.startswith("pptrace_")] == []
+    if arguments != ["--help"]:
+        assert [name for name in loaded if name.startswith("pptrace_")] == []
+
+
+def test_help_names_the_commands_of_plugins_without_importing_them(tmp_path: Path) -> None:
+    loaded = modules_after(PLUGIN + command(["--help"]), tmp_path)
+
+    assert "pptrace.hooks.registry" in loaded
+    assert "tabnanny" not in loaded
+    assert "tabnanny" in modules_after(PLUGIN + command(["check"]), tmp_path)
+
+
+PLUGIN = """
+        from importlib import metadata
+        from types import SimpleNamespace
+
+        from pptrace.plugin import CommandOffer, hookimpl
+
+        class Checks:
+            @hookimpl
+            def pptrace_commands(self):
+                yield CommandOffer(name="check", summary="Check.", load=self.load)
+
+            def load(self):
+                import click, tabnanny
+                return click.Command("check")
+
+        entry = SimpleNamespace(name="checks", dist=None, load=Checks)
+        metadata.entry_points = lambda group: [entry]
+"""
+"""A program's beginning in which one plugin is installed, whose command is in a module of its own."""
 
 
 def test_a_small_simulation_never_imports_numba_or_what_it_does_not_use(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from pptrace.version import __version__
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 LONGEST = 300
+PICTURES = {".gif", ".html", ".jpg", ".pdf", ".png", ".svg"}
+STUDY = "examples/paper-2605.24006/"
+"""Its own test holds its pictures to its page."""
 _WORDS = ("work" + "space", "age" + "nt", "ses" + "sion", "py" + "pi.org", "to" + "do", "fix" + "me", "x" * 3)
 FORBIDDEN = re.compile(rf"\b(?:{'|'.join(_WORDS)})s?\b|/{'work'}/|/root/", re.IGNORECASE)
 MEANT = re.compile(
@@ -58,6 +61,19 @@ def test_every_relative_link_leads_somewhere() -> None:
         broken += [f"{page} -> {target}" for target in targets if not (ROOT / page.parent / target).exists()]
 
     assert broken == []
+
+
+def test_every_picture_is_shown_by_a_page() -> None:
+    shown = {
+        (ROOT / page.parent / target).resolve()
+        for page in tracked() if page.suffix == ".md"
+        for targets in re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)|<img[^>]* src=\"([^\"]+)\"", text(page))
+        for target in targets if target
+    }  # fmt: skip
+
+    unseen = [str(path) for path in files() if path.suffix in PICTURES and (ROOT / path).resolve() not in shown]
+
+    assert [path for path in unseen if not path.startswith(STUDY)] == []
 
 
 def test_the_changelog_has_this_version_first() -> None:
@@ -136,12 +152,16 @@ def test_every_exception_in_the_code_says_why() -> None:
 
 def tracked() -> list[Path]:
     """Return the text files that belong to the project."""
+    return [file for file in files() if b"\0" not in (ROOT / file).read_bytes()[:4096]]
+
+
+def files() -> list[Path]:
+    """Return the files that belong to the project."""
     command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         pytest.skip("not a git checkout")
-    files = [Path(line) for line in result.stdout.splitlines()]
-    return [file for file in files if (ROOT / file).is_file() and b"\0" not in (ROOT / file).read_bytes()[:4096]]
+    return [Path(line) for line in result.stdout.splitlines() if (ROOT / line).is_file()]
 
 
 def sources(*folders: str) -> list[Path]:

@@ -12,6 +12,8 @@ PROGRAMS = {".sh": "sh", ".py": "python"}
 NOT_RUN = {"mine.py"}
 """Read by another example."""
 CORE_ALONE = {"table.sh"}
+WRITTEN = {"quick_start.sh": ["step.pftrace", *(f"ranks/rank{rank}.json.gz" for rank in range(8))]}
+"""Traces that an example writes."""
 
 SCRIPTS = sorted(path.name for path in FOLDER.iterdir() if path.suffix in PROGRAMS and path.name not in NOT_RUN)
 
@@ -30,6 +32,8 @@ def test_an_example_prints_what_is_recorded(
     if pytestconfig.getoption("--regenerate"):
         recorded.write_text(printed, encoding="utf-8")
     assert printed == recorded.read_text(encoding="utf-8")
+    for trace in WRITTEN.get(name, ()):
+        assert (examples / trace).stat().st_size > 0
 
 
 def test_every_recorded_output_belongs_to_an_example() -> None:
@@ -41,12 +45,3 @@ def test_every_file_that_is_not_run_is_used_by_one_that_is() -> None:
     others = {path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".out"} - set(SCRIPTS)
 
     assert [name for name in sorted(others) if name not in scripts] == []
-
-
-@pytest.mark.needs_plugins
-def test_the_quick_start_writes_its_traces(examples: Path, shell: Any) -> None:
-    shell.run("sh quick_start.sh", examples)
-
-    ranks = {f"rank{rank}.json.gz" for rank in range(8)}
-    assert (examples / "step.pftrace").stat().st_size > 0
-    assert {path.name for path in (examples / "ranks").iterdir()} == ranks

@@ -9,7 +9,6 @@ import pytest
 
 from pptrace.api import simulate
 from pptrace.experiment import prices
-from pptrace.experiment.lever import largest_lever
 from pptrace.experiment.summary import WIDTH
 
 if TYPE_CHECKING:
@@ -29,6 +28,10 @@ def one_f_one_b(rank: int) -> list[str]:
     return row
 
 
+def lever(step: Any) -> str:
+    return str(step.lever)
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> str:
     path = tmp_path / "table.csv"
@@ -45,7 +48,7 @@ def test_a_policy_is_worth_what_the_step_is_shorter_without_it(table: str) -> No
     saved = 1 - run(table).metrics.step_ns / blocking.metrics.step_ns
 
     assert saved > 0.3
-    assert largest_lever(blocking) == f"p2p policy {saved:.1%}, try p2p.policy=async"
+    assert lever(blocking) == f"p2p policy {saved:.1%}, try p2p.policy=async"
 
 
 def test_a_stream_per_direction_is_named_where_it_does_as_much(table: str) -> None:
@@ -55,8 +58,8 @@ def test_a_stream_per_direction_is_named_where_it_does_as_much(table: str) -> No
     saved = 1 - by_direction.metrics.step_ns / by_rank.metrics.step_ns
 
     assert saved > 0.1
-    assert largest_lever(by_rank) == f"p2p policy {saved:.1%}, try p2p.stream=direction"
-    assert "p2p" not in largest_lever(by_direction)
+    assert lever(by_rank) == f"p2p policy {saved:.1%}, try p2p.stream=direction"
+    assert "p2p" not in lever(by_direction)
 
 
 def test_what_no_policy_would_spare_is_the_networks_even_where_peers_come_late_for_it(table: str) -> None:
@@ -64,25 +67,25 @@ def test_what_no_policy_would_spare_is_the_networks_even_where_peers_come_late_f
     saved = 1 - run(table, network="ideal").metrics.step_ns / waiting.metrics.step_ns
 
     assert waiting.metrics.idle_by_cause_ns["peer-compute"] > waiting.metrics.idle_by_cause_ns["transfer"]
-    assert largest_lever(waiting) == f"transfer {saved:.1%}, try a faster network"
+    assert lever(waiting) == f"transfer {saved:.1%}, try a faster network"
 
 
 def test_alike_stages_are_never_called_uneven(table: str) -> None:
     for policy in ("async", "sender-blocking", "blocking", "ordered", "batched"):
-        assert "uneven" not in largest_lever(run(table, p2p=policy))
+        assert "uneven" not in lever(run(table, p2p=policy))
 
 
 def test_uneven_stages_are_worth_what_the_busiest_rank_has_over_the_mean(table: str) -> None:
     last = run(table, costs=COSTS | {"forward": ["10 us", "10 us", "10 us", "50 us"]}, network="ideal")
     over = (70 - (3 * 30 + 70) / 4) * 1000 * UNITS
 
-    assert largest_lever(last) == f"uneven stages {over / last.metrics.step_ns:.1%}, try a more even split"
+    assert lever(last) == f"uneven stages {over / last.metrics.step_ns:.1%}, try a more even split"
 
 
 def test_fill_and_drain_call_for_more_microbatches(table: str) -> None:
     ideal = run(table, network="ideal")
 
-    assert largest_lever(ideal) == f"bubble {3 / 19:.1%}, try more microbatches"
+    assert lever(ideal) == f"bubble {3 / 19:.1%}, try more microbatches"
 
 
 def test_a_reduction_is_overlapped_and_then_sped_up(table: str) -> None:
@@ -91,29 +94,29 @@ def test_a_reduction_is_overlapped_and_then_sped_up(table: str) -> None:
     after = run(table, network="ideal", costs=reducing)
     beside = run(table, network="ideal", costs=reducing, data_parallel={"overlap": True})
 
-    assert re.fullmatch(r"reduction [\d.]+%, try data_parallel.overlap=true", largest_lever(after))
-    assert re.fullmatch(r"reduction [\d.]+%, try a higher data_parallel.bandwidth", largest_lever(beside))
+    assert re.fullmatch(r"reduction [\d.]+%, try data_parallel.overlap=true", lever(after))
+    assert re.fullmatch(r"reduction [\d.]+%, try a higher data_parallel.bandwidth", lever(beside))
 
 
 def test_a_rank_over_its_memory_comes_first(table: str) -> None:
     activations = run(table, p2p="blocking", costs=COSTS | {"activation": "1 GiB", "capacity": "3 GiB"})
     weights = run(table, costs=COSTS | {"weights": "3 GiB", "activation": "1 MiB", "capacity": "2 GiB"})
 
-    assert largest_lever(activations) == "memory, try another schedule"
-    assert largest_lever(weights) == "memory, try more pp or tp"
+    assert lever(activations) == "memory, try another schedule"
+    assert lever(weights) == "memory, try more pp or tp"
 
 
 def test_microbatches_shrink_where_memory_lacks_and_they_can(table: str) -> None:
     over = run(table, batch={"micro": 2}, costs=COSTS | {"activation": "1 GiB", "capacity": "3 GiB"})
 
-    assert largest_lever(over) == "memory, try a smaller micro"
+    assert lever(over) == "memory, try a smaller micro"
 
 
 def test_one_rank_that_always_computes_has_no_lever(tmp_path: Path) -> None:
     path = tmp_path / "one.csv"
     path.write_text("0F0,0B0\n")
 
-    assert largest_lever(run(str(path), costs="unit")) == "compute alone"
+    assert lever(run(str(path), costs="unit")) == "compute alone"
 
 
 def test_a_step_too_large_to_simulate_again_goes_by_its_idle_time(
@@ -121,7 +124,7 @@ def test_a_step_too_large_to_simulate_again_goes_by_its_idle_time(
 ) -> None:
     monkeypatch.setattr(prices, "MOST_ACTIONS", 10)
 
-    assert re.fullmatch(r"(bubble|head-of-line) .*", largest_lever(run(table, p2p="ordered")))
+    assert re.fullmatch(r"(bubble|head-of-line) .*", lever(run(table, p2p="ordered")))
 
 
 def test_a_policy_under_which_the_step_deadlocks_is_not_compared(
@@ -136,20 +139,26 @@ def test_a_policy_under_which_the_step_deadlocks_is_not_compared(
 
     monkeypatch.setattr(prices, "simulate", stuck)
 
-    assert "p2p" not in largest_lever(blocking)
+    assert "p2p" not in lever(blocking)
 
 
-def test_nothing_is_simulated_again_unless_the_line_is_printed(
-    table: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_simulated_again_unless_it_is_asked_for(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     blocking = run(table, p2p="blocking")
     again: list[int] = []
     monkeypatch.setattr(prices, "simulate", lambda *_, **__: again.append(1))
 
-    blocking.to_dict()
     blocking.table()
 
     assert not again
+
+
+def test_json_has_the_lever_in_parts(table: str) -> None:
+    blocking = run(table, p2p="blocking")
+    saved = 1 - run(table).metrics.step_ns / blocking.metrics.step_ns
+
+    assert blocking.to_dict()["lever"] == {
+        "name": "p2p policy", "part": pytest.approx(saved), "advice": "p2p.policy=async",
+    }  # fmt: skip
 
 
 def test_the_lever_fits_a_line(table: str) -> None:
@@ -169,8 +178,8 @@ def test_collectives_call_for_another_shape_of_the_job() -> None:
     roomy = simulate(**step, batch=batch, parallel={"pp": 2, "tp": 8})
     tight = simulate(**step, batch=batch | {"micro": 8}, parallel={"pp": 2, "tp": 8})
 
-    assert re.fullmatch(r"collectives [\d.]+%, try less tp", largest_lever(roomy))
-    assert re.fullmatch(r"collectives [\d.]+%, try less tp, more pp", largest_lever(tight))
+    assert re.fullmatch(r"collectives [\d.]+%, try less tp", lever(roomy))
+    assert re.fullmatch(r"collectives [\d.]+%, try less tp, more pp", lever(tight))
 
 
 @pytest.mark.needs_plugins
@@ -184,5 +193,5 @@ def test_recomputation_makes_room_until_it_is_full() -> None:
     full = simulate(**step | {"device": {"preset": "h100-sxm", "memory": "20 GiB"}},
                     model={"preset": "llama3-8b", "recompute": "full"})  # fmt: skip
 
-    assert largest_lever(some).endswith("try model.recompute=full")
-    assert largest_lever(full).endswith("try more tp")
+    assert lever(some).endswith("try model.recompute=full")
+    assert lever(full).endswith("try more tp")

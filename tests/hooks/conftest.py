@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Install = Callable[..., None]
 
 HEADER = """
-from pptrace.hooks import *
+from pptrace.plugin import *
 """
 
 

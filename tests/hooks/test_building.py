@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pptrace.errors import ConfigError, PluginError
-from pptrace.hooks import CostModelOffer, ExporterOffer, ImporterOffer, NetworkOffer, ScheduleOffer, hookimpl
 from pptrace.hooks.build import build_network, build_schedule, build_workload
 from pptrace.hooks.call import call_plugin, one_line
 from pptrace.hooks.provider import Provided, Provider
@@ -18,6 +17,7 @@ from pptrace.model.action import parse_action
 from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
 from pptrace.model.workload import Workload
 from pptrace.network.contract import Links, Paths
+from pptrace.plugin import CostModelOffer, ExporterOffer, ImporterOffer, NetworkOffer, ScheduleOffer, hookimpl
 from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def test_a_schedule_may_return_rows_in_any_form(built: object) -> None:
         ("0F0 0B0", "schedule 'odd' returned '0F0 0B0' (str), expected a Schedule"),
         ([1, 2], "returned 1 (int) as the row of rank 0, expected a list of actions"),
         ([["0F0", 0.5]], "returned 0.5 (float) as action 1 of rank 0, expected text such as 0F3"),
-        ([["0F0", "0X0"], ["1F0"]], "cannot be read: row 1, column 2, cell '0X0': not an action"),
+        ([["0F0", "0X0"], ["1F0"]], "cannot be read: rank 0, action 1, cell '0X0': not an action"),
         ([["0F0", "0B0"]], "has 1 ranks where 2 were asked for"),
         ([[], []], "has 0 microbatches where 1 were asked for"),
     ],
@@ -112,7 +112,7 @@ def guard(**fields: Any) -> Any:
         def pptrace_schedules(self) -> list[ScheduleOffer]:
             return [ScheduleOffer(name="odd", summary="Odd.", build=lambda _: [], **fields)]
 
-    return Registry.load(entry_points=False, plugins={"odd": Odd()}).schedule("odd").offer
+    return Registry.load(entry_points=False, plugins={"odd": Odd()}).schedules["odd"].offer
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_a_reader_that_returns_nonsense_is_the_plugins_error_and_a_full_disk_is_
     registry = Registry.load(entry_points=False, plugins={"odd": Odd()})
 
     with pytest.raises(PluginError, match="read of importer 'odd' returned 3, expected a Timeline"):
-        registry.importer("odd").offer.read([tmp_path])
+        registry.importers["odd"].offer.read([tmp_path])
     with pytest.raises(OSError, match="No space left on device"):
-        registry.exporter("odd").offer.write(None, tmp_path, {})  # type: ignore[arg-type]
+        registry.exporters["odd"].offer.write(None, tmp_path, {})  # type: ignore[arg-type]
 
 
 def test_an_error_of_ours_that_a_plugin_raises_passes_as_it_is() -> None:

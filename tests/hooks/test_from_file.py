@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pptrace.errors import ConstraintError, PluginError
-from pptrace.hooks.build import build_schedule
+from pptrace.errors import ConfigError, ConstraintError, PluginError
+from pptrace.hooks.build import build_schedule, checked_options
 from pptrace.hooks.from_file import is_file_reference, schedule_from_file
 from pptrace.hooks.registry import Registry
 from pptrace.model.request import ScheduleRequest
@@ -38,6 +38,10 @@ def write(folder: Path, source: str, name: str = "mine.py") -> str:
         ("p, m", "p", "m"),
         ("p, m, /", "p", "m"),
         ("stages, units", "stages", "units"),
+        ("ranks, microbatches", "ranks", "microbatches"),
+        ("ranks, units, depth=2", "ranks", "units"),
+        ("p, m, depth=2, *, width: int = 3", "p", "m"),
+        ("request, depth=2", "request.ranks", "request.microbatches"),
     ],
 )
 def test_a_function_gets_the_request_or_the_fields_that_it_names(
@@ -56,6 +60,68 @@ def test_a_function_gets_the_request_or_the_fields_that_it_names(
     assert schedule.rows() == ROWS
 
 
+OPTIONS = """
+from __future__ import annotations
+from typing import TYPE_CHECKING, Annotated, Literal
+from pydantic import Field
+if TYPE_CHECKING:
+    from pptrace.plugin import ScheduleRequest, Size
+
+def make({first}, depth: Annotated[int, Field(ge=1)] = 2, way: Literal["up", "down"] = "up",
+         slope=0.5, keep=True, _memory={{}}):
+    return [f"0F0 0B0 0F1 0B1" if (depth, way, slope, keep) == {wanted} else "0F0 0B0"]
+"""
+
+
+@pytest.mark.parametrize("first", ["ranks, microbatches", "r, m", "request: ScheduleRequest", "r: Size = None"])
+def test_further_parameters_with_a_default_are_options(first: str, tmp_path: Path) -> None:
+    file = write(tmp_path, OPTIONS.format(first=first, wanted=(3, "down", 1, True)))
+    provided = Registry.load(entry_points=False).schedules[f"{file}:make"]
+
+    def units(**given: object) -> int:
+        options = checked_options(provided, given, "schedule.options")
+        return provided.offer.build(ScheduleRequest(ranks=1, units=1, options=options))[0].count("F")
+
+    assert checked_options(provided, {}, "") == {"depth": 2, "way": "up", "slope": 0.5, "keep": True}
+    assert (units(), units(depth=3, way="down", slope=1)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"deep": 3}, "schedule.options.deep: unknown key"),
+        ({"depth": 0}, "schedule.options.depth: must be at least 1, not 0"),
+        ({"depth": "two"}, "schedule.options.depth: "),
+        ({"way": "left"}, "schedule.options.way: "),
+        ({"slope": "steep"}, "schedule.options.slope: "),
+        ({"keep": 1}, "schedule.options.keep: "),
+    ],
+)
+def test_options_of_a_file_are_checked_as_a_plugin_s(
+    given: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    provided = schedule_from_file(f"{write(tmp_path, OPTIONS.format(first='p, m', wanted=()))}:make")
+
+    with pytest.raises(ConfigError) as caught:
+        checked_options(provided, given, "schedule.options")
+
+    assert message in str(caught.value)
+
+
+def test_a_function_without_further_parameters_takes_no_options(tmp_path: Path) -> None:
+    provided = schedule_from_file(f"{write(tmp_path, 'def make(ranks, microbatches): pass')}:make")
+
+    with pytest.raises(ConfigError, match=r"options\.depth: mine takes no options"):
+        checked_options(provided, {"depth": 3}, "options")
+
+
+def test_an_annotation_that_cannot_be_read_is_the_file_s_error(tmp_path: Path) -> None:
+    file = write(tmp_path, "def make(ranks, microbatches, depth: 'Depth' = 2): pass")
+
+    with pytest.raises(PluginError, match=r"mine\.py:make.*options of schedule 'mine' raised .*Depth"):
+        checked_options(schedule_from_file(f"{file}:make"), {}, "options")
+
+
 def test_the_offer_is_called_after_the_file_and_described_by_the_docstring(tmp_path: Path) -> None:
     file = write(tmp_path, 'def make(request):\n    """All forward.\n\n    More.\n    """\n', "my_best.py")
 
@@ -68,7 +134,7 @@ def test_a_registry_takes_a_file_where_it_takes_a_name(tmp_path: Path, monkeypat
     write(tmp_path, "def make(ranks, units):\n    return ['0F0 0B0', '1F0, 1B0']\n")
     monkeypatch.chdir(tmp_path)
 
-    provided = Registry.load(entry_points=False).schedule("./mine.py:make")
+    provided = Registry.load(entry_points=False).schedules["./mine.py:make"]
 
     assert provided.plugin == "./mine.py:make"
     rows = build_schedule(provided, ScheduleRequest(ranks=2, units=1)).rows()
@@ -131,7 +197,7 @@ def test_a_constraint_of_a_file_stays_a_constraint(tmp_path: Path) -> None:
         ),
         ("\n\n1 / 0\n", "make", "raised ZeroDivisionError: division by zero at"),
         ("raise SystemExit(3)\n", "make", "raised SystemExit: 3 at"),
-        ("def make(): pass\n", "make", "takes (), and may take (request), (ranks, units) or any of "),
+        ("def make(): pass\n", "make", "takes (), and may take (request), (ranks, microbatches) or any of "),
         ("def make(a, b, c): pass\n", "make", "takes (a, b, c), and may take (request)"),
         ("def make(ranks, depth, width): pass\n", "make", "takes (ranks, depth, width), and may take"),
     ],
@@ -157,9 +223,9 @@ def test_a_missing_file_a_folder_and_a_missing_function_name_say_so(tmp_path: Pa
     with pytest.raises(PluginError, match=r"cannot read folder\.py: Is a directory"):
         schedule_from_file("folder.py:make", tmp_path)
     with pytest.raises(PluginError, match=r"expected FILE\.py:FUNCTION, such as \./mine\.py:make"):
-        Registry.load(entry_points=False).schedule("./mine.py")
+        _ = Registry.load(entry_points=False).schedules["./mine.py"]
     with pytest.raises(PluginError, match=r"expected FILE\.py:FUNCTION, such as \./mine\.py:make"):
-        Registry.load(entry_points=False).schedule("./mine.py:")
+        _ = Registry.load(entry_points=False).schedules["./mine.py:"]
 
 
 def test_a_function_that_raises_names_its_own_line_not_the_librarys(tmp_path: Path) -> None:

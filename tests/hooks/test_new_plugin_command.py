@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from pptrace.cli import new_plugin
 from pptrace.cli.new_plugin import command, write_plugin
 from pptrace.errors import ConfigError, OutputError
-from pptrace.hooks import ScheduleOffer, hookimpl
 from pptrace.hooks.registry import Registry
+from pptrace.plugin import ScheduleOffer, hookimpl
 from pptrace.testing import assert_schedule_family, assert_valid_network
 
 
@@ -43,7 +43,7 @@ def test_a_new_plugin_keeps_its_promises(tmp_path: Path, options: tuple[str, ...
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     registry = Registry.load(entry_points=False, plugins={"made": module})
-    assert_schedule_family(registry.schedule("my-2nd-try"))
+    assert_schedule_family(registry.schedules["my-2nd-try"])
 
 
 def test_a_new_network_keeps_its_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_a_new_network_keeps_its_promises(tmp_path: Path, monkeypatch: pytest.Mo
         del sys.modules[name]
     own.test_it_keeps_its_promises_for_many_sizes()
     registry = Registry.load(entry_points=False, plugins={"made": module})
-    assert_valid_network(registry.network("my-wires"))
+    assert_valid_network(registry.networks["my-wires"])
 
 
 @pytest.mark.parametrize("kind", ["schedule", "network"])

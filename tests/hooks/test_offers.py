@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pptrace.errors import PluginError
-from pptrace.hooks import ExporterOffer, ModelOffer, NetworkOffer, ScheduleOffer, hookimpl
 from pptrace.hooks.registry import Registry
+from pptrace.hooks.sorts import SORTS, Sort
+from pptrace.plugin import ExporterOffer, ModelOffer, NetworkOffer, ScheduleOffer, hookimpl
 
 Install = Callable[..., None]
 Source = Callable[[str], str]
@@ -147,7 +148,7 @@ def test_an_unknown_name_says_which_are_known_which_is_nearest_and_how_to_get_mo
     registry = Registry.load(entry_points=False, plugins={"two": Yields(offers)})
 
     with pytest.raises(PluginError) as caught:
-        registry.schedule("gpip")
+        _ = registry.schedules["gpip"]
 
     assert str(caught.value) == (
         "no installed plugin offers a schedule named 'gpip' (did you mean 'gpipe'? known: 1f1b, gpipe); "
@@ -155,12 +156,12 @@ def test_an_unknown_name_says_which_are_known_which_is_nearest_and_how_to_get_mo
     )
 
 
-@pytest.mark.parametrize("sort", ["schedule", "network", "cost_model", "model", "device", "exporter", "importer"])
-def test_every_sort_of_name_can_be_unknown(sort: str) -> None:
+@pytest.mark.parametrize("sort", SORTS, ids=lambda sort: sort.noun)
+def test_every_sort_of_name_can_be_unknown(sort: Sort[Any]) -> None:
     registry = Registry.load(entry_points=False)
 
-    with pytest.raises(PluginError, match=f"offers a {sort.replace('_', ' ')} named 'no-such-name'"):
-        getattr(registry, sort)("no-such-name")
+    with pytest.raises(PluginError, match=f"offers a {sort.noun} named 'no-such-name'"):
+        _ = registry.offered(sort)["no-such-name"]
 
 
 def test_an_unknown_name_of_a_broken_plugin_points_at_the_plugin(install: Install) -> None:
@@ -168,7 +169,7 @@ def test_an_unknown_name_of_a_broken_plugin_points_at_the_plugin(install: Instal
     registry = Registry.load(warn=lambda _: None)
 
     with pytest.raises(PluginError, match="pptrace-schedules failed to load, see `pptrace plugins`"):
-        registry.schedule("no-such-schedule")
+        _ = registry.schedules["no-such-schedule"]
 
 
 def test_an_unknown_name_of_a_disabled_plugin_says_so(install: Install) -> None:
@@ -176,4 +177,4 @@ def test_an_unknown_name_of_a_disabled_plugin_says_so(install: Install) -> None:
     registry = Registry.load(disable=["schedules"])
 
     with pytest.raises(PluginError, match="pptrace-schedules is disabled by PPTRACE_DISABLE_PLUGINS"):
-        registry.schedule("no-such-schedule")
+        _ = registry.schedules["no-such-schedule"]

@@ -8,26 +8,46 @@ from pathlib import Path
 
 import pytest
 
+import pptrace
 from pptrace.errors import ConstraintError
-from pptrace.hooks import provider
 from pptrace.hooks.build import build_schedule
 from pptrace.hooks.registry import Registry
+from pptrace.hooks.sorts import SORTS
 from pptrace.model.request import ScheduleRequest
 from pptrace.testing import assert_valid_network, assert_valid_schedule, grid
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
-ONE_FILE, RULE, PLUGIN, CHECKS, NETWORK, NETWORK_CHECKS = re.findall(
+ONE_FILE, OPTIONS, RULE, PLUGIN, CHECKS, NETWORK, NETWORK_CHECKS = re.findall(
     r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE
 )
 
 
-@pytest.mark.parametrize("code", [ONE_FILE, RULE])
+@pytest.mark.parametrize("code", [ONE_FILE, OPTIONS, RULE])
 def test_the_files_of_the_page_make_valid_schedules(code: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(code)
 
-    provided = Registry.load(entry_points=False).schedule(f"{tmp_path}/mine.py:make")
+    provided = Registry.load(entry_points=False).schedules[f"{tmp_path}/mine.py:make"]
 
     assert_valid_schedule(build_schedule(provided, ScheduleRequest(ranks=4, units=8)))
+
+
+def test_the_options_of_the_page_s_file_are_given_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "waves.py").write_text(OPTIONS)
+    (tmp_path / "step.yaml").write_text(re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0])
+    sizes = {"parallel": {"pp": 1}, "batch": {"microbatches": 4}}
+
+    usual = pptrace.simulate(schedule="./waves.py:make", **sizes)
+    set_ = pptrace.simulate(schedule="./waves.py:make", sets=["schedule.options.group=2"], **sizes)
+    written = pptrace.simulate("step.yaml", **sizes)
+
+    assert [run.prepared.schedule.rows()[0] for run in (usual, set_, written)] == [
+        ["0F0", "0F1", "0F2", "0F3", "0B0", "0B1", "0B2", "0B3"],
+        ["0F0", "0F1", "0B0", "0B1", "0F2", "0F3", "0B2", "0B3"],
+        ["0F0", "0F1", "0B1", "0B0", "0F2", "0F3", "0B3", "0B2"],
+    ]
 
 
 def test_the_plugin_of_the_page_keeps_its_promises() -> None:
@@ -36,14 +56,14 @@ def test_the_plugin_of_the_page_keeps_its_promises() -> None:
     registry = Registry.load(entry_points=False, plugins={"page": module})
 
     assert not registry.failures
-    assert registry.schedule("one-at-a-time").offer.constraints == module.OFFER.constraints
+    assert registry.schedules["one-at-a-time"].offer.constraints == module.OFFER.constraints
     exec(CHECKS, module.__dict__)  # noqa: S102 - our own page
 
 
 def test_the_schedule_of_the_page_takes_only_what_its_table_holds() -> None:
     offer = module_of(PLUGIN).OFFER
 
-    for request in grid(ranks=(1, 3), units=(1, 2), chunks=(1, 2)):
+    for request in grid(ranks=(1, 3), microbatches=(1, 2), chunks=(1, 2)):
         if request.units == request.chunks == 1:
             offer.check(request)
         else:
@@ -57,7 +77,7 @@ def test_the_network_of_the_page_keeps_its_promises() -> None:
     registry = Registry.load(entry_points=False, plugins={"page": module})
 
     assert not registry.failures
-    assert_valid_network(registry.network("bus"))
+    assert_valid_network(registry.networks["bus"])
     exec(NETWORK_CHECKS, module.__dict__)  # noqa: S102 - our own page
 
 
@@ -69,5 +89,5 @@ def module_of(source: str) -> types.ModuleType:
 
 
 def test_every_offer_has_a_row_in_the_table_of_hooks() -> None:
-    for offer, hook in provider.HOOKS.items():
-        assert f"| `{hook}` | `{offer.__name__}` |" in PAGE
+    for sort in SORTS:
+        assert f"| `{sort.hook}` | `{sort.offer.__name__}` |" in PAGE

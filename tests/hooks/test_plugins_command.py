@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from pptrace.cli import plugins
 from pptrace.cli.plugins import command
-from pptrace.hooks import ScheduleOffer, hookimpl
 from pptrace.hooks.registry import Registry
+from pptrace.plugin import ScheduleOffer, hookimpl
 
 if TYPE_CHECKING:
     import pytest

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from pptrace.errors import PluginError
-from pptrace.hooks import ScheduleOffer, hookimpl
 from pptrace.hooks.registry import Registry
+from pptrace.plugin import ScheduleOffer, hookimpl
 
 Install = Callable[..., None]
 Source = Callable[[str], str]
@@ -94,7 +94,7 @@ def test_disabled_plugins_are_not_even_imported(
     assert "third-schedule" not in registry.schedules
     assert not registry.failures
     with pytest.raises(PluginError, match="no installed plugin offers a schedule named 'third-schedule'"):
-        registry.schedule("third-schedule")
+        _ = registry.schedules["third-schedule"]
 
 
 def test_all_disables_every_entry_point_and_leaves_the_core(
@@ -162,8 +162,8 @@ def test_an_object_can_be_a_plugin_without_any_installation() -> None:
 
     registry = Registry.load(entry_points=False, plugins={"inline": Mine()})
 
-    assert registry.schedule("mine").plugin == "inline"
-    assert registry.schedule("mine").distribution == ""
+    assert registry.schedules["mine"].plugin == "inline"
+    assert registry.schedules["mine"].distribution == ""
 
 
 def test_two_registries_share_nothing() -> None:

@@ -69,13 +69,13 @@ def test_a_microbatch_without_gaps_below_it_is_missing_them() -> None:
 def test_a_microbatch_out_of_the_placements_range_is_refused() -> None:
     error = refused([["0F0", "0F1", "0B0", "0B1"]], Placement.looped(ranks=1, units=1))
 
-    assert str(error) == "rank 0, action 2 (0F1): microbatch 1 is out of range: they are 0 to 0"
+    assert str(error) == "rank 0, action 1 (0F1): microbatch 1 is out of range: they are 0 to 0"
 
 
 def test_a_stage_out_of_the_placements_range_is_refused() -> None:
     error = refused([["0F0", "2F0", "0B0"], ["1F0", "1B0"]], Placement.looped(ranks=2, units=1))
 
-    assert str(error) == "rank 0, action 2 (2F0): stage 2 is out of range: stages are 0 to 1"
+    assert str(error) == "rank 0, action 1 (2F0): stage 2 is out of range: stages are 0 to 1"
 
 
 def test_a_stage_that_no_action_names_is_refused() -> None:
@@ -135,9 +135,9 @@ def test_actions_of_one_rank_in_the_wrong_order_are_refused(
 
 
 @pytest.mark.parametrize(("rows", "text"), [
-    ([["0F0", "1F0", "1B0", "0B0"], ["1F0", "1B0"]], "rank 0, action 2 (1F0): stage 1 is on rank 1"),
-    ([["0F0", "0B0", "1OPTIMIZER"], ["1F0", "1B0"]], "rank 0, action 3 (1OPTIMIZER): stage 1 is on rank 1"),
-    ([["0F0", "0B0"], ["1F0", "1B0", "0B0"]], "rank 1, action 3 (0B0): stage 0 is on rank 0"),
+    ([["0F0", "1F0", "1B0", "0B0"], ["1F0", "1B0"]], "rank 0, action 1 (1F0): stage 1 is on rank 1"),
+    ([["0F0", "0B0", "1OPTIMIZER"], ["1F0", "1B0"]], "rank 0, action 2 (1OPTIMIZER): stage 1 is on rank 1"),
+    ([["0F0", "0B0"], ["1F0", "1B0", "0B0"]], "rank 1, action 2 (0B0): stage 0 is on rank 0"),
 ])  # fmt: skip
 def test_an_action_on_the_wrong_rank_is_refused(rows: list[list[str]], text: str) -> None:
     placement = Placement.looped(ranks=2, units=1)

@@ -105,10 +105,10 @@ def test_a_network_that_leaves_pairs_out_is_refused() -> None:
 
 
 def test_more_ranks_than_lanes_can_be_counted_for_are_refused() -> None:
-    ranks = 20_000
+    ranks = 5_000
     rows = [[f"{s}F0", f"{s}B0"] for s in range(ranks)]
 
-    with pytest.raises(ScheduleError, match="20000 pipeline ranks: at most 4096 are simulated"):
+    with pytest.raises(ScheduleError, match="5000 pipeline ranks: at most 4096 are simulated"):
         simulate(Schedule.from_rows(rows), Workload.uniform(ranks, f_ns=1, b_ns=2))
 
 

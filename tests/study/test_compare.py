@@ -98,9 +98,10 @@ def test_the_fastest_that_fits_is_named_beside_one_that_does_not() -> None:
 
 
 def test_steps_of_different_work_are_pointed_out() -> None:
-    text = str(compared("eager,chunky"))
+    text = str(compared("eager,chunky", costs=COSTS))
 
-    assert "steps do not compute the same: chunky 2 times the work of eager; unit costs are per chunk" in text
+    assert "steps do not compute the same: chunky 2 times the work of eager; costs are per stage" in text
+    assert "do not compute the same" not in str(compared("eager,chunky"))
 
 
 def test_chunks_are_for_schedules_that_take_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pytest
 from pptrace.errors import ConfigError, PptraceError
 from pptrace.study.plot_data import figure_of, number_of, panels_of, roles_of
 from pptrace.study.sweep import Sweep
-from pptrace.study.sweep_plots import PLOTS
+from pptrace.study.sweep_plots import PLOTS, _draw_difference, _percent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,6 +85,33 @@ def test_differences_are_measured_by_the_first_schedule(tmp_path: Path) -> None:
     steps().save(tmp_path / "f.svg", plot="difference")
 
     assert "step time, difference to a [%]" in words(tmp_path / "f.svg")
+
+
+def test_a_difference_is_the_share_by_which_a_schedule_is_behind_the_first() -> None:
+    from matplotlib.figure import Figure
+
+    rows, drawn = steps().rows, Figure()
+    over = ("microbatches", "schedule", "network.bandwidth")
+    roles = roles_of(over, rows, None, numbers=True)
+
+    _draw_difference(drawn, roles, [figure_of("step_ns", rows)], panels_of(roles.panels, rows))
+
+    base, line = zip(*(axes.get_lines() for axes in drawn.axes), strict=True)
+    assert [axes.get_title(loc="left")[-7:] for axes in drawn.axes] == [" 1 GB/s", "10 GB/s"]
+    assert [list(each.get_ydata()) for each in base] == [[0, 0], [0, 0]]
+    assert [list(each.get_xdata()) for each in line] == [[8, 16, 32]] * 2
+    assert [list(each.get_ydata()) for each in line] == [
+        pytest.approx([100 / 3] * 3),  # 4 against 3
+        pytest.approx([-50] * 3),  # 1 against 2
+    ]
+    assert [label.get_text() for label in drawn.legends[0].get_texts()] == ["a", "b"]
+
+
+def test_a_difference_to_nothing_is_a_gap() -> None:
+    assert [_percent(*pair) for pair in ((3.0, 2.0), (2.0, 4.0), (None, 2.0), (2.0, None), (2.0, 0.0))] == [
+        50, -50, None, None, None,
+    ]  # fmt: skip
+    assert math.isnan(_percent(math.inf, 2.0) or 0)
 
 
 def test_several_figures_of_one_unit_are_drawn_in_one_picture(tmp_path: Path) -> None:

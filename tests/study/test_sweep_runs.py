@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 import pptrace
 from pptrace import kernel
 from pptrace.errors import ConfigError, PluginError
-from pptrace.hooks import ExecutorOffer, hookimpl
 from pptrace.hooks.registry import Registry
+from pptrace.plugin import ExecutorOffer, ExecutorRequest, hookimpl
 from pptrace.study.pool import run_all
 
 MINE = '''
@@ -156,6 +157,14 @@ def test_out_of_memory_fails_its_point(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {row["error"][:14] for row in sweep().rows} == {"out of memory:"}
 
 
+class Names(BaseModel):
+    """What the threads are called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prefix: str = "thread"
+
+
 class Threads:
     """A plugin whose executor is a thread pool."""
 
@@ -165,11 +174,17 @@ class Threads:
 
     @hookimpl
     def pptrace_executors(self) -> Any:
-        yield ExecutorOffer(name="threads", summary="Threads here.", build=self.build, in_process=True)
+        yield ExecutorOffer(
+            name="threads", summary="Threads here.", build=self.build, options=lambda: Names, in_process=True
+        )
 
-    def build(self, workers: int) -> ThreadPoolExecutor:
-        self.workers.append(workers)
-        return ThreadPoolExecutor(workers, initializer=lambda: self.threads.add(threading.current_thread().name))
+    def build(self, request: ExecutorRequest) -> ThreadPoolExecutor:
+        self.workers.append(request.workers)
+
+        def begin() -> None:
+            self.threads.add(threading.current_thread().name)
+
+        return ThreadPoolExecutor(request.workers, request.options["prefix"], begin)
 
 
 def test_a_plugin_s_executor_runs_the_points_through_the_hook() -> None:
@@ -181,6 +196,35 @@ def test_a_plugin_s_executor_runs_the_points_through_the_hook() -> None:
     assert swept.rows == sweep("eager,picky").rows
     assert plugin.workers == [3]
     assert plugin.threads
+
+
+@pytest.mark.parametrize(
+    "executor", ["threads:prefix=tcp://host:8786", {"name": "threads", "prefix": "tcp://host:8786"}]
+)
+def test_an_executor_takes_options_as_text_or_as_a_mapping(executor: Any) -> None:
+    plugin = Threads()
+
+    sweep(executor=executor, registry=Registry.load(entry_points=False, plugins={"threads": plugin}))
+
+    assert plugin.threads
+    assert all(name.startswith("tcp://host:8786") for name in plugin.threads)
+
+
+@pytest.mark.parametrize(
+    ("executor", "message"),
+    [
+        ("threads:prefix=3", "executor.prefix: "),
+        ("threads:suffix=a", "executor.suffix: unknown key"),
+        ("threads:fast", "executor: 'fast' is no option: write threads:key=value"),
+        ("serial:fast=1", "executor.fast: serial takes no options: remove it"),
+        ({"prefix": "a"}, "executor.name: missing: name the executor, such as processes"),
+    ],
+)
+def test_options_that_an_executor_does_not_take_are_refused(executor: Any, message: str) -> None:
+    registry = Registry.load(entry_points=False, plugins={"threads": Threads()})
+
+    with pytest.raises(ConfigError, match=message):
+        sweep(executor=executor, registry=registry)
 
 
 def test_an_executor_that_cannot_start_is_its_plugin_s_error() -> None:

@@ -11,10 +11,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
-from pptrace.errors import ConstraintError, PluginError
-from pptrace.hooks import ScheduleOffer
+from pptrace.errors import ConfigError, ConstraintError, PluginError
 from pptrace.hooks.provider import Provided, Provider
+from pptrace.plugin import ScheduleOffer
 from pptrace.schedule.table import Schedule
 from pptrace.testing import assert_schedule_family, assert_valid_schedule, grid
 from pptrace.testing.count import count
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["pptrace.testing.fixtures"]
 
-SMALL = grid(ranks=(2, 3), units=(2, 4))
+SMALL = grid(ranks=(2, 3), microbatches=(2, 4))
 
 
 def build(request: ScheduleRequest) -> list[str]:
@@ -58,6 +59,33 @@ def test_a_sound_schedule_passes_the_whole_grid() -> None:
     assert_schedule_family(Provided(offer=offer(), provider=Provider(name="mine")), sizes=SMALL)
 
 
+class Options(BaseModel):
+    """How many microbatches run at once."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    group: int = 1
+
+
+def test_options_that_a_size_leaves_out_have_their_defaults() -> None:
+    seen = set()
+
+    def grouped(request: ScheduleRequest) -> list[str]:
+        seen.add(request.options["group"])
+        return build(request)
+
+    optional = offer(build=grouped, options=lambda: Options)
+
+    assert_schedule_family(optional, sizes=SMALL, growth=False)
+    assert_schedule_family(optional, sizes=grid(ranks=(2,), microbatches=(2,), options={"group": 3}))
+
+    assert seen == {1, 3}
+    with pytest.raises(ConfigError, match=r"options\.grup: unknown key"):
+        assert_schedule_family(optional, sizes=grid(ranks=(2,), microbatches=(2,), options={"grup": 3}))
+    with pytest.raises(ConfigError, match=r"options\.group: mine takes no options"):
+        assert_schedule_family(offer(), sizes=grid(ranks=(2,), microbatches=(2,), options={"group": 3}))
+
+
 def test_the_count_of_a_table_is_what_one_counts_by_hand() -> None:
     schedule = Schedule.from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]])
 
@@ -80,12 +108,12 @@ def test_the_count_of_a_table_is_what_one_counts_by_hand() -> None:
             {"check": even},
             "refused (units must be even; nearest that work: 4), but the offer states no constraints",
         ),
-        ({"build": lambda r: [row.replace("0B0", "") for row in build(r)]}, "mine with 2 ranks, 2 units: "),
-        ({"build": lambda r: [row + " 1F0" for row in build(r)]}, "mine with 2 ranks, 2 units: "),
+        ({"build": lambda r: [row.replace("0B0", "") for row in build(r)]}, "mine with 2 ranks, 2 microbatches: "),
+        ({"build": lambda r: [row + " 1F0" for row in build(r)]}, "mine with 2 ranks, 2 microbatches: "),
     ],
 )
 def test_a_broken_promise_is_named_with_its_size(changes: dict[str, Any], message: str) -> None:
-    sizes = (*SMALL, *grid(ranks=(2,), units=(3,)))
+    sizes = (*SMALL, *grid(ranks=(2,), microbatches=(3,)))
 
     with pytest.raises(AssertionError, match=re.escape(message)):
         assert_schedule_family(offer(**changes), sizes=sizes)
@@ -97,9 +125,9 @@ def test_a_size_that_only_build_refuses_is_a_broken_promise() -> None:
         return build(request)
 
     with pytest.raises(
-        AssertionError, match="3 units: check takes this size and build does not: units must be even"
+        AssertionError, match="3 microbatches: check takes this size and build does not: units must be even"
     ):
-        assert_schedule_family(offer(build=picky), sizes=grid(ranks=(2,), units=(2, 3)))
+        assert_schedule_family(offer(build=picky), sizes=grid(ranks=(2,), microbatches=(2, 3)))
 
 
 def test_a_schedule_that_changes_between_builds_is_found() -> None:
@@ -140,7 +168,7 @@ def test_generation_that_grows_with_the_square_is_found(monkeypatch: pytest.Monk
         return offer(build=slow)
 
     assert_schedule_family(growing(1), sizes=SMALL)
-    with pytest.raises(AssertionError, match=r"384 units take 14\.75 s to generate and 24 take 0\.0576 s"):
+    with pytest.raises(AssertionError, match=r"384 microbatches take 14\.75 s to generate and 24 take 0\.0576 s"):
         assert_schedule_family(growing(2), sizes=SMALL)
     assert_schedule_family(growing(2), sizes=SMALL, growth=False)
 
@@ -158,7 +186,7 @@ def test_the_fixtures_give_registries_and_requests(
 ) -> None:
     assert {provider.name for provider in core_registry.providers} == {"builtin"}
     assert registry is not core_registry
-    assert schedule_request(units=3, chunks=2).stages == 8
+    assert schedule_request(microbatches=3, chunks=2).stages == 8
 
 
 def test_importing_the_checks_needs_no_pytest() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pptrace.config.options import validate_options
-from pptrace.hooks import NetworkOffer
 from pptrace.model.request import NetworkRequest
+from pptrace.plugin import NetworkOffer
 from pptrace.testing import assert_valid_network
 from pptrace_networks.fat_tree import FatTree, fat_tree
 from pptrace_networks.fat_tree_options import FatTreeOptions

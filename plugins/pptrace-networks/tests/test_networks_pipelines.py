@@ -32,7 +32,7 @@ def tree(**options: Any) -> Any:
 
 
 def one_f_one_b() -> Any:
-    build = Registry.load().schedule("1f1b").offer.build
+    build = Registry.load().schedules["1f1b"].offer.build
     return build(ScheduleRequest(ranks=16, units=24))
 
 

@@ -9,10 +9,12 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from torch_stand_in import stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from types import SimpleNamespace
 
 MS = 1_000_000
 EPOCH = 1_790_000_000 * 1_000 * MS
@@ -281,3 +283,15 @@ _NSYS = {
 def pipeline() -> Pipeline:
     """Return the small pipeline."""
     return Pipeline()
+
+
+@pytest.fixture
+def log() -> list[str]:
+    """Return what was marked and what was posted in it, in order."""
+    return []
+
+
+@pytest.fixture
+def torch(log: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return what stands in for torch."""
+    return stand_in(log, monkeypatch)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.chrome.events import Events, Keep, read_events
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers.events.table import Events, Keep, read_events
+from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 KEEP = Keep(
@@ -22,6 +23,8 @@ KEEP = Keep(
     without=frozenset({"cudaEventQuery"}),
 )
 NCCL = "ncclDevKernel_SendRecv"
+MANY = 1000
+"""Repetitions that make several blocks and batches."""
 COLUMNS = ("start_ns", "end_ns", "correlation", "stream")
 
 
@@ -31,7 +34,7 @@ def event(category: str, name: str, at: float, **more: Any) -> dict[str, Any]:
 
 def many() -> list[dict[str, Any]]:
     found = []
-    for number in range(3000):
+    for number in range(MANY):
         at = 10.0 * number
         found += [
             event("cpu_op", "aten::mm", at, **{"Input Dims": "[[1, 2]]"}),
@@ -56,21 +59,24 @@ def facts(events: Events) -> list[tuple[Any, ...]]:
     ]
 
 
-def layouts(listed: list[dict[str, Any]]) -> dict[str, str]:
-    kineto = ",\n  ".join(json.dumps(one).replace('{"ph":', '{\n    "ph":', 1) for one in listed)
-    return {
-        "kineto": f'{{"schemaVersion": 1, "traceEvents": [\n  {kineto}\n  ], "traceName": "x"}}',
-        "compact": json.dumps({"traceEvents": listed}, separators=(",", ":")),
-        "spaced": json.dumps({"traceEvents": listed}),
-        "indented": json.dumps({"traceEvents": listed}, indent=3),
-        "bare": json.dumps(listed),
-    }
+def kineto(listed: list[dict[str, Any]]) -> str:
+    events = ",\n  ".join(json.dumps(one).replace('{"ph":', '{\n    "ph":', 1) for one in listed)
+    return f'{{"schemaVersion": 1, "traceEvents": [\n  {events}\n  ], "traceName": "x"}}'
 
 
-@pytest.mark.parametrize("layout", ["kineto", "compact", "spaced", "indented", "bare"])
+LAYOUTS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
+    "kineto": kineto,
+    "compact": lambda listed: json.dumps({"traceEvents": listed}, separators=(",", ":")),
+    "spaced": lambda listed: json.dumps({"traceEvents": listed}),
+    "indented": lambda listed: json.dumps({"traceEvents": listed}, indent=3),
+    "bare": json.dumps,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_kept_is_the_same_however_it_is_written(layout: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    path.write_text(layouts(many())[layout])
+    path.write_text(LAYOUTS[layout](many()))
     events = read_events(path, KEEP)
 
     expected = [
@@ -80,47 +86,47 @@ def test_what_is_kept_is_the_same_however_it_is_written(layout: str, tmp_path: P
         if one["ph"] == "X" and one["name"] in {"c10d::send", "cudaLaunchKernel", "written otherwise", NCCL}
     ]  # fmt: skip
     assert facts(events) == expected
-    details = {events.named(row): one.dtype for row, one in events.arguments.items()}
+    details = {events.name_of(row): one.dtype for row, one in events.arguments.items()}
     assert details == {NCCL: "Half"}
-    assert len(events.arguments) == 3000
+    assert len(events.arguments) == MANY
     assert events.labels == {number: [f"p{number}"] for number in range(3)}
     assert not events.cut
 
 
 def test_details_are_each_event_s_own(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    listed = [event("kernel", NCCL, float(n), **{"In msg nelems": n, "Held": NCCL}) for n in range(3000)]
+    listed = [event("kernel", NCCL, float(n), **{"In msg nelems": n, "Held": NCCL}) for n in range(MANY)]
     otherwise = [dict(reversed(list(one.items()))) for one in listed]
     for layout in ("kineto", "compact"):
         for each in (listed, otherwise):
-            path.write_text(layouts(each)[layout])
+            path.write_text(LAYOUTS[layout](each))
 
             arguments = read_events(path, KEEP).arguments
 
-            assert [arguments[row].in_elements for row in range(3000)] == list(range(3000))
+            assert [arguments[row].in_elements for row in range(MANY)] == list(range(MANY))
 
 
 def test_an_event_inside_an_event_s_arguments_is_none(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     odd = event("kernel", "odd", 5.0, stream=3)
     odd["args"]["held"] = {"ph": "X", "cat": "kernel", "name": "inner", "ts": 1, "dur": 1}
-    path.write_text(layouts([*many(), odd, *many()])["spaced"])
+    path.write_text(LAYOUTS["spaced"]([*many(), odd, *many()]))
 
     names = [name for name, *_ in facts(read_events(path, KEEP))]
 
     assert names.count("odd") == 1
     assert "inner" not in names
-    assert len(names) == 2 * 4 * 3000 + 1
+    assert len(names) == 2 * 4 * MANY + 1
 
 
 def test_arguments_do_not_hold_on_to_the_file_s_text(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    listed = [event("kernel", "ncclX", float(n), **{"Process Group Ranks": "[0, 1]"}) for n in range(4000)]
-    path.write_text(layouts(listed)["kineto"])
+    listed = [event("kernel", "ncclX", float(n), **{"Concrete Inputs": "[0, 1]"}) for n in range(MANY)]
+    path.write_text(kineto(listed))
 
-    held = [bytes(one.group_ranks) for one in read_events(path, KEEP).arguments.values()]
+    held = [bytes(one.inputs) for one in read_events(path, KEEP).arguments.values()]
 
-    assert held == [b'"[0, 1]"'] * 4000
+    assert held == [b'"[0, 1]"'] * MANY
 
 
 def memory(total: Any, device: Any) -> dict[str, Any]:

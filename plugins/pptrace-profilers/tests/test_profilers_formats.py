@@ -9,8 +9,8 @@ import pytest
 from pptrace.errors import TraceError
 from pptrace.model.action import COMMUNICATION, Kind
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers import formats
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers import importers
+from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,11 +24,11 @@ def measured(sort: str, pipeline: Any, folder: Path) -> Measurement:
     request = ImportRequest(rules=pipeline.rules(folder) if sort == "chrome" else None)
     match sort:
         case "chrome":
-            return formats.measure_chrome([pipeline.chrome(folder)], request)
+            return importers.measure_chrome([pipeline.chrome(folder)], request)
         case "nsys":
-            return formats.measure_nsys([pipeline.nsys(folder / "run.sqlite")], request)
+            return importers.measure_nsys([pipeline.nsys(folder / "run.sqlite")], request)
         case "pftrace" | "stages":
-            return formats.measure_pftrace(pipeline.pftrace(folder, stages=sort == "stages"), request)
+            return importers.measure_pftrace(pipeline.pftrace(folder, stages=sort == "stages"), request)
         case _:
             return measure_kineto(pipeline.kineto(folder), request)
 
@@ -55,7 +55,7 @@ def test_sizes_of_messages_come_from_the_arguments_that_rules_name(pipeline: Any
 
 
 def test_without_its_rules_a_chrome_file_gives_summaries_and_says_so(pipeline: Any, tmp_path: Path) -> None:
-    found = formats.measure_chrome([pipeline.chrome(tmp_path)], ImportRequest())
+    found = importers.measure_chrome([pipeline.chrome(tmp_path)], ImportRequest())
 
     assert found.steps == ()
     assert {one.what for one in found.summaries} == {"p2p", *(f"QQ:{act.text}" for act in pipeline.acts)}
@@ -66,7 +66,7 @@ def test_two_processes_in_one_file_need_to_say_which_rank_each_is(pipeline: Any,
     path = pipeline.chrome(tmp_path, prefix="PP:")
 
     with pytest.raises(TraceError, match="say by rank: in a rules file which rank each is"):
-        formats.measure_chrome([path], ImportRequest())
+        importers.measure_chrome([path], ImportRequest())
 
 
 def test_a_rank_rule_is_enough_where_names_are_known(pipeline: Any, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_rank_rule_is_enough_where_names_are_known(pipeline: Any, tmp_path: Pa
     rules = tmp_path / "rules.yaml"
     rules.write_text("rank: {from: pid, pattern: '5(?P<rank>.)'}\n", encoding="utf-8")
 
-    found = formats.measure_chrome([path], ImportRequest(rules=rules))
+    found = importers.measure_chrome([path], ImportRequest(rules=rules))
 
     assert [len(step.timeline) for step in found.steps] == [8]
 
@@ -84,8 +84,8 @@ def test_rules_stand_before_the_built_in_ones_for_pytorch_too(pipeline: Any, tmp
     rules = tmp_path / "rules.yaml"
     rules.write_text("actions: [{name: 'QQ:(?P<action>.+)'}]\n", encoding="utf-8")
 
-    with_rules = formats.measure_nsys([database], ImportRequest(rules=rules))
-    without = formats.measure_nsys([database], ImportRequest())
+    with_rules = importers.measure_nsys([database], ImportRequest(rules=rules))
+    without = importers.measure_nsys([database], ImportRequest())
 
     assert [len(step.timeline) for step in with_rules.steps] == [16]
     assert without.steps == ()

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from pptrace.errors import ConfigError, TraceError
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers import formats
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers import importers
+from pptrace_profilers.importers import measure_kineto
 from pptrace_profilers.plugin import pptrace_importers
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Measure = Callable[[list[Path], ImportRequest], Measurement]
 
-SECONDS = float(os.environ.get("PPTRACE_FUZZ_SECONDS", "1"))
+SECONDS = float(os.environ.get("PPTRACE_FUZZ_SECONDS", "0.5"))
 _ROUND = 40
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
 _TOKENS = (
@@ -67,11 +67,11 @@ def changed(content: bytes, what: str, where: float, much: float, by: bytes) -> 
 SORTS: dict[str, tuple[str, Measure]] = {
     "kineto": ("kineto", measure_kineto),
     "kineto, packed": ("kineto", measure_kineto),
-    "chrome": ("chrome", formats.measure_chrome),
-    "nccl": ("nccl", formats.measure_nccl),
-    "inspector": ("inspector", formats.measure_inspector),
-    "nsys": ("nsys", formats.measure_nsys),
-    "pftrace": ("pftrace", formats.measure_pftrace),
+    "chrome": ("chrome", importers.measure_chrome),
+    "nccl": ("nccl", importers.measure_nccl),
+    "inspector": ("inspector", importers.measure_inspector),
+    "nsys": ("nsys", importers.measure_nsys),
+    "pftrace": ("pftrace", importers.measure_pftrace),
 }
 
 

@@ -13,7 +13,7 @@ from pptrace.model.workload import Workload
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.metrics import measure
 from pptrace.timeline.timeline import Stream
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline

@@ -18,7 +18,7 @@ from pptrace import simulate
 from pptrace.model.action import COMMUNICATION
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.messages import messages
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
     from simulated_steps import SimulatedStep
@@ -113,7 +113,7 @@ def test_a_table_with_split_backwards_reads_back(table: str) -> None:
 
 
 @given(drawn=simulated_steps())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_step_reads_back(drawn: SimulatedStep) -> None:
     measured = read_back(drawn.timeline)
 

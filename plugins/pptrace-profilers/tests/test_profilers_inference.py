@@ -15,7 +15,7 @@ from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 from pptrace.model.action import Kind
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.timeline import Stream
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline

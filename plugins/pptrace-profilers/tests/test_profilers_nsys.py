@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.errors import TraceError
-from pptrace_profilers.nsys import read_nsys
-from pptrace_profilers.rules import BUILT_IN
+from pptrace_profilers.formats.nsys import read_nsys
+from pptrace_profilers.rules.actions import BUILT_IN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,8 +28,7 @@ def test_times_count_from_the_epoch_where_the_session_says_when_it_began(pipelin
     whole = read_nsys(pipeline.nsys(tmp_path / "a.sqlite"), BUILT_IN)[0]
     without = read_nsys(pipeline.nsys(tmp_path / "b.sqlite", drop="TARGET_INFO_SESSION_START_TIME"), BUILT_IN)[0]
 
-    assert (whole.epoch, without.epoch) == (True, False)
-    assert whole.ran[0].start_ns - without.ran[0].start_ns == 1_790_000_000 * 10**9
+    assert whole.executions[0].start_ns - without.executions[0].start_ns == 1_790_000_000 * 10**9
     assert whole.origin_ns is None
 
 
@@ -39,7 +38,7 @@ def test_ranges_may_carry_their_text_themselves(pipeline: Any, tmp_path: Path) -
         "UPDATE NVTX_EVENTS SET text = (SELECT value FROM StringIds WHERE id = textId), textId = NULL",
     )
 
-    assert [len(one.ran) for one in read_nsys(path, BUILT_IN)] == [8, 8]
+    assert [len(one.executions) for one in read_nsys(path, BUILT_IN)] == [8, 8]
 
 
 def test_what_pytorch_writes_behind_a_ranges_name_is_none_of_it(pipeline: Any, tmp_path: Path) -> None:
@@ -48,7 +47,7 @@ def test_what_pytorch_writes_behind_a_ranges_name_is_none_of_it(pipeline: Any, t
         "UPDATE StringIds SET value = value || ', op_id = 12, sizes = [[1]]' WHERE id > 100",
     )
 
-    assert [len(one.ran) for one in read_nsys(path, BUILT_IN)] == [8, 8]
+    assert [len(one.executions) for one in read_nsys(path, BUILT_IN)] == [8, 8]
 
 
 def test_older_versions_lack_columns_that_are_only_wanted(pipeline: Any, tmp_path: Path) -> None:
@@ -59,7 +58,7 @@ def test_older_versions_lack_columns_that_are_only_wanted(pipeline: Any, tmp_pat
         "ALTER TABLE NVTX_EVENTS DROP COLUMN eventType",
     )
 
-    assert [len(one.ran) for one in read_nsys(path, BUILT_IN)] == [8, 8]
+    assert [len(one.executions) for one in read_nsys(path, BUILT_IN)] == [8, 8]
 
 
 def test_ranks_come_from_mpi(pipeline: Any, tmp_path: Path) -> None:

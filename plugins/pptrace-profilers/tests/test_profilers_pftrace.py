@@ -9,9 +9,9 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.errors import TraceError
-from pptrace_profilers import torch_perfetto
-from pptrace_profilers.rules import BUILT_IN
-from pptrace_profilers.torch_perfetto import read_pftrace
+from pptrace_profilers.formats import torch_perfetto
+from pptrace_profilers.formats.torch_perfetto import read_pftrace
+from pptrace_profilers.rules.actions import BUILT_IN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ def test_names_and_arguments_may_be_interned(tmp_path: Path) -> None:
 
     found = read_pftrace(written(tmp_path, trace), BUILT_IN)
 
-    assert [(str(one.action), one.start_ns, one.end_ns) for one in found.ran] == [("3F1", 100, 900)]
+    assert [(str(one.action), one.start_ns, one.end_ns) for one in found.executions] == [("3F1", 100, 900)]
     assert found.rank == 3
 
 
@@ -56,7 +56,7 @@ def test_slices_of_one_track_nest_and_those_without_an_end_are_counted(tmp_path:
     found = read_pftrace(written(tmp_path, trace), BUILT_IN)
 
     assert found.windows == (("ProfilerStep#2", 0, 30),)
-    assert [str(one.action) for one in found.ran] == ["0F0"]
+    assert [str(one.action) for one in found.executions] == ["0F0"]
     assert "2 events have no time" in found.notes[0]
 
 
@@ -83,8 +83,8 @@ def test_collectives_carry_their_arguments(tmp_path: Path) -> None:
     operations = read_pftrace(written(tmp_path, trace), BUILT_IN).operations
 
     assert operations is not None
-    ((said_of,),) = operations.said.values()
-    assert (said_of.what, said_of.size_bytes, said_of.group) == ("allreduce", 40, "dp")
+    ((said_of,),) = operations.payloads.values()
+    assert (said_of.operation, said_of.size_bytes, said_of.group) == ("allreduce", 40, "dp")
     assert (operations.launch_ns.tolist(), operations.communicates.tolist()) == ([5], [True])
 
 
@@ -93,7 +93,7 @@ def test_a_packed_trace_is_read_as_an_unpacked_one(pipeline: Any, tmp_path: Path
     plain = read_pftrace(path, BUILT_IN)
     path.write_bytes(gzip.compress(path.read_bytes()))
 
-    assert read_pftrace(path, BUILT_IN).ran == plain.ran
+    assert read_pftrace(path, BUILT_IN).executions == plain.executions
 
 
 def test_a_trace_that_was_cut_gives_what_came_before(pipeline: Any, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_trace_that_was_cut_gives_what_came_before(pipeline: Any, tmp_path: Pa
     found = read_pftrace(path, BUILT_IN)
 
     assert any("ends in the middle" in note for note in found.notes)
-    assert len(found.ran) == 8
+    assert len(found.executions) == 8
 
 
 WRONG = {

@@ -13,9 +13,9 @@ from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 from pptrace.model.action import Kind
 from pptrace.timeline.measurement import ImportRequest
 from pptrace.timeline.timeline import Stream
-from pptrace_profilers.kineto import read_kineto
-from pptrace_profilers.measure import measure_kineto
-from pptrace_profilers.rules import BUILT_IN
+from pptrace_profilers.formats.kineto import read_kineto
+from pptrace_profilers.importers import measure_kineto
+from pptrace_profilers.rules.actions import BUILT_IN
 
 LAYERS = 4
 PHASES = (

@@ -16,7 +16,7 @@ from pptrace.cli.annotate import module_for
 from pptrace.model.action import Kind
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.timeline import Stream, Timeline
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers.importers import measure_kineto
 
 HERE = Path(__file__).parent
 TORCH = os.environ.get("PPTRACE_TORCH_PYTHON") or (sys.executable if importlib.util.find_spec("torch") else None)

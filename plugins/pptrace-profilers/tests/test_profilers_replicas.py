@@ -16,7 +16,7 @@ from pptrace.schedule.table import Schedule
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers.measure import measure_kineto
+from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,17 +10,16 @@ import pytest
 
 from pptrace.errors import ConfigError
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.chrome_rules import read_chrome
-from pptrace_profilers.formats import measure_nsys, measure_pftrace
-from pptrace_profilers.measure import measure_kineto
-from pptrace_profilers.rules_file import NO_FILE, read_rules
+from pptrace_profilers.formats.chrome import read_chrome
+from pptrace_profilers.importers import measure_kineto, measure_nsys, measure_pftrace
+from pptrace_profilers.rules.file import NO_FILE, read_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pptrace.timeline.measurement import Measurement
-    from pptrace_profilers.recording import Recording
+    from pptrace_profilers.recording.recording import Recording
 
     Measure = Callable[[Sequence[Path], ImportRequest], Measurement]
 
@@ -106,7 +105,7 @@ def test_an_event_whose_arguments_differ_is_none_of_a_rules(args: dict[str, Any]
 def test_what_is_captured_and_no_number_tells_nothing(number: str, tmp_path: Path) -> None:
     (one,) = told(tmp_path, "actions: [{name: 'F(?P<microbatch>.*)', kind: F}]", span(f"F{number}"), span("F1"))
 
-    assert [str(ran.action.unit) for ran in one.ran] == ["1"]
+    assert [str(ran.action.unit) for ran in one.executions] == ["1"]
 
 
 RANKS = {
@@ -146,7 +145,7 @@ def test_begins_and_ends_are_paired_by_thread_and_what_has_none_is_counted(tmp_p
         half("E", 6, 1), half("B", 7, 1, "PP:0F2"),
     )  # fmt: skip
 
-    assert [(str(ran.action), ran.start_ns, ran.end_ns) for ran in one.ran] == [
+    assert [(str(ran.action), ran.start_ns, ran.end_ns) for ran in one.executions] == [
         ("0F0", 1000, 3000),
         ("0F1", 2000, 5000),
     ]

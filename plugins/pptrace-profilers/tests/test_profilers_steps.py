@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from pptrace.model.action import parse_action
-from pptrace_profilers.recording import End, Ran, Recording
-from pptrace_profilers.steps import split_steps
+from pptrace_profilers.assembly.steps import split_steps
+from pptrace_profilers.recording.recording import Execution, MessageEnd, Recording
 
 
-def ran(text: str, start: int, end: int) -> Ran:
-    return Ran(action=parse_action(text), start_ns=start, end_ns=end)
+def ran(text: str, start: int, end: int) -> Execution:
+    return Execution(action=parse_action(text), start_ns=start, end_ns=end)
 
 
-def end(start: int, stop: int, *, sends: bool = False) -> End:
-    return End(sends=sends, peer=0, start_ns=start, end_ns=stop, size_bytes=8)
+def end(start: int, stop: int, *, sends: bool = False) -> MessageEnd:
+    return MessageEnd(sends=sends, peer=0, start_ns=start, end_ns=stop, size_bytes=8)
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["before it", "inside it"])
@@ -29,11 +29,11 @@ def test_a_receive_belongs_to_the_step_of_the_action_that_needs_it(*, inside: bo
         actions.append(ran("1F0", at if inside else at + 20, at + 40))
         actions.append(ran("1B0", at + 40, at + 80))
         ends.append(end(at + 80, at + 85, sends=True))
-    recording = Recording(path=Path("r"), rank=1, world=2, ran=tuple(actions), ends=tuple(ends))
+    recording = Recording(path=Path("r"), rank=1, world=2, executions=tuple(actions), ends=tuple(ends))
 
     labels, steps, *_ = split_steps([recording])
 
     assert labels == ["step 0", "step 1", "step 2"]
     for number, (only,) in enumerate(steps):
-        assert [one.start_ns for one in only.receives] == [100 * number]
-        assert [one.start_ns for one in only.sends] == [100 * number + 80]
+        assert [one.start_ns for one in only.ends if not one.sends] == [100 * number]
+        assert [one.start_ns for one in only.ends if one.sends] == [100 * number + 80]

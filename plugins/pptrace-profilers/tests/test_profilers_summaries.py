@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +11,7 @@ from small_gpu_trace import SmallGpuTrace
 
 from pptrace.explanation.summed import summed_document, summed_lines
 from pptrace.timeline.measurement import ImportRequest, Occupied
-from pptrace_profilers.measure import measure_kineto
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
+from pptrace_profilers.importers import measure_kineto
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
@@ -37,13 +33,12 @@ def test_computing_exposed_communication_and_idle_time_are_told(tmp_path: Path) 
 @given(
     spans=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9), st.booleans()), min_size=1, max_size=8),
 )
-def test_the_parts_are_those_of_counting_every_microsecond(
-    spans: list[tuple[int, int, bool]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_parts_are_those_of_counting_every_microsecond(spans: list[tuple[int, int, bool]]) -> None:
     trace = SmallGpuTrace()
     for at, (start, length, reduces) in enumerate(spans):
         trace.kernel(REDUCE if reduces else "gemm", None, start, start + length, stream=at)
-    found = measure_kineto([trace.write(tmp_path_factory.mktemp("run"))], ImportRequest())
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure_kineto([trace.write(Path(folder))], ImportRequest())
 
     first, last = min(start for start, _, _ in spans), max(start + length for start, length, _ in spans)
     computing = exposed = 0

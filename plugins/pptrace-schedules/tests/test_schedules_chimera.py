@@ -52,7 +52,7 @@ def run(schedule: Schedule, times: Sequence[int] = ()) -> Metrics:
 @pytest.mark.parametrize("pipelines", [2, 4, 6])
 def test_every_size_that_is_taken_makes_a_table_with_the_stated_figures(scale: str, pipelines: int) -> None:
     sizes = grid(
-        ranks=(1, 2, 3, 4, 6, 8, 12), units=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
+        ranks=(1, 2, 3, 4, 6, 8, 12), microbatches=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
         options={"scale": scale, "pipelines": pipelines},
     )  # fmt: skip
 
@@ -61,7 +61,7 @@ def test_every_size_that_is_taken_makes_a_table_with_the_stated_figures(scale: s
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_generation_grows_as_the_table_does(scale: str) -> None:
-    assert_schedule_family(CHIMERA, sizes=grid(ranks=(8,), units=(16,), options={"scale": scale}))
+    assert_schedule_family(CHIMERA, sizes=grid(ranks=(8,), microbatches=(16,), options={"scale": scale}))
 
 
 @pytest.mark.parametrize("scale", SCALES)

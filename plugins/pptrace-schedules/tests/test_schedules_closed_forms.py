@@ -39,7 +39,7 @@ def step_ns(name: str, ranks: int, units: int, chunks: int = 1) -> int:
 
 @pytest.mark.parametrize("name", OFFERS)
 def test_closed_forms_hold_for_every_size_that_the_schedule_takes(name: str) -> None:
-    sizes = grid(ranks=range(1, 9), units=(1, 2, 3, 5, 8, 9, 10, 12, 16, 18), chunks=(1, 2, 3))
+    sizes = grid(ranks=range(1, 9), microbatches=(1, 2, 3, 5, 8, 9, 10, 12, 16, 18), chunks=(1, 2, 3))
 
     assert_schedule_family(OFFERS[name], sizes=sizes, growth=False)
 
@@ -48,7 +48,7 @@ def test_closed_forms_hold_for_every_size_that_the_schedule_takes(name: str) -> 
 def test_generation_grows_as_the_table_does(name: str) -> None:
     chunks = 2 if name == "interleaved-1f1b" else 1
 
-    assert_schedule_family(OFFERS[name], sizes=grid(ranks=(16,), units=(64,), chunks=(chunks,)))
+    assert_schedule_family(OFFERS[name], sizes=grid(ranks=(16,), microbatches=(64,), chunks=(chunks,)))
 
 
 @pytest.mark.parametrize("ranks", [4, 8])

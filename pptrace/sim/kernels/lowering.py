@@ -101,11 +101,11 @@ def place_rows(
                 _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task)
             elif in_parts and parts.stream[row] >= 0:
                 _place_part(row, at, parts, routes, task)
+                if parts.number[row] == 0:
+                    _note(row, at, cells, graph, kinds, found)
                 if parts.stream[row] == COMPUTE_STREAM:
                     compute = at
                     task.fork[at] = -1
-                    if parts.number[row] == 0:
-                        _note(row, at, cells, graph, kinds, found)
             else:
                 _place_action(row, at, cells, graph, costs, task)
                 if role[k] == COMPUTES:

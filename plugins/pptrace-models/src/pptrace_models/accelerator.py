@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from pptrace.config.quantity import Duration, Flops, Rate, Size
-from pptrace.errors import ConfigError
+from pptrace.plugin import ConfigError, Duration, Flops, Rate, Size
 from pptrace_models.checked import Parameters
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pptrace.errors import ConfigError, nearest
+from pptrace.plugin import ConfigError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pptrace.hooks.offers import DeviceOffer
+from pptrace.plugin import DeviceOffer
 
 __all__ = ["DEVICES"]
 

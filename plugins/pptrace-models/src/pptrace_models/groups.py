@@ -10,7 +10,7 @@ from pptrace_models.collectives import data_parallel_fabric, group_fabric
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pptrace.model.request import CostRequest, GroupCollectives
+    from pptrace.plugin import CostRequest, GroupCollectives
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.shard import Shard
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pptrace.hooks.offers import ModelOffer
+from pptrace.plugin import ModelOffer
 
 __all__ = ["MODELS"]
 

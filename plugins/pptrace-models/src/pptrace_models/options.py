@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pptrace.config.quantity import Size  # noqa: TC001 - pydantic reads it
+from pptrace.plugin import Size  # noqa: TC001 - pydantic reads it
 from pptrace_models.checked import Parameters
 
 __all__ = ["RooflineOptions"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.hooks.offers import CostModelOffer, DeviceOffer, ModelOffer
-from pptrace.hooks.specs import hookimpl
+from pptrace.plugin import CostModelOffer, DeviceOffer, ModelOffer, hookimpl
 from pptrace_models.devices import DEVICES
 from pptrace_models.models import MODELS
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from pptrace.model.request import CostRequest
-    from pptrace.model.workload import Workload
+    from pptrace.plugin import CostRequest, Workload
 
 __all__ = ["pptrace_cost_models", "pptrace_devices", "pptrace_models"]
 

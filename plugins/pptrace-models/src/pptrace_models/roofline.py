@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.config.quantity import format_size
-from pptrace.errors import ConfigError
-from pptrace.model.workload import Workload
+from pptrace.plugin import ConfigError, Workload, format_size
 from pptrace_models import activations, memory, timing
 from pptrace_models.accelerator import Accelerator
 from pptrace_models.checked import checked
@@ -22,7 +20,7 @@ from pptrace_models.transformer import Transformer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.model.request import CostRequest
+    from pptrace.plugin import CostRequest
     from pptrace_models.groups import Groups
 
 __all__ = ["build"]

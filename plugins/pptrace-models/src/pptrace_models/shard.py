@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pptrace.errors import ConfigError, ConstraintError
+from pptrace.plugin import ConfigError, ConstraintError
 from pptrace_models.checked import divisors_near
 
 if TYPE_CHECKING:
-    from pptrace.model.request import CostRequest
+    from pptrace.plugin import CostRequest
     from pptrace_models.transformer import Transformer
 
 __all__ = ["Shard", "partition", "shard"]

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.network.contract import Links
+from pptrace.plugin import Links
 from pptrace_networks.fat_tree_options import FatTreeOptions, Shape, shape_of
 from pptrace_networks.figures import INFINIBAND
 from pptrace_networks.parameters import kbps
 from pptrace_networks.rows import ABSENT, hosts, walked
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int32s, Int64s
-    from pptrace.model.request import NetworkRequest
-    from pptrace.network.contract import Paths
+    from pptrace.plugin import Int32s, Int64s, NetworkRequest, Paths
 
 __all__ = ["FatTree", "fat_tree"]
 

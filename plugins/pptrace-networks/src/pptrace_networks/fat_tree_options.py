@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from pptrace.errors import ConfigError
+from pptrace.plugin import ConfigError
 from pptrace_networks.figures import INFINIBAND, INFINIBAND_NIC_NS, INFINIBAND_OVERHEAD_NS, INFINIBAND_PAYLOAD
 from pptrace_networks.parameters import Bandwidth, Latency, Options, Share
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int64s
-    from pptrace.model.request import NetworkRequest
+    from pptrace.plugin import Int64s, NetworkRequest
 
 __all__ = ["FatTreeOptions", "Shape", "shape_of"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pptrace.network.contract import Links
+from pptrace.plugin import Links
 from pptrace_networks.figures import (
     NVLINK,
     NVLINK_LATENCY_NS,
@@ -21,9 +21,7 @@ from pptrace_networks.parameters import Bandwidth, Lanes, Latency, Options, Shar
 from pptrace_networks.rows import ABSENT, halves, walked
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int32s
-    from pptrace.model.request import NetworkRequest
-    from pptrace.network.contract import Paths
+    from pptrace.plugin import Int32s, NetworkRequest, Paths
 
 __all__ = ["NvLinkOptions", "NvSwitch", "nvlink"]
 

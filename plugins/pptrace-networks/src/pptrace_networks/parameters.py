@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.config.quantity import Duration, Rate
+from pptrace.plugin import Duration, Rate
 
 __all__ = ["Bandwidth", "Lanes", "Latency", "Options", "Share", "kbps"]
 

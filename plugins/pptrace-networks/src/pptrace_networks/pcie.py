@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pptrace.network.contract import Links
+from pptrace.plugin import Links
 from pptrace_networks.figures import PCIE, PCIE_LATENCY_NS, PCIE_OVERHEAD_NS, PCIE_PAYLOAD
 from pptrace_networks.parameters import Bandwidth, Lanes, Latency, Options, Share, kbps
 from pptrace_networks.rows import ABSENT, walked
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int32s, Int64s
-    from pptrace.model.request import NetworkRequest
-    from pptrace.network.contract import Paths
+    from pptrace.plugin import Int32s, Int64s, NetworkRequest, Paths
 
 __all__ = ["PcieOptions", "PcieTree", "pcie"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.hooks import NetworkOffer, hookimpl
+from pptrace.plugin import NetworkOffer, hookimpl
 from pptrace_networks.presets import CLUSTERS
 
 if TYPE_CHECKING:
@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from pptrace.hooks import ClusterOffer
-    from pptrace.model.request import NetworkRequest
-    from pptrace.network.contract import Network
+    from pptrace.plugin import ClusterOffer, Network, NetworkRequest
 
 __all__ = ["pptrace_clusters", "pptrace_networks"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pptrace.hooks import ClusterOffer
+from pptrace.plugin import ClusterOffer
 
 __all__ = ["CLUSTERS"]
 

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.network.contract import Paths
+from pptrace.plugin import Paths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.model.columns import Int64s
-    from pptrace.model.request import NetworkRequest
-    from pptrace.network.contract import Links
+    from pptrace.plugin import Int64s, Links, NetworkRequest
 
 __all__ = ["ABSENT", "halves", "hosts", "walked"]
 
@@ -41,7 +39,7 @@ def halves(latency_ns: int) -> tuple[int, int]:
 def hosts(request: NetworkRequest) -> list[str]:
     """Return the name of each endpoint of a fabric.
 
-    >>> from pptrace.model.request import NetworkRequest
+    >>> from pptrace.plugin import NetworkRequest
     >>> hosts(NetworkRequest(endpoints=4, per_node=2))
     ['node0.nic0', 'node0.nic1', 'node1.nic0', 'node1.nic1']
     """

@@ -1,1 +1,11 @@
-"""Measured traces for pptrace: what profilers write, read into timelines."""
+"""Importers of measured traces for pptrace.
+
+The packages, each of which imports only from lines below its own::
+
+    plugin
+    importers            a format's files become a measurement
+    formats              files become recordings
+    pytorch assembly
+    rules inference
+    events recording
+"""

@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import Kind
-from pptrace.model.placement import Placement
-from pptrace.schedule.table import Schedule
+from pptrace.plugin import Kind, Placement, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.model.columns import Int32s
-    from pptrace.model.request import ScheduleRequest
+    from pptrace.plugin import Int32s, ScheduleRequest
 
 __all__ = ["one_forward_one_backward"]
 

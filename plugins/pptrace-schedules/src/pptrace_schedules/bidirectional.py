@@ -6,19 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import Kind
-from pptrace.model.placement import Placement, chain
-from pptrace.model.workload import Workload
-from pptrace.schedule.list_scheduler import InFlight, backward_first, list_schedule
-from pptrace.sim.simulate import simulate
+from pptrace.plugin import InFlight, Kind, Placement, Workload, backward_first, chain, list_schedule, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.model.columns import Int32s, Int64s
-    from pptrace.model.request import ScheduleRequest
-    from pptrace.schedule.list_scheduler import Actions
-    from pptrace.schedule.table import Schedule
+    from pptrace.plugin import Actions, Int32s, Int64s, Schedule, ScheduleRequest
 
 __all__ = ["in_basic_units", "merged"]
 

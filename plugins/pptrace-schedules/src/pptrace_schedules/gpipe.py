@@ -19,12 +19,11 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace.hooks.offers import ScheduleOffer
+from pptrace.plugin import ScheduleOffer
 from pptrace_schedules.one_chunk import check_one_chunk
 
 if TYPE_CHECKING:
-    from pptrace.model.request import ScheduleRequest
-    from pptrace.schedule.table import Schedule
+    from pptrace.plugin import Schedule, ScheduleRequest
 
 __all__ = ["OFFER"]
 
@@ -33,9 +32,7 @@ def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
     import numpy as np
 
-    from pptrace.model.action import Kind
-    from pptrace.model.placement import Placement
-    from pptrace.schedule.table import Schedule
+    from pptrace.plugin import Kind, Placement, Schedule
 
     ranks, units = request.ranks, request.units
     unit = np.arange(units, dtype=np.int32)

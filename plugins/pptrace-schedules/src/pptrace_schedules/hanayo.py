@@ -26,14 +26,12 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace.errors import ConstraintError
-from pptrace.hooks.offers import ScheduleOffer
+from pptrace.plugin import ConstraintError, ScheduleOffer
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from pptrace.model.request import ScheduleRequest
-    from pptrace.schedule.table import Schedule
+    from pptrace.plugin import Schedule, ScheduleRequest
 
 __all__ = ["OFFER"]
 
@@ -42,9 +40,7 @@ _WAVES = 2
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from pptrace.model.action import Kind
-    from pptrace.model.placement import Placement
-    from pptrace.schedule.list_scheduler import list_schedule
+    from pptrace.plugin import Kind, Placement, list_schedule
 
     placement = Placement.v_shaped(request.ranks, request.units, 2 * _waves(request))
     return list_schedule(placement, {Kind.F: 1, Kind.B: 1})

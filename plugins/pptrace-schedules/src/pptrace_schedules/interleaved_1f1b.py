@@ -22,13 +22,11 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace.errors import ConstraintError
-from pptrace.hooks.offers import ScheduleOffer
+from pptrace.plugin import ConstraintError, ScheduleOffer
 from pptrace_schedules.looped import looped_bubble
 
 if TYPE_CHECKING:
-    from pptrace.model.request import ScheduleRequest
-    from pptrace.schedule.table import Schedule
+    from pptrace.plugin import Schedule, ScheduleRequest
 
 __all__ = ["OFFER"]
 

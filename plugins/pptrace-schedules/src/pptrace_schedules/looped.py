@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pptrace.model.request import ScheduleRequest
+    from pptrace.plugin import ScheduleRequest
 
 __all__ = ["looped_bubble"]
 

@@ -19,12 +19,11 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace.hooks.offers import ScheduleOffer
+from pptrace.plugin import ScheduleOffer
 from pptrace_schedules.looped import looped_bubble
 
 if TYPE_CHECKING:
-    from pptrace.model.request import ScheduleRequest
-    from pptrace.schedule.table import Schedule
+    from pptrace.plugin import Schedule, ScheduleRequest
 
 __all__ = ["OFFER"]
 
@@ -33,9 +32,7 @@ def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
     import numpy as np
 
-    from pptrace.model.action import Kind
-    from pptrace.model.placement import Placement
-    from pptrace.schedule.table import Schedule
+    from pptrace.plugin import Kind, Placement, Schedule
 
     ranks, steps = request.ranks, request.chunks * request.units
     chunk, unit = np.divmod(np.arange(steps, dtype=np.int32), request.units)

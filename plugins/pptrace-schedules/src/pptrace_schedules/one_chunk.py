@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.errors import ConstraintError
+from pptrace.plugin import ConstraintError
 
 if TYPE_CHECKING:
-    from pptrace.model.request import ScheduleRequest
+    from pptrace.plugin import ScheduleRequest
 
 __all__ = ["check_one_chunk"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.hooks.specs import hookimpl
+from pptrace.plugin import hookimpl
 from pptrace_schedules import chimera, gpipe, hanayo, interleaved_1f1b, looped_bfs, one_f_one_b
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pptrace.hooks.offers import ScheduleOffer
+    from pptrace.plugin import ScheduleOffer
 
 __all__ = ["pptrace_schedules"]
 

@@ -1,0 +1,33 @@
+"""Tables of Chimera that the plugin does not offer, for claims that the paper's and the plugin's do not meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.model.action import Kind
+from pptrace.model.placement import Placement, chain
+from pptrace.schedule.list_scheduler import InFlight, list_schedule
+from pptrace_schedules.chimera import build
+
+if TYPE_CHECKING:
+    from pptrace.model.request import ScheduleRequest
+    from pptrace.schedule.table import Schedule
+
+
+def capped(ranks: int, units: int) -> Schedule:
+    """Return the merged table with at most D - s microbatches in flight on each pipeline's stage s."""
+    down = np.arange(ranks, dtype=np.int32)
+    placement = Placement(
+        ranks=ranks, stage_rank=np.stack([down, down[::-1]]), unit_route=np.arange(units, dtype=np.int32) % 2,
+        edges=chain(ranks),
+    )  # fmt: skip
+    bound = np.tile(ranks - down, (2, 1))
+    return list_schedule(placement, {Kind.F: 1, Kind.B: 2}, in_flight=InFlight(stage=bound))
+
+
+def even(request: ScheduleRequest) -> Schedule:
+    """Return the table of even stages, whatever the stages take."""
+    return build(replace(request, f_ns=(), b_ns=()))

@@ -1,0 +1,1 @@
+"""Recordings of a pipeline's ranks become steps on one clock."""

@@ -1,0 +1,183 @@
+"""Which recordings are one pipeline's, in which order: from the trace's groups, a layout, or their ranks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import AXES, ConfigError, Layout, TraceError
+from pptrace_profilers.recording.recording import MOST_RANKS, pipeline_group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace_profilers.recording.recording import Recording
+
+__all__ = ["numbers_of", "one_pipeline"]
+
+_SIZE = re.compile(r"([a-z]+)=(\d+)")
+_MOST_NAMED = 16
+"""Ranks that are named one by one."""
+_SORTS = ("slowest", "median")
+_GROUPED = {
+    "dp": re.compile(r"(?:^|[_\W])dp(?:$|[_\W])|^data_parallel", re.IGNORECASE),
+    "cp": re.compile(r"(?:^|[_\W])cp(?:$|[_\W])|^context_parallel", re.IGNORECASE),
+    "tp": re.compile(r"(?:^|[_\W])tp(?:$|[_\W])|^tensor_model_parallel", re.IGNORECASE),
+}
+"""How groups of each axis are described, by PyTorch's device meshes and by Megatron-LM."""
+
+
+def one_pipeline(
+    recordings: Sequence[Recording], layout: str = "", replica: str = ""
+) -> tuple[list[Recording], tuple[str, ...]]:
+    """Return one pipeline's recordings, first stage first, and what was assumed.
+
+    Args:
+        recordings: one per process, in any order.
+        layout: sizes such as ``pp=4,tp=2,dp=8``, with the order of axes that :class:`Layout` has by default; empty
+            for the trace's own groups.
+        replica: ``dp=0,tp=0``, ``slowest`` or ``median``; the first unless given.
+
+    Raises:
+        TraceError: two recordings of one rank, none of a rank that is needed, or ranks that nobody knows.
+        ConfigError: a layout or replica that cannot be.
+    """
+    known = _by_rank(recordings)
+    pipelines, note = (_of_layout(known, layout), "") if layout else _of_groups(known)
+    complete = {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
+    if not complete:
+        ranks = next(iter(pipelines.values()))
+        missing = _listed([rank for rank in ranks if rank not in known])
+        raise TraceError(f"no file of rank {missing}: a pipeline's ranks are all needed", file=recordings[0].path)
+    chosen = _chosen(complete, known, replica)
+    ranks = complete[chosen]
+    notes = [note] if note else []
+    if len(pipelines) > 1:
+        notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {_listed(ranks)}")
+    local = {rank: number for number, rank in enumerate(ranks)}
+    return [_local(known[rank], local) for rank in ranks], tuple(notes)
+
+
+def numbers_of(pipeline: Sequence[Recording], known: Sequence[Recording], layout: str = "") -> tuple[int, ...]:
+    """Return the ranks' numbers where the trace describes no groups and files of other ranks are missing."""
+    if layout or any(pipeline_group(one.groups, one.rank) for one in known):
+        return ()
+    world = max((one.world for one in known), default=0)
+    ranks = tuple(one.rank for one in pipeline)
+    return ranks if len(ranks) < world and max(ranks) < world else ()
+
+
+def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
+    unknown = [one for one in recordings if one.rank < 0]
+    if unknown and len(recordings) > 1:
+        message = "does not say whose it is: name it rank0.json and so on"
+        raise TraceError(message, file=unknown[0].path)
+    known: dict[int, Recording] = {}
+    for recording in recordings:
+        rank, path = max(recording.rank, 0), recording.path
+        if rank in known:
+            raise TraceError(f"is of rank {rank}, as {known[rank].path.name} is: leave one out", file=path)
+        known[rank] = recording
+    return dict(sorted(known.items()))
+
+
+def _of_groups(known: dict[int, Recording]) -> tuple[dict[str, tuple[int, ...]], str]:
+    groups = {pipeline_group(one.groups, rank) for rank, one in known.items()} - {()}
+    if groups:
+        pipelines = sorted(groups)
+        places = [_place(known, ranks) for ranks in pipelines]
+        if len(set(places)) < len(places) or "" in places:
+            places = [f"of rank {min(ranks)}" for ranks in pipelines]
+        return dict(zip(places, pipelines, strict=True)), ""
+    world = max((one.world for one in known.values()), default=0) or len(known)
+    ranks = tuple(range(world)) if world >= len(known) and set(known) <= set(range(world)) else tuple(known)
+    present = tuple(rank for rank in ranks if rank in known)
+    if len(present) < len(ranks):
+        missing = _listed([rank for rank in ranks if rank not in known])
+        counted = "" if present == ranks[: len(present)] else f", counted as ranks 0 to {len(present) - 1}"
+        return {"": present}, f"no file of rank {missing}: the others are taken as they are{counted}"
+    return {"": ranks}, ""
+
+
+def _place(known: dict[int, Recording], pipeline: Sequence[int]) -> str:
+    """Return where a pipeline is, ``dp=0,tp=1``, by its first rank's place in the groups of other axes."""
+    rank = next((rank for rank in pipeline if rank in known), -1)
+    parts = []
+    for axis, described in _GROUPED.items():
+        groups = known[rank].groups.items()
+        ranks = next((ranks for name, ranks in groups if described.search(name) and rank in ranks), ())
+        if len(ranks) > 1:
+            parts.append(f"{axis}={ranks.index(rank)}")
+    return ",".join(parts)
+
+
+def _of_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int, ...]]:
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        match = _SIZE.fullmatch(part.strip())
+        if match is None or match[1] not in AXES or not int(match[2]):
+            raise ConfigError(f"{part!r} is no size: write such as pp=4,tp=2,dp=8", file="--layout")
+        sizes[match[1]] = int(match[2])
+    pp, dp, cp, ep, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "ep", "tp"))
+    layout = Layout(pp=pp, dp=dp, cp=cp, ep=ep, tp=tp)
+    if layout.gpus > MOST_RANKS:
+        raise ConfigError(f"{text} is {layout.gpus} ranks: more than {MOST_RANKS}", file="--layout")
+    if layout.gpus <= max(known):
+        message = f"{text} is {layout.gpus} ranks, and there is a file of rank {max(known)}"
+        raise ConfigError(message, file="--layout")
+    pipelines: dict[str, tuple[int, ...]] = {}
+    grid = layout.grid()
+    for dp in range(layout.dp):
+        for cp in range(layout.cp):
+            for tp in range(layout.tp):
+                sized = (("dp", dp, layout.dp), ("cp", cp, layout.cp), ("tp", tp, layout.tp))
+                place = ",".join(f"{axis}={at}" for axis, at, size in sized if size > 1)
+                pipelines[place] = tuple(int(rank) for rank in grid[:, dp, cp, tp])
+    return pipelines
+
+
+def _chosen(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording], replica: str) -> str:
+    if not replica:
+        return next(iter(pipelines))
+    if replica in _SORTS:
+        # Clocks may differ by rank, so spans are those of single ranks.
+        spans = sorted((max(_span(known[rank]) for rank in ranks), place) for place, ranks in pipelines.items())
+        return spans[-1 if replica == "slowest" else (len(spans) - 1) // 2][1]
+    wanted = set(replica.replace(" ", "").split(","))
+    fitting = [place for place in pipelines if set(place.split(",")) - {""} <= wanted | _zeros(wanted, place)]
+    exact = [place for place in fitting if all(part in place.split(",") or part.endswith("=0") for part in wanted)]
+    if not exact:
+        known_text = "; ".join(pipelines) or "the only one"
+        raise ConfigError(
+            f"no such replica among those recorded: {known_text}, slowest, median", file=f"--replica {replica}"
+        )
+    return exact[0]
+
+
+def _zeros(wanted: set[str], place: str) -> set[str]:
+    """Return the parts of a place that are 0 and that nobody asked for otherwise."""
+    named = {part.split("=")[0] for part in wanted}
+    return {part for part in place.split(",") if part.endswith("=0") and part.split("=")[0] not in named}
+
+
+def _span(recording: Recording) -> int:
+    """Return how long a rank's actions, or else its operations, take."""
+    spans = [execution.gpu or execution for execution in recording.executions]
+    operations = recording.operations
+    if spans:
+        return max(span.end_ns for span in spans) - min(span.start_ns for span in spans)
+    if operations is not None and operations.start_ns.size:
+        return int(operations.end_ns.max()) - int(operations.start_ns.min())
+    return 0
+
+
+def _local(recording: Recording, local: dict[int, int]) -> Recording:
+    """Return a recording whose messages name pipeline ranks; those that leave the pipeline name none."""
+    ends = tuple(replace(end, peer=local.get(end.peer, -1)) for end in recording.ends)
+    return replace(recording, ends=ends)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    others = f" and {len(ranks) - _MOST_NAMED} others" if len(ranks) > _MOST_NAMED else ""
+    return ", ".join(map(str, ranks[:_MOST_NAMED])) + others

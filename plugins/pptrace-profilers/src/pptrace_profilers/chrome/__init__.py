@@ -1,1 +1,0 @@
-"""Chrome JSON, in whatever dialect: events in columns."""

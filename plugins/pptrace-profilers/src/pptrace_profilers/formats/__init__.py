@@ -1,0 +1,1 @@
+"""One module per format of file: what it holds, as recordings."""

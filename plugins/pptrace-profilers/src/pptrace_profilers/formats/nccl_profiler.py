@@ -1,0 +1,196 @@
+"""NCCL's example profiler plugin: one list of nested events per communicator rank.
+
+Source: NCCL's plugins/profiler/example (print_event.cc): events are nested by their order in the file, times are
+microseconds since the plugin started in each process, ``KernelCh`` has the GPU's own clock, and a time that was
+never set is 0. Older versions leave hexadecimal numbers and types without quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pptrace.plugin import TraceError
+from pptrace_profilers.events.numbers import microseconds, whole
+from pptrace_profilers.events.plain import PlainEvents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["CommunicatorFile", "NcclOperation", "read_communicator"]
+
+_BARE = re.compile(rb'(":\s*)(0x[0-9a-fA-F]+|nccl\w+)')
+_NAME = re.compile(r"_(\d+)_(\d+)\.json(?:\.gz)?$")
+_CARRIES = frozenset({"COLL", "P2P"})
+_CATEGORIES = frozenset({*_CARRIES, "GROUP_API", "COLL_API", "P2P_API", "KERNEL_LAUNCH", "GROUP", "PROXY", "GPU"})
+_DEEPEST, _LARGEST = 64, 2**62
+ITEM_BYTES = {
+    "ncclInt8": 1, "ncclChar": 1, "ncclUint8": 1, "ncclInt32": 4, "ncclInt": 4, "ncclUint32": 4, "ncclInt64": 8,
+    "ncclUint64": 8, "ncclFloat16": 2, "ncclHalf": 2, "ncclFloat32": 4, "ncclFloat": 4, "ncclFloat64": 8,
+    "ncclDouble": 8, "ncclBfloat16": 2, "ncclFloat8e4m3": 1, "ncclFloat8e5m2": 1,
+}  # fmt: skip
+"""Bytes of an element by NCCL's name of its type (nccl.h)."""
+
+
+@dataclass(slots=True)
+class NcclOperation:
+    """A collective, a send or a receive."""
+
+    name: str
+    """``AllReduce``, ``Send`` and so on."""
+    communicator: str
+    """Hash of its communicator."""
+    posted_ns: int
+    """When the host enqueued it; -1 where that was never set."""
+    done_ns: int
+    """When the plugin saw its end; -1 likewise."""
+    peer: int
+    """Rank at the other end within the communicator; -1 for a collective."""
+    size_bytes: int
+    """Elements times their size; 0 where the type is unknown."""
+    stream: int
+    """The stream that the caller gave; -1 where that is not recorded."""
+    kernel_ns: list[tuple[int, int]] = field(default_factory=list)
+    """Per channel, start and end of the kernel as the host's clock saw them."""
+    clock_ns: list[tuple[int, int]] = field(default_factory=list)
+    """Likewise, as the GPU's clock did."""
+
+    def span(self) -> tuple[int, int] | None:
+        """Return start and end: the kernel's where it was seen, as long as the GPU says; None where neither is."""
+        start = min((begin for begin, _ in self.kernel_ns), default=self.posted_ns)
+        end = max((end for _, end in self.kernel_ns), default=self.done_ns)
+        if self.clock_ns and start >= 0:
+            first, last = min(begin for begin, _ in self.clock_ns), max(end for _, end in self.clock_ns)
+            return start, start + last - first
+        return (start, end) if 0 <= start <= end else None
+
+    def order(self) -> tuple[int, int]:
+        """Return its start and end, for sorting."""
+        return self.span() or (0, 0)
+
+
+@dataclass(slots=True)
+class CommunicatorFile:
+    """One rank of one communicator."""
+
+    path: Path
+    """The file."""
+    process: int
+    """Process id; -1 where no event says."""
+    ranks: dict[str, int]
+    """Its rank, by communicator."""
+    operations: list[NcclOperation]
+    """What it carried, by time of its start."""
+    untimed: int = 0
+    """Operations that have no time."""
+    cut: bool = False
+    """Whether the file ends in the middle of an event."""
+
+
+def read_communicator(path: Path) -> CommunicatorFile:
+    """Read one file.
+
+    Raises:
+        TraceError: it cannot be read, or is no such file.
+    """
+    events = PlainEvents(path, mend=lambda text: _BARE.sub(rb'\1"\2"', text))
+    ranks: dict[str, int] = {}
+    operations: list[NcclOperation] = []
+    process, known = -1, False
+    for around, event in _nested(events):
+        known = known or event.category in _CATEGORIES
+        process = whole(event.fields.get("pid"), process)
+        if event.category in _CARRIES:
+            operations.append(_operation(event, around, ranks))
+    if not known:
+        raise TraceError("holds no event of NCCL's profiler plugin", file=path)
+    named = _NAME.search(path.name)
+    if named is not None and not ranks:
+        ranks[named[1]] = whole(named[2], 0)
+    timed = sorted((one for one in operations if one.span() is not None), key=NcclOperation.order)
+    return CommunicatorFile(
+        path=path, process=process, ranks=ranks, operations=timed, untimed=len(operations) - len(timed),
+        cut=events.cut,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Open:
+    """An event that began."""
+
+    fields: dict[str, Any]
+    end: object = None
+    kernels: list[_Open] = field(default_factory=list)
+
+    @property
+    def category(self) -> str:
+        return str(self.fields.get("cat"))
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        args = self.fields.get("args")
+        return args if isinstance(args, dict) else {}
+
+    def is_ended_by(self, other: Mapping[str, Any]) -> bool:
+        return all(self.fields.get(key) == other.get(key) for key in ("cat", "name", "pid"))
+
+
+def _nested(events: PlainEvents) -> Iterator[tuple[Sequence[_Open], _Open]]:
+    """Yield each whole event, with those around it, outermost first; one that never ends is whole as it is.
+
+    Numbers tell nothing apart (every ``KernelCh`` is 0): an end is that of the innermost open event of its name.
+    """
+    opened: list[_Open] = []
+    for event in events:
+        if event.get("ph") == "b" and len(opened) < _DEEPEST:
+            begun = _Open(event)
+            owner = next((outer for outer in reversed(opened) if outer.category in _CARRIES), None)
+            if owner is not None and event.get("name") == "KernelCh":
+                owner.kernels.append(begun)
+            opened.append(begun)
+        elif event.get("ph") == "e":
+            place = next((at for at in range(len(opened) - 1, -1, -1) if opened[at].is_ended_by(event)), -1)
+            if place < 0:
+                continue
+            opened[place].end = event.get("ts")
+            yield from ((opened[:at], opened[at]) for at in range(len(opened) - 1, place - 1, -1))
+            del opened[place:]
+    yield from ((opened[:at], opened[at]) for at in range(len(opened) - 1, -1, -1))
+
+
+def _operation(event: _Open, around: Sequence[_Open], ranks: dict[str, int]) -> NcclOperation:
+    """Return a collective or message, and take note of its communicator's rank."""
+    args = event.args
+    communicator, rank = str(args.get("CommHash", "")), whole(args.get("Rank"), -1)
+    if communicator and rank >= 0:
+        ranks[communicator] = rank
+    call = next((outer.args for outer in reversed(around) if outer.category.endswith("_API")), {})
+    kernel_ns = [(_at(kernel.fields.get("ts")), _at(kernel.end)) for kernel in event.kernels]
+    clock_ns = [
+        (whole(kernel.args.get("StartGpuClk"), 0), whole(kernel.args.get("StopGpuClk"), 0))
+        for kernel in event.kernels
+    ]
+    return NcclOperation(
+        name=str(event.fields.get("name", "")), communicator=communicator,
+        posted_ns=_at(event.fields.get("ts")), done_ns=_at(event.end), peer=whole(args.get("Peer"), -1),
+        size_bytes=max(whole(args.get("Count"), 0), 0) * ITEM_BYTES.get(str(args.get("Datatype")), 0),
+        stream=_address(call.get("Stream")),
+        kernel_ns=[(start, end) for start, end in kernel_ns if 0 <= start <= end],
+        clock_ns=[(start, end) for start, end in clock_ns if 0 < start <= end],
+    )  # fmt: skip
+
+
+def _at(value: object) -> int:
+    """Return nanoseconds, -1 for a time that was never set."""
+    at = microseconds(value)
+    return at if at is not None and at > 0 else -1
+
+
+def _address(value: object) -> int:
+    try:
+        address = int(value, 16) if isinstance(value, str) else -1
+    except ValueError:
+        return -1
+    return address if address < _LARGEST else -1

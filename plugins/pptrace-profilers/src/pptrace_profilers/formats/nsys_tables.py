@@ -1,0 +1,70 @@
+"""What tables and columns an export of Nsight Systems has, looked up: both differ from version to version."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pptrace.plugin import TraceError
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["Tables"]
+
+
+class Tables:
+    """A database's tables by name; columns of other versions are None."""
+
+    def __init__(self, path: Path, database: sqlite3.Connection) -> None:
+        """Look up what there is.
+
+        Raises:
+            TraceError: it is no export of Nsight Systems.
+        """
+        self._path, self._database = path, database
+        names = [str(name) for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        self._columns = {
+            name: {str(row[1]) for row in database.execute(f"PRAGMA table_info({_quoted(name)})")}
+            for name in names
+        }
+        if "StringIds" not in self._columns:
+            known = ", ".join(sorted(names)[:4]) or "none"
+            message = f"has no table StringIds, so is no export of Nsight Systems; its tables: {known}"
+            raise TraceError(message, file=path)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def rows(self, table: str, needed: Sequence[str], wanted: Sequence[str] = ()) -> Iterator[tuple[Any, ...]]:
+        """Yield a table's rows; none where there is no such table.
+
+        Args:
+            table: its name.
+            needed: columns that it must have.
+            wanted: columns that are None where it has them not.
+
+        Raises:
+            TraceError: a needed column is missing.
+        """
+        if table not in self._columns:
+            return
+        missing = next((column for column in needed if column not in self._columns[table]), None)
+        if missing is not None:
+            message = f"table {table} has no column {missing}: exported by a version that is not known here"
+            raise TraceError(message, file=self._path)
+        chosen = [*needed, *(column if column in self._columns[table] else None for column in wanted)]
+        columns = ", ".join("NULL" if column is None else _quoted(column) for column in chosen)
+        yield from self._database.execute(f"SELECT {columns} FROM {_quoted(table)}")  # noqa: S608 - names cannot be bound; quoted
+
+    def first(self, table: str, column: str) -> int | None:
+        """Return a whole number from a table's first row, None where there is none."""
+        if column not in self._columns.get(table, set()):
+            return None
+        row = next(self.rows(table, (column,)), (None,))
+        return row[0] if isinstance(row[0], int) else None
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,82 @@
+"""Which importer a file is for, from its first bytes; each is exact enough to sort a folder of many sorts."""
+
+from __future__ import annotations
+
+import re
+
+from pptrace.plugin import read_varint
+
+__all__ = ["is_chrome", "is_inspector", "is_kineto", "is_nccl", "is_nsys", "is_pftrace"]
+
+_OURS = re.compile(rb'\s*\{\s*"pptraceFormat"')
+_EVENT = re.compile(rb'\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id)"\s*:')
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_PHASE = re.compile(rb'"ph"\s*:\s*"')
+_KINETO = re.compile(rb'"(?:distributedInfo|deviceProperties)"\s*:')
+_SCHEMA = re.compile(rb'"schemaVersion"\s*:\s*\d')
+_CATEGORY = re.compile(
+    rb'"cat"\s*:\s*"(?:cpu_op|user_annotation|gpu_user_annotation|kernel|gpu_memcpy|cuda_runtime|cuda_driver|'
+    rb'python_function|ac2g|Kernel|Runtime|Trace)"'
+)
+_NCCL = re.compile(
+    rb'"cat"\s*:\s*"(?:GROUP_API|KERNEL_LAUNCH|COLL_API|P2P_API|COLL|P2P|PROXY|GROUP|CE_COLL)"\s*,\s*"ph"\s*:\s*"[be]"'
+)
+_INSPECTOR = re.compile(rb'\{\s*"header"\s*:\s*\{')
+_NSYS = b"SQLite format 3\x00"
+_PACKET_FIELDS = frozenset({1, 2, 3, 6, 8, 10, 11, 12, 13, 33, 35, 36, 41, 42, 58, 59, 60, 79, 89, 126})
+"""Fields with which packets of traces begin (perfetto's trace_packet.proto)."""
+_PPTRACE_WITHIN = 64
+_PRINTABLE = 0x20
+"""The first byte that is no control character."""
+
+
+def is_kineto(head: bytes) -> bool:
+    """Say whether a file is Chrome JSON of PyTorch's profiler."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text.startswith((b"{", b"[")) or _OURS.match(text) or is_nccl(head):
+        return False
+    if text.startswith(b"["):
+        return bool(_EVENT.match(text[1:].lstrip()) and _CATEGORY.search(text))
+    described = _KINETO.search(text) and (_SCHEMA.search(text) or _EVENTS.search(text))
+    return bool(described or (_EVENTS.search(text) and _CATEGORY.search(text)))
+
+
+def is_nccl(head: bytes) -> bool:
+    """Say whether a file is of NCCL's example profiler plugin: a list of events whose categories are its own."""
+    return head.lstrip().startswith(b"[") and bool(_NCCL.search(head))
+
+
+def is_inspector(head: bytes) -> bool:
+    """Say whether a file has NCCL Inspector's lines."""
+    marks = (b'"inspector_output_format_version"', b'"coll_perf"', b'"p2p_perf"')
+    return bool(_INSPECTOR.match(head.lstrip())) and any(mark in head for mark in marks)
+
+
+def is_nsys(head: bytes) -> bool:
+    """Say whether a file is an SQLite database; its tables are looked at when it is read."""
+    return head.startswith(_NSYS)
+
+
+def is_pftrace(head: bytes) -> bool:
+    """Say whether a file is a Perfetto trace, and none that pptrace wrote."""
+    if head[:1] != b"\n" or b"pptrace.format" in head[:_PPTRACE_WITHIN] or _is_text(head[:256]):
+        return False
+    _, packet = read_varint(head, 1)
+    if not 0 < packet < len(head):
+        return False
+    tag, _ = read_varint(head, packet)
+    return tag >> 3 in _PACKET_FIELDS or head[1:2] == b"\x00"
+
+
+def _is_text(head: bytes) -> bool:
+    return not any(byte < _PRINTABLE and byte not in b"\t\r\n" for byte in head)
+
+
+def is_chrome(head: bytes) -> bool:
+    """Say whether a file is Chrome JSON of anybody else, for a user's rules."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if _OURS.match(text) or is_kineto(head) or is_nccl(head):
+        return False
+    if text.startswith(b"["):
+        return bool(_EVENT.match(text[1:].lstrip()) and _PHASE.search(text))
+    return text.startswith(b"{") and bool(_EVENTS.search(text))

@@ -1,0 +1,1 @@
+"""Forwards and backwards of recordings in which no annotation names an action."""

@@ -1,0 +1,1 @@
+"""What one process recorded, in no profiler's own terms."""

@@ -1,0 +1,1 @@
+"""How names and arguments of events say actions, messages, communication and ranks."""

@@ -1,0 +1,68 @@
+"""The closed sets of words that settings take, each word with what it means."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Self
+
+__all__ = ["Choice", "PolicyName", "Receive", "Sharing", "StreamPer"]
+
+
+class Choice(Enum):
+    """A word that a setting takes; its value is the word.
+
+    >>> StreamPer("pair").means
+    'a rank and a peer, both directions together'
+    """
+
+    means: str
+    """What the word stands for, half a sentence."""
+
+    def __new__(cls, word: str, means: str = "") -> Self:
+        """Make a member of a word and what it means."""
+        member = object.__new__(cls)
+        member._value_, member.means = word, means
+        return member
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        """Return the words in their order."""
+        return tuple(str(member.value) for member in cls)
+
+    @classmethod
+    def told(cls) -> str:
+        """Return every word with what it means, in one line."""
+        return "; ".join(f"{member.value}: {member.means}" for member in cls)
+
+
+class PolicyName(Choice):
+    """How messages between pipeline ranks are issued."""
+
+    ASYNC = "async", "one task per message, on a stream per sender and receiver"
+    SENDER_BLOCKING = "sender-blocking", "on the sender's compute stream, right after its producer"
+    BLOCKING = "blocking", "a SEND and a RECV, each on its rank's compute stream"
+    ORDERED = "ordered", "one rendezvous on both ranks' communication streams, in the order of their rows"
+    BATCHED = "batched", "as ordered, neighbouring messages of a row launched together and waited for together"
+
+
+class StreamPer(Choice):
+    """What has a communication stream of its own under ``ordered``."""
+
+    RANK = "rank", "a rank, all its messages behind each other"
+    PAIR = "pair", "a rank and a peer, both directions together"
+    DIRECTION = "direction", "a rank, a peer and a direction"
+
+
+class Receive(Choice):
+    """Where a table without messages gets its receives."""
+
+    ASAP = "asap", "as soon as its SEND is issued, as PyTorch does"
+    DEFERRED = "deferred", "right before its use, as PyTorch's defer_pp_recv"
+
+
+class Sharing(Choice):
+    """What messages that meet on a link do."""
+
+    NONE = "none", "nothing, each goes as fast as alone"
+    FIFO = "fifo", "a message holds all its links, others queue by the time at which they were ready"
+    MAX_MIN = "max-min", "they share links fairly at every instant"

@@ -1,0 +1,93 @@
+"""The settings that have a flag of their own: where each stands, what it means, what may stand behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pptrace.config.choices import PolicyName, Sharing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pptrace.config.choices import Choice
+
+__all__ = ["ARGUMENTS", "FLAGS", "HEADLINES", "SECTIONS", "Flag", "key_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag, and the setting that it is short for; light, so that help and completion need nothing heavy."""
+
+    key: str
+    """The setting's key."""
+    text: str
+    """What it means, one sentence: the help of the flag, and the description of the setting."""
+    headline: str = ""
+    """For a flag of a whole section: the key in it that a bare name stands for."""
+    choices: type[Choice] | None = None
+    """The words that it takes, where these are a closed set."""
+    offers: str = ""
+    """The sort of offers whose names it takes, as the registry calls it."""
+    suffixes: tuple[str, ...] = ()
+    """Of files that may be named instead."""
+
+    @property
+    def help(self) -> str:
+        """What ``--help`` says."""
+        if self.choices is None:
+            return self.text
+        *words, last = self.choices.words()
+        return f"{self.text[:-1]}: {', '.join(words)} or {last}."
+
+
+FLAGS: Mapping[str, Flag] = {
+    "schedule": Flag(
+        "schedule", "The schedule: a plugin's, FILE.py:FUNCTION, or a table file (.csv or .txt).",
+        headline="name", offers="schedules", suffixes=("py", "csv", "txt"),
+    ),
+    "pp": Flag("parallel.pp", "Pipeline ranks; a table file knows its own."),
+    "tp": Flag("parallel.tp", "Tensor-parallel size."),
+    "dp": Flag("parallel.dp", "Data-parallel replicas of the pipeline."),
+    "cp": Flag("parallel.cp", "Context-parallel size."),
+    "ep": Flag("parallel.ep", "Expert-parallel size; divides dp x cp and adds no processes."),
+    "vp": Flag("parallel.vp", "Model chunks per pipeline rank (virtual stages)."),
+    "global": Flag("batch.global", "Sequences in a step, over all data-parallel replicas."),
+    "microbatches": Flag("batch.microbatches", "Microbatches that one pipeline runs in a step."),
+    "micro": Flag("batch.micro", "Sequences in a microbatch."),
+    "sequence": Flag("batch.sequence", "Tokens in a sequence; needed where a model is given."),
+    "model": Flag(
+        "model", "The model that is trained; without one, costs are units.", headline="preset", offers="models"
+    ),
+    "device": Flag("device", "The accelerator of each process.", headline="preset", offers="devices"),
+    "network": Flag("network", "What lies between pipeline ranks.", headline="name", offers="networks"),
+    "cluster": Flag(
+        "cluster", "Nodes and the fabric between them, such as dgx-h100x32; stands in for network.",
+        headline="preset", offers="clusters",
+    ),
+    "contention": Flag("contention", "What messages that meet on a link do.", headline="links", choices=Sharing),
+    "p2p": Flag("p2p", "How messages between ranks are issued.", headline="policy", choices=PolicyName),
+    "costs": Flag(
+        "costs", "What actions cost; units by default, or with a model what reads models.",
+        headline="name", offers="cost_models",
+    ),
+}  # fmt: skip
+"""By name, in the order of ``--help``."""
+
+HEADLINES: Mapping[str, str] = {name: flag.headline for name, flag in FLAGS.items() if flag.headline}
+"""The key that a section's short form, a bare name, stands for."""
+
+SECTIONS = ("parallel", "batch", "data_parallel")
+"""Sections without a flag, which callers from Python give whole."""
+
+ARGUMENTS = (*FLAGS, *SECTIONS)
+"""What callers from Python may give by name."""
+
+
+def key_of(name: str) -> str:
+    """Return the key that a flag's name stands for; any other name is a key as it is.
+
+    >>> key_of("pp"), key_of("network.latency")
+    ('parallel.pp', 'network.latency')
+    """
+    return FLAGS[name].key if name in FLAGS else name

@@ -1,0 +1,57 @@
+"""What a schedule is asked for, with times that are computed when the schedule reads them, since few do."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.model.request import ScheduleRequest
+from pptrace.network.contract import transfer_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.model.workload import Workload
+    from pptrace.network.contract import Network
+
+__all__ = ["LazyRequest", "times"]
+
+
+class LazyRequest(ScheduleRequest):
+    """A request without times, which asks for them once one is read."""
+
+    @classmethod
+    def of(cls, request: ScheduleRequest, ask: Callable[[], dict[str, Any]]) -> LazyRequest:
+        """Return a request with the sizes and options of another, and the times that ``ask`` gives."""
+        lazy = object.__new__(cls)
+        object.__setattr__(lazy, "_ask", ask)
+        for name in ("ranks", "units", "chunks", "options"):
+            object.__setattr__(lazy, name, getattr(request, name))
+        return lazy
+
+    def __getattr__(self, name: str) -> Any:
+        """Fill in all times where one is read before it is known."""
+        if name not in {field.name for field in fields(ScheduleRequest)}:
+            raise AttributeError(name)
+        for known, value in self._ask().items():
+            object.__setattr__(self, known, value)
+        return getattr(self, name)
+
+
+def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
+    """Return what a schedule may know of costs: times per stage, of a message, and room for activations."""
+    transfer = 0
+    if ranks > 1 and workload.boundary_bytes.size:
+        paths = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
+        message = transfer_ns(workload.boundary_bytes[:1], paths.overhead_ns, paths.rate_kbps)
+        transfer = int(message[0] + paths.latency_ns[0])
+    static = np.bincount(np.arange(workload.stages) % ranks, weights=workload.static_bytes)
+    room = workload.capacity_bytes - workload.reserved_bytes - int(static.max(initial=0))
+    per_stage = {
+        name: () if workload.unit_time_ns else tuple(getattr(workload, name).tolist())
+        for name in ("f_ns", "b_ns", "i_ns", "w_ns", "activation_bytes")
+    }
+    limit = max(room, 0) if workload.capacity_bytes else 0
+    return {**per_stage, "transfer_ns": transfer, "memory_limit_bytes": limit}

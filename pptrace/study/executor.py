@@ -1,0 +1,87 @@
+"""The executor of a sweep, as the user names it: ``processes``, or ``NAME:key=value`` with options of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.yaml_file import parse_value
+from pptrace.errors import ConfigError
+from pptrace.hooks.build import checked_options
+from pptrace.hooks.call import call_plugin
+from pptrace.model.request import ExecutorRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import Executor
+
+    from pptrace.hooks.offers import ExecutorOffer
+    from pptrace.hooks.provider import Provided
+    from pptrace.hooks.registry import Registry
+
+__all__ = ["Chosen", "choose"]
+
+_KEY = "executor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What the points of a sweep run on."""
+
+    provided: Provided[ExecutorOffer]
+    """The offer, and whose it is."""
+    request: ExecutorRequest
+    """What each executor is built from."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether points run in this process."""
+        return self.provided.offer.in_process
+
+    def start(self) -> Executor:
+        """Return an executor.
+
+        Raises:
+            PluginError: the plugin raised.
+        """
+        built: Executor = call_plugin(self.provided.provider, self.provided.offer.build, self.request)
+        return built
+
+
+def choose(said: str | Mapping[str, Any], registry: Registry, workers: int) -> Chosen:
+    """Return the executor that a user names, its options checked.
+
+    Args:
+        said: ``NAME``, ``NAME:key=value:key=value``, or a mapping with ``name`` and options.
+        registry: the plugins.
+        workers: how many points run at once.
+
+    Raises:
+        PluginError: no plugin offers it.
+        ConfigError: an option that it does not take.
+    """
+    name, given = _read(said) if isinstance(said, str) else _parted(said)
+    provided = registry.executors[name]
+    options = checked_options(provided, given, _KEY)
+    return Chosen(provided=provided, request=ExecutorRequest(workers=workers, options=options))
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    """Return name and options; what has no equals sign belongs to the value before it, as in an address."""
+    name, *parts = text.split(":")
+    settings: list[str] = []
+    for part in parts:
+        if "=" in part:
+            settings.append(part)
+        elif settings:
+            settings[-1] += f":{part}"
+        else:
+            raise ConfigError(f"{part!r} is no option: write {name}:key=value", key=_KEY)
+    pairs = (setting.partition("=") for setting in settings)
+    return name, {key.strip(): parse_value(value, f"--executor {text}") for key, _, value in pairs}
+
+
+def _parted(said: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    if not isinstance(said.get("name"), str):
+        raise ConfigError("missing: name the executor, such as processes", key=f"{_KEY}.name")
+    return said["name"], {key: value for key, value in said.items() if key != "name"}

@@ -1,0 +1,68 @@
+"""Plugins use the door for plugins and nothing else of pptrace: ours, the examples, and the code on pages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import pptrace.plugin
+
+ROOT = Path(__file__).parents[2]
+DOOR = {"pptrace.plugin"}
+TESTS = {"pptrace.plugin", "pptrace.testing"}
+
+SOURCES = [
+    *ROOT.glob("plugins/*/src/**/*.py"),
+    *ROOT.glob("examples/third-party-*/*.py"),
+    *ROOT.glob("pptrace/cli/skeleton/**/*.py.txt"),
+    ROOT / "examples" / "mine.py",
+]
+PAGES = [*ROOT.glob("plugins/*/README.md"), *ROOT.glob("examples/third-party-*/README.md"),
+         ROOT / "docs" / "plugins.md", ROOT / "docs" / "sweep.md"]  # fmt: skip
+
+
+def test_the_source_of_plugins_imports_the_door_alone() -> None:
+    past = {}
+    for file in SOURCES:
+        source = re.sub(r"\$(\w+)", r"\1", file.read_text(encoding="utf-8"))  # a template's name
+        told = re.findall(r">>> (?:from|import) (pptrace[.\w]*)", source)
+        allowed = TESTS if file.name.startswith("test") else DOOR
+        past[str(file.relative_to(ROOT))] = {*imported(source), *told} - allowed
+
+    assert len(past) > len(PAGES)
+    assert {file: modules for file, modules in past.items() if modules} == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_on_a_page_about_plugins_imports_the_door_alone(page: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+    assert {name for block in blocks for name in imported(block)} - TESTS - {"pptrace"} == set()
+
+
+def test_the_page_about_stability_tells_of_every_name_at_the_door() -> None:
+    page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+
+    assert [name for name in pptrace.plugin.__all__ if f"`{name}`" not in page] == []
+
+
+def test_every_name_at_the_door_is_what_its_home_gives() -> None:
+    for name in pptrace.plugin.__all__:
+        assert getattr(pptrace.plugin, name) is not None
+    assert dir(pptrace.plugin) == sorted(pptrace.plugin.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pptrace.plugin.nothing
+
+
+def imported(source: str) -> set[str]:
+    """Return the modules of the core that a source imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module))
+    return {name for name in found if name.split(".")[0] == "pptrace"}
