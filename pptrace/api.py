@@ -16,7 +16,7 @@ from pptrace.hooks.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from pptrace.stepdiff.comparison import Diff
+    from pptrace.present.comparison import Diff
     from pptrace.study.basis import Basis
     from pptrace.study.compare import Comparison
     from pptrace.study.crossover import Crossover
@@ -203,7 +203,7 @@ def diff(
     >>> found.save("report.html", "both.pftrace")  # doctest: +SKIP
     """
     from pptrace.hooks.registry import Registry
-    from pptrace.stepdiff.comparison import compare_steps
+    from pptrace.present.comparison import compare_steps
     from pptrace.timeline.measurement import ImportRequest
 
     request = ImportRequest(layout=layout, replica=replica, rules=Path(rules) if rules is not None else None)

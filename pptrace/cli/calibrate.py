@@ -51,12 +51,12 @@ def command(
 
     Lines of NCCL Inspector, which know no actions, give the network alone.
     """
-    from pptrace.calibration.fit import calibrate
-    from pptrace.calibration.fit_yaml import calibrated_yaml, calibration_lines
-    from pptrace.calibration.known_order import schedule_of
+    from pptrace.analysis.calibration.fit import calibrate
+    from pptrace.analysis.calibration.known_order import schedule_of
+    from pptrace.analysis.steps.times import performed
     from pptrace.errors import TraceError
     from pptrace.hooks.registry import Registry
-    from pptrace.steps.times import performed
+    from pptrace.present.calibration import calibrated_yaml, calibration_lines
 
     if output is not None and not output.lower().endswith((".yaml", ".yml")):
         raise click.UsageError(f"{output}: a calibration is written as .yaml")
@@ -80,9 +80,9 @@ def _network_alone(measurement: Measurement, traces: Path, output: str | None, *
     Raises:
         TraceError: not even that was, or nothing of it can be told.
     """
-    from pptrace.calibration.network_fit import fit_network, network_lines, network_yaml
+    from pptrace.analysis.calibration.network_fit import fit_network, network_lines, network_yaml
+    from pptrace.analysis.steps.sides import NO_ACTIONS
     from pptrace.errors import TraceError
-    from pptrace.steps.sides import NO_ACTIONS
 
     if not measurement.by_size:
         raise TraceError(NO_ACTIONS, file=traces)

@@ -12,7 +12,7 @@ import click
 from pptrace.cli import complete
 
 if TYPE_CHECKING:
-    from pptrace.stepdiff.diff import StepDiff
+    from pptrace.analysis.diff.step_diff import StepDiff
 
 __all__ = ["command"]
 
@@ -81,12 +81,12 @@ def command(
     as_json: bool,
 ) -> None:
     """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces."""
+    from pptrace.analysis.diff.step_diff import diff
+    from pptrace.analysis.steps.sources import notes_on, side_of, steps_of
     from pptrace.hooks.registry import Registry
-    from pptrace.stepdiff.diff import diff
-    from pptrace.stepdiff.document import diff_document
-    from pptrace.stepdiff.outputs import check_targets, write_diff
-    from pptrace.stepdiff.text import diff_lines
-    from pptrace.steps.read import notes_on, side_of, steps_of
+    from pptrace.present.diff import diff_lines
+    from pptrace.present.diff_values import diff_document
+    from pptrace.present.files import check_targets, write_diff
     from pptrace.timeline.measurement import ImportRequest
 
     check_targets(outputs)

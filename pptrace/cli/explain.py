@@ -36,8 +36,8 @@ def command(
 
     Where no action of a pipeline is found: communication and computation by rank and name.
     """
-    from pptrace.explanation.explained import explained, explained_document, explained_lines
-    from pptrace.steps.sides import measured_side
+    from pptrace.analysis.explanation.explanation import explained, explained_document, explained_lines
+    from pptrace.analysis.steps.sides import measured_side
 
     measurement = read(traces, layout, replica, rules, without_actions=True)
     name = str(traces[0])
@@ -57,7 +57,7 @@ def command(
 
 
 def _summed(measurement: Measurement, name: str, *, as_json: bool) -> None:
-    from pptrace.explanation.summed import summed_document, summed_lines
+    from pptrace.analysis.explanation.operations import summed_document, summed_lines
 
     told = (
         json.dumps(summed_document(measurement), indent=2)

@@ -38,10 +38,10 @@ def read(
     Raises:
         TraceError: they cannot be read, or hold no action of a pipeline and are not taken ``without_actions``.
     """
+    from pptrace.analysis.steps.sides import NO_ACTIONS
     from pptrace.errors import TraceError
     from pptrace.experiment.measured import read_measurement
     from pptrace.hooks.registry import Registry
-    from pptrace.steps.sides import NO_ACTIONS
     from pptrace.timeline.measurement import ImportRequest
 
     request = ImportRequest(layout=layout, replica=replica, rules=rules)

@@ -30,9 +30,9 @@ def command(
     """Replay the steps in TRACES: their order, durations, transfers and gaps, never when anything started."""
     from statistics import mean, stdev
 
+    from pptrace.analysis.steps.replay import replay
+    from pptrace.analysis.steps.words import ms
     from pptrace.errors import ScheduleError
-    from pptrace.steps.replay import replay
-    from pptrace.steps.words import ms
 
     measurement = read(traces, layout, replica, rules)
     found, failed = [], []

@@ -8,9 +8,9 @@ import pytest
 from compared_steps import compared, one_step, side_of_step
 from recorded_side import recorded
 
-from pptrace.stepdiff.diff import diff
-from pptrace.stepdiff.outputs import write_diff
-from pptrace.steps.times import performed
+from pptrace.analysis.diff.step_diff import diff
+from pptrace.analysis.steps.times import performed
+from pptrace.present.files import write_diff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,8 +21,8 @@ LAYERS = (
     {"export", "builtin", "show"},
     {"hooks"},
     {"experiment"},
-    {"study", "steps"},
-    {"stepdiff", "calibration", "explanation"},
+    {"study", "analysis"},
+    {"present"},
     {"api", "testing"},
     {"cli"},
 )

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pptrace.analysis.calibration.fit import Calibration, calibrate
+from pptrace.analysis.calibration.known_order import schedule_of
+from pptrace.analysis.explanation.what_if import what_if
+from pptrace.analysis.steps.replay import replay
+from pptrace.analysis.steps.times import Performed, performed
 from pptrace.api import simulate
-from pptrace.calibration.fit import Calibration, calibrate
-from pptrace.calibration.fit_yaml import calibrated_yaml
-from pptrace.calibration.known_order import schedule_of
 from pptrace.cli.main import cli
 from pptrace.experiment.measured import read_measurement
-from pptrace.explanation.what_if import what_if
 from pptrace.hooks.registry import Registry
-from pptrace.steps.replay import replay
-from pptrace.steps.times import Performed, performed
+from pptrace.present.calibration import calibrated_yaml
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RUNS = (

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from strategies import valid_schedules
 
 import pptrace
+from pptrace.analysis.diff.step_diff import diff
+from pptrace.analysis.steps.replay import replay
 from pptrace.errors import DeadlockError
 from pptrace.model.action import COMMUNICATION
 from pptrace.model.workload import Workload
@@ -23,8 +25,6 @@ from pptrace.network.flat import Flat
 from pptrace.schedule.issue_order import with_messages
 from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.simulate import simulate
-from pptrace.stepdiff.diff import diff
-from pptrace.steps.replay import replay
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.metrics import IdleCause
 from pptrace_profilers.measure import measure_kineto

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_gpu_trace import SmallGpuTrace
 
-from pptrace.explanation.summed import summed_document, summed_lines
+from pptrace.analysis.explanation.operations import summed_document, summed_lines
 from pptrace.timeline.measurement import ImportRequest, Occupied
 from pptrace_profilers.measure import measure_kineto
 

@@ -1,0 +1,97 @@
+"""Two sides and what tells them apart, to be read, printed and saved from Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pptrace.analysis.diff.step_diff import diff
+from pptrace.analysis.steps.sides import measured_side, simulated_side
+from pptrace.analysis.steps.sources import notes_on, side_of, steps_of
+from pptrace.errors import ConfigError
+from pptrace.experiment.run import Run
+from pptrace.present.diff import diff_lines
+from pptrace.present.diff_values import diff_document
+from pptrace.present.files import write_diff
+from pptrace.timeline.measurement import ImportRequest, Measurement
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pptrace.analysis.diff.step_diff import StepDiff
+    from pptrace.analysis.steps.sides import Side
+    from pptrace.hooks.registry import Registry
+
+__all__ = ["Diff", "compare_steps"]
+
+
+@dataclass(frozen=True, repr=False)
+class Diff:
+    """Two steps and what tells them apart; prints as the command line does."""
+
+    found: StepDiff
+    """Everything that tells the second from the first."""
+    sides: tuple[Side, Side]
+    """The sides."""
+    notes: tuple[str, ...]
+    """What is not known of them."""
+
+    @property
+    def same(self) -> bool:
+        """Whether the steps are equal to the tolerance."""
+        return self.found.same
+
+    @property
+    def change(self) -> float:
+        """By which share the second step is longer."""
+        return self.found.change
+
+    def summary(self, top: int = 10) -> str:
+        """Return what the command line prints; ``top`` bounds the actions that are listed."""
+        return "\n".join(diff_lines(self.found, top, self.notes))
+
+    def to_dict(self, top: int = 10) -> dict[str, Any]:
+        """Return everything as plain JSON values, times in nanoseconds."""
+        return diff_document(self.found, top, self.notes)
+
+    def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
+        """Write a report (.html), both steps as one trace (.pftrace), or all traces in one archive (.tar).
+
+        Raises:
+            OutputError: a file cannot be written; none was changed then.
+        """
+        return write_diff(targets, self.found, self.sides, self.notes, top)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+
+def compare_steps(
+    first: str | Path | Run | Measurement,
+    second: str | Path | Run | Measurement,
+    tolerance: float,
+    step: str,
+    request: ImportRequest,
+    registry: Registry,
+) -> Diff:
+    """Compare two steps; :func:`pptrace.api.diff` says what of.
+
+    Raises:
+        PptraceError: whatever cannot be read, in one line.
+    """
+    if not 0 <= tolerance < float("inf"):
+        raise ConfigError(f"{tolerance!r} is no share of 1 such as 0.02", key="tolerance")
+    given = zip((first, second), steps_of(step), strict=True)
+    a, b = (_side(one, own, registry, request) for one, own in given)
+    return Diff(diff(a, b, tolerance), (a, b), tuple(notes_on((a, b), step, request)))
+
+
+def _side(source: str | Path | Run | Measurement, step: str, registry: Registry, request: ImportRequest) -> Side:
+    if isinstance(source, Run):
+        return simulated_side(source, "a simulation")
+    if isinstance(source, Measurement):
+        return measured_side(source, "a measurement", step)
+    return side_of(source, step, registry, request)

@@ -1,0 +1,129 @@
+"""Both steps by rank and time, one below the other, aligned where they start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.analysis.steps.times import action_at
+from pptrace.analysis.steps.words import ms
+from pptrace.model.action import Kind
+from pptrace.present.elements import Markup, element, joined, legend, rectangle, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pptrace.analysis.diff.step_diff import StepDiff
+    from pptrace.analysis.steps.times import Performed
+
+__all__ = ["strips"]
+
+_WIDTH, _LEFT, _RIGHT, _TOP, _BAR, _BETWEEN = 1020, 66, 12, 6, 15, 9
+_MOST = 3000
+"""Actions that are drawn; beyond, ranks are left out, then time."""
+_FEWEST_RANKS = 8
+_LETTERS = 7
+_CLASSES = {Kind.F: "f", Kind.B: "b", Kind.I: "i", Kind.W: "w"}
+_MEANINGS = {"f": "forward", "b": "backward", "i": "input gradient", "w": "weight gradient", "x": "other"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What is drawn of two steps."""
+
+    ranks: list[int]
+    """Which ranks."""
+    until_ns: int
+    """Up to when, from the steps' start."""
+    note: str
+    """What is left out."""
+
+
+def strips(found: StepDiff) -> Markup:
+    """Return the drawing, with a note where not everything is drawn."""
+    begins = [int(step.start_ns.min()) if len(step) else 0 for step in found.steps]
+    shown = _chosen(found.steps, begins)
+    scale = (_WIDTH - _LEFT - _RIGHT) / max(shown.until_ns, 1)
+    rows = [
+        one
+        for place, rank in enumerate(shown.ranks)
+        for side in (0, 1)
+        for one in _row(found, side, rank, _y(place, side), begins[side], shown.until_ns, scale)
+    ]
+    bottom = _y(len(shown.ranks), 0)
+    classes = {_CLASSES.get(Kind(kind), "x") for step in found.steps for kind in np.unique(step.kind).tolist()}
+    keys = legend((class_, _MEANINGS[class_]) for class_ in _MEANINGS if class_ in classes)
+    marks = _divergence(found, shown, scale)
+    drawing = element(
+        "svg", *_axis(shown.until_ns, bottom, scale), *rows, *marks,
+        viewBox=f"0 0 {_WIDTH} {bottom + 26}", role="img", aria_label="both steps by rank and time",
+    )  # fmt: skip
+    return joined([keys, drawing, *([element("p", shown.note, class_="soft")] if shown.note else [])])
+
+
+def _chosen(steps: Sequence[Performed], begins: Sequence[int]) -> _Shown:
+    """Return what fits: every rank if there are few actions, else some ranks, and of those the beginning."""
+    ranks = sorted({int(rank) for step in steps for rank in np.unique(step.rank)})
+    whole = max((step.span_ns for step in steps), default=0)
+    total = sum(map(len, steps))
+    if total <= _MOST:
+        return _Shown(ranks=ranks, until_ns=whole, note="")
+    wanted = min(max(_MOST * len(ranks) // total, _FEWEST_RANKS), len(ranks))
+    places = np.linspace(0, len(ranks) - 1, wanted).round().astype(int)
+    kept = [ranks[place] for place in places]
+    ends = np.sort(
+        np.concatenate(
+            [step.end_ns[np.isin(step.rank, kept)] - begin for step, begin in zip(steps, begins, strict=True)]
+        )
+    )
+    until = whole if ends.size <= _MOST else int(ends[_MOST])
+    some = f"{wanted} of {len(ranks)} ranks" if wanted < len(ranks) else "all ranks"
+    cut = f", the first {ms(until)}" if until < whole else ""
+    return _Shown(ranks=kept, until_ns=until, note=f"drawn: {some}{cut}; a .pftrace shows all {total:,} actions")
+
+
+def _y(place: int, side: int) -> int:
+    return _TOP + place * (2 * _BAR + _BETWEEN) + side * _BAR
+
+
+def _row(found: StepDiff, side: int, rank: int, y: int, begin: int, until: int, scale: float) -> Iterator[Markup]:
+    step, path = found.steps[side], frozenset(found.chains[side].positions)
+    if side == 0:
+        yield text(_LEFT - 18, y + _BAR + 4, f"rank {rank}", anchor="end")
+    yield rectangle(_LEFT - 12, y + 1, 5, _BAR - 2, ("one", "two")[side])
+    yield rectangle(_LEFT, y + 1, until * scale, _BAR - 2, "row")
+    for index in np.flatnonzero((step.rank == rank) & (step.start_ns - begin < until)).tolist():
+        start, end = int(step.start_ns[index]) - begin, min(int(step.end_ns[index]) - begin, until)
+        x, width = _LEFT + start * scale, max((end - start) * scale - 0.5, 0.4)
+        kind, unit = Kind(int(step.kind[index])), int(step.unit[index])
+        title = f"{action_at(step, index)}, {ms(start)} to {ms(int(step.end_ns[index]) - begin)}"
+        class_ = _CLASSES.get(kind, "x")
+        yield rectangle(x, y + 1, width, _BAR - 2, f"{class_} path" if index in path else class_, title)
+        if unit >= 0 and len(str(unit)) * _LETTERS < width:
+            yield text(x + width / 2, y + _BAR - 4, str(unit), "on small", anchor="middle")
+
+
+def _divergence(found: StepDiff, shown: _Shown, scale: float) -> list[Markup]:
+    one = found.divergence
+    if one is None or one.rank not in shown.ranks or one.at_ns >= shown.until_ns:
+        return []
+    step = found.steps[1]
+    begin = int(step.start_ns.min())
+    own = np.flatnonzero((step.rank == one.rank) & (step.start_ns - begin == one.at_ns))
+    end = min(int(step.end_ns[own[-1]]) - begin, shown.until_ns) if own.size else one.at_ns
+    y = _y(shown.ranks.index(one.rank), 1)
+    width = max((end - one.at_ns) * scale, 3)
+    return [rectangle(_LEFT + one.at_ns * scale - 1, y, width + 2, _BAR, "mark")]
+
+
+def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:
+    """Yield about ten marks at round times."""
+    tick = 10 ** max(len(str(until_ns // 10)) - 1, 0)
+    tick = next(tick * by for by in (1, 2, 5, 10) if until_ns / (tick * by) <= 10)  # noqa: PLR2004 - about ten
+    for at in range(0, until_ns + 1, tick):
+        x = _LEFT + at * scale
+        yield element("line", x1=x, y1=_TOP, x2=x, y2=bottom, class_="rule")
+        yield text(x, bottom + 14, f"{at / 1e6:,g}", "soft small", anchor="middle")
+    yield text(_LEFT - 18, bottom + 14, "ms", "soft small", anchor="end")
