@@ -16,7 +16,7 @@ from pptrace.hooks.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from pptrace.present.comparison import Diff
+    from pptrace.present.diff.comparison import Diff
     from pptrace.study.basis import Basis
     from pptrace.study.compare import Comparison
     from pptrace.study.crossover import Crossover
@@ -174,7 +174,7 @@ def diff(
     first: str | Path | Run | Measurement,
     second: str | Path | Run | Measurement,
     *,
-    tolerance: float = 0.02,
+    tolerance: float | str = 0.02,
     step: str | int = "median",
     layout: str = "",
     replica: str = "",
@@ -186,7 +186,7 @@ def diff(
     Args:
         first: a configuration, a table, a trace, a folder of traces, or what :func:`simulate` or an importer gave.
         second: what is compared with it.
-        tolerance: which share counts as equal.
+        tolerance: which share counts as equal: ``0.02`` or ``"2%"``.
         step: which recorded step: its number, ``"median"``, or ``"all"`` for the medians over all steps; ``"1,3"``
             for each side's own.
         layout: sizes of a measured job such as ``"pp=4,tp=2"``, where its traces do not say.
@@ -203,7 +203,7 @@ def diff(
     >>> found.save("report.html", "both.pftrace")  # doctest: +SKIP
     """
     from pptrace.hooks.registry import Registry
-    from pptrace.present.comparison import compare_steps
+    from pptrace.present.diff.comparison import compare_steps
     from pptrace.timeline.measurement import ImportRequest
 
     request = ImportRequest(layout=layout, replica=replica, rules=Path(rules) if rules is not None else None)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pptrace.cli import complete
+from pptrace.cli.measured_options import measured_options
+from pptrace.cli.printed import echo_documents
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pptrace.analysis.diff.step_diff import StepDiff
 
 __all__ = ["command"]
@@ -34,14 +36,13 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the share of 1."""
-        text = str(value).strip()
+        from pptrace.analysis.share import share_of
+        from pptrace.errors import ConfigError
+
         try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = -1.0
-        if not 0 <= share < float("inf"):
-            self.fail(f"{text!r} is no share: write such as 2% or 0.02", param, ctx)
-        return share
+            return share_of(value, "")
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.command("diff", epilog=_EXAMPLES)
@@ -55,11 +56,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
     "--step", default="median", show_default=True,
     help="Which step of a recording: a number, median, or all (medians over all steps); 1,3 for each side's own.",
 )  # fmt: skip
-@click.option(
-    "--layout", default="", help="Sizes of a measured job, such as pp=4,tp=2, where its traces do not say."
-)
-@click.option("--replica", default="", help="Which pipeline of a measured job: dp=0,tp=0, slowest or median.")
-@click.option("--rules", type=click.Path(path_type=Path), help="A YAML file of rules by which names are actions.")
+@measured_options
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Actions that are listed.")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files(),
@@ -84,25 +81,21 @@ def command(
     from pptrace.analysis.diff.step_diff import diff
     from pptrace.analysis.steps.sources import notes_on, side_of, steps_of
     from pptrace.hooks.registry import Registry
-    from pptrace.present.diff import diff_lines
-    from pptrace.present.diff_values import diff_document
-    from pptrace.present.files import check_targets, write_diff
+    from pptrace.present.diff.document import diff_document
+    from pptrace.present.diff.files import check_targets, write_diff
     from pptrace.timeline.measurement import ImportRequest
 
     check_targets(outputs)
     registry = Registry.load()
     request = ImportRequest(layout=layout, replica=replica, rules=rules)
-    sides = [
-        side_of(text, own, registry, request) for text, own in zip((first, second), steps_of(step), strict=True)
-    ]
-    found = diff(sides[0], sides[1], tolerance)
-    notes = notes_on(sides, step, request)
-    click.echo(
-        json.dumps(diff_document(found, top, notes), indent=2)
-        if as_json
-        else "\n".join(diff_lines(found, top, notes))
+    a, b = (
+        side_of(source, which, registry, request)
+        for source, which in zip((first, second), steps_of(step), strict=True)
     )
-    for path in write_diff(outputs, found, sides, notes, top):
+    found = diff(a, b, tolerance)
+    notes = notes_on((a, b), step, request)
+    echo_documents(diff_document(found, top, notes), as_json=as_json)
+    for path in write_diff(outputs, found, (a, b), notes, top):
         click.echo(f"wrote {path}", err=True)
     sys.exit(_code(found, fail_over))
 

@@ -11,25 +11,32 @@ from compared_steps import MS, ROWS, one_step, side_of_step, slower_way, stretch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.analysis.diff.divergence import first_divergence
+from pptrace.analysis.diff.divergence import Link, first_divergence
 from pptrace.analysis.diff.step_diff import diff
 from pptrace.analysis.steps.match import match
 from pptrace.analysis.steps.path import BETWEEN, MESSAGES, chain_of
 from pptrace.analysis.steps.releases import releases_of
 from pptrace.analysis.steps.replay import run_order
 from pptrace.analysis.steps.times import performed
-from pptrace.present.diff import diff_lines
-from pptrace.present.diff_words import kind_rows, parting_words, verdict, way_sizes
-from pptrace.present.page import report
+from pptrace.model.action import Action, Kind
+from pptrace.present.diff.document import diff_document, verdict
+from pptrace.present.diff.tables import divergence_words, kinds, way_sizes
+from pptrace.present.page import page_of
+from pptrace.present.text import text_of
 
 if TYPE_CHECKING:
     from pptrace.analysis.diff.culprits import Culprit
+    from pptrace.analysis.diff.step_diff import StepDiff
     from pptrace.timeline.timeline import Timeline
 
 TWO_CHUNKS = [
     ["0F0", "0F1", "2F0", "2F1", "2B0", "2B1", "0B0", "0B1"],
     ["1F0", "1F1", "3F0", "3F1", "3B0", "3B1", "1B0", "1B1"],
 ]
+
+
+def shown(found: StepDiff) -> list[str]:
+    return text_of(diff_document(found)).splitlines()
 
 
 def compared(second: Timeline, first: Timeline | None = None) -> tuple[Culprit, ...]:
@@ -42,8 +49,8 @@ def test_one_stage_of_a_rank_s_two_is_that_stage_and_both_are_the_rank() -> None
     (stage,) = compared(one_step(TWO_CHUNKS, slow={3: 1.5}), base)
     (rank,) = compared(one_step(TWO_CHUNKS, slow={1: 1.5, 3: 1.5}), base)
 
-    assert (stage.sort, stage.what, round(stage.share, 3)) == ("slow stage", "stage 3 on rank 1", 0.5)
-    assert (rank.sort, rank.what, round(rank.share, 3)) == ("slow rank", "rank 1", 0.5)
+    assert (stage.sort, stage.what, round(stage.share.value, 3)) == ("slow stage", "stage 3 on rank 1", 0.5)
+    assert (rank.sort, rank.what, round(rank.share.value, 3)) == ("slow rank", "rank 1", 0.5)
     assert rank.total_ns == 2 * stage.total_ns
 
 
@@ -53,13 +60,13 @@ def test_what_is_faster_is_not_called_slow() -> None:
 
     assert (rank.sort, link.sort) == ("fast rank", "fast link")
     assert rank.total_ns == -4 * 30 * MS // 2
-    assert link.share == pytest.approx(-0.75, abs=1e-4)
+    assert link.share.value == pytest.approx(-0.75, abs=1e-4)
 
 
 def test_drift_is_taken_off_before_a_rank_is_blamed() -> None:
     found = compared(one_step(slow={0: 1.1, 1: 1.1, 2: 1.32}))
 
-    assert [(one.sort, round(one.share, 3)) for one in found] == [("drift", 0.1), ("slow rank", 0.2)]
+    assert [(one.sort, round(one.share.value, 3)) for one in found] == [("drift", 0.1), ("slow rank", 0.2)]
 
 
 def test_one_long_action_is_a_spike_and_nothing_else() -> None:
@@ -80,12 +87,12 @@ def test_where_all_ways_are_slower_it_is_the_network_and_one_that_is_slower_stil
     both = compared(slower_way(slow, 1, 2, 2), base)
 
     assert (network.sort, network.what) == ("slow network", "all 4 ways between ranks")
-    assert network.share == pytest.approx(3 / 1.05, rel=1e-3)
+    assert network.share.value == pytest.approx(3 / 1.05, rel=1e-3)
     assert [(one.sort, one.what) for one in both] == [
         ("slow network", "all 4 ways between ranks"),
         ("slow link", "rank 1 to rank 2"),
     ]
-    assert both[1].share == pytest.approx(1, rel=1e-3)
+    assert both[1].share.value == pytest.approx(1, rel=1e-3)
 
 
 def test_a_late_message_is_told_from_a_long_action_and_from_what_came_late_already() -> None:
@@ -95,8 +102,8 @@ def test_a_late_message_is_told_from_a_long_action_and_from_what_came_late_alrea
 
     assert late is not None
     assert own is not None
-    assert (str(late.action), late.source, late.message_ns, late.own_ns) == ("2F0", 1, late.late_ns, 0)
-    assert late.chain[0] == "rank 1: 1F0 +0.000 ms"
+    assert (str(late.action), late.source, late.message_ns, late.own_ns) == ("2F0", 1, late.late_ns.value, 0)
+    assert late.chain[0] == Link(rank=1, action=Action(kind=Kind.F, stage=1, unit=0), late_ns=0)
     assert (str(own.action), own.own_ns, own.message_ns, own.idle_ns) == ("1F0", 4 * MS, 0, 0)
 
 
@@ -111,8 +118,10 @@ def test_a_host_that_hesitates_is_until_it_was_begun() -> None:
     found = first_divergence(own, slow, match(own, slow), 0.02, np.zeros(len(own), dtype=np.int64))
 
     assert found is not None
-    assert (str(found.action), found.late_ns, found.idle_ns) == ("0F1", 3 * MS, 3 * MS)
-    assert parting_words(found) == ("at 13.000 ms: rank 0, 0F1 ends 3.000 ms late: +3.000 ms until it was begun")
+    assert (str(found.action), found.late_ns.value, found.idle_ns) == ("0F1", 3 * MS, 3 * MS)
+    assert divergence_words(found) == (
+        "at 13.000 ms: rank 0, 0F1 ends 3.000 ms late: +3.000 ms until it was begun"
+    )
 
 
 @given(
@@ -124,7 +133,7 @@ def test_the_parts_of_a_lateness_sum_to_it(slow: dict[int, float], rate: int, by
     ).divergence
 
     if found is not None:
-        assert found.own_ns + found.message_ns + found.idle_ns + found.released_ns == found.late_ns
+        assert found.own_ns + found.message_ns + found.idle_ns + found.released_ns == found.late_ns.value
 
 
 @pytest.mark.parametrize("rate", [1_000_000, 100_000])
@@ -152,8 +161,8 @@ def test_where_the_order_is_why_it_is_said() -> None:
 
     assert found.divergence is not None
     assert found.divergence.behind == ("2B0", "2F0")
-    assert parting_words(found.divergence).endswith("; it comes behind 2B0 there, behind 2F0 here")
-    assert "order of rank 2 parts behind 1 action: 2B0 there, 2F1 here" in diff_lines(found)
+    assert divergence_words(found.divergence).endswith("; it comes behind 2B0 there, behind 2F0 here")
+    assert ["rank", "2", "2B0", "2F1", "1"] in [line.split() for line in shown(found)]
 
 
 def test_a_verdict_says_what_differs_where_lengths_do_not() -> None:
@@ -176,12 +185,13 @@ def test_a_verdict_says_what_differs_where_lengths_do_not() -> None:
 def test_counts_medians_and_spreads_are_told_by_kind_and_stage_what_changed_most_first() -> None:
     found = diff(side_of_step(one_step()), side_of_step(stretched(one_step(slow={1: 1.25}), "1F2", 4 * MS)))
 
-    rows = kind_rows(found)
+    (table,) = kinds(found)
+    rows = table.rows
 
     assert rows[0] == ("1B", "4, 4", "20.000 ms", "25.000 ms", "0.000 ms", "0.000 ms")
     assert rows[1] == ("1F", "4, 4", "10.000 ms", "12.500 ms", "0.000 ms", "1.000 ms")
-    assert "  1B      4, 4      20.000 ms  25.000 ms       0.000 ms  0.000 ms" in diff_lines(found)
-    assert "25.000 ms" in report(found)
+    assert "  1B      4, 4      20.000 ms  25.000 ms       0.000 ms  0.000 ms" in shown(found)
+    assert "25.000 ms" in page_of(diff_document(found))
 
 
 @pytest.mark.parametrize(
@@ -189,6 +199,6 @@ def test_counts_medians_and_spreads_are_told_by_kind_and_stage_what_changed_most
     [((4096, 4096), "1 KiB"), ((4096, 8192), "1 KiB, 2 KiB"), ((0, 8192), "?, 2 KiB"), ((0, 0), "")],
 )
 def test_sizes_of_messages_are_told_once_where_they_are_the_same(sizes: tuple[int, int], told: str) -> None:
-    way = replace(diff(side_of_step(one_step()), side_of_step(one_step())).ways[0], size_bytes=sizes)
+    way = replace(diff(side_of_step(one_step()), side_of_step(one_step())).ways[0, 1], size_bytes=sizes)
 
     assert way_sizes(way) == told

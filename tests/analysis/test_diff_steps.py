@@ -1,4 +1,4 @@
-"""A diff of simulated steps: what was changed is what is found, and rungs and parts sum to the difference."""
+"""A diff of simulated steps: what was changed is what is found, and the ladder and parts sum to the difference."""
 
 from __future__ import annotations
 
@@ -76,38 +76,38 @@ def test_a_step_does_not_differ_from_itself() -> None:
     assert found.change == 0
     assert found.changes == found.orders == found.culprits == ()
     assert found.divergence is None
-    assert [rung.change_ns for rung in found.rungs] == [0] * 6
+    assert [one.change_ns.value for one in found.ladder] == [0] * 6
 
 
 def test_three_milliseconds_on_one_action_are_ranked_first_and_where_it_parts() -> None:
     found = diff(side(step()), side(stretched(step(), "1F2", 3 * MS)))
 
-    assert (str(found.changes[0].action), found.changes[0].change_ns) == ("1F2", 3 * MS)
+    assert (str(found.changes[0].action), found.changes[0].change_ns.value) == ("1F2", 3 * MS)
     assert len(found.changes) == 1
     assert found.divergence is not None
     assert (found.divergence.rank, str(found.divergence.action)) == (1, "1F2")
     assert found.divergence.own_ns == 3 * MS
-    assert found.rungs[0].name == "durations"
-    assert found.rungs[0].change_ns == found.step_ns[1] - found.step_ns[0]
+    assert found.ladder[0].name == "durations"
+    assert found.ladder[0].change_ns.value == found.step_ns.change.value
 
 
 @pytest.mark.parametrize(
-    ("changed", "rung"),
+    ("changed", "sort"),
     [
         ({"slow": {1: 1.5}}, "durations"),
         ({"rate": 20_000}, "transfers"),
-        ({"policy": "sender-blocking"}, "gaps of the host"),
+        ({"policy": "sender-blocking"}, "host gaps"),
     ],
 )
-def test_rungs_and_parts_sum_to_the_difference(changed: dict[str, Any], rung: str) -> None:
+def test_the_ladder_and_parts_sum_to_the_difference(changed: dict[str, Any], sort: str) -> None:
     found = diff(side(step()), side(step(**changed)))
-    first, second = found.step_ns
+    first, second = (one.value for one in found.step_ns)
 
     assert first != second
-    assert sum(one.change_ns for one in found.rungs) == second - first
-    assert [sum(pair[number] for pair in found.parts.values()) for number in (0, 1)] == [first, second]
-    largest = max(found.rungs, key=lambda one: abs(one.change_ns))
-    assert largest.name == rung
+    assert sum(one.change_ns.value for one in found.ladder) == second - first
+    assert [sum(pair[at].value for pair in found.parts_ns.values()) for at in (0, 1)] == [first, second]
+    largest = max(found.ladder, key=lambda one: abs(one.change_ns.value))
+    assert largest.name == sort
 
 
 def test_another_order_is_found_and_priced() -> None:
@@ -115,11 +115,11 @@ def test_another_order_is_found_and_priced() -> None:
 
     found = diff(side(step()), side(step(other)))
 
-    (parted,) = found.orders
-    assert (parted.rank, parted.position, parted.first, parted.second) == (2, 1, "2B0", "2F1")
+    (order,) = found.orders
+    assert (order.rank, order.position, order.first, order.second) == (2, 1, "2B0", "2F1")
     assert not found.same
-    order = next(rung for rung in found.rungs if rung.name == "order")
-    assert order.change_ns == found.step_ns[1] - found.step_ns[0]
+    priced = next(one for one in found.ladder if one.name == "order")
+    assert priced.change_ns.value == found.step_ns.change.value
 
 
 def test_a_slow_stage_is_blamed_with_its_rank() -> None:
@@ -127,14 +127,14 @@ def test_a_slow_stage_is_blamed_with_its_rank() -> None:
 
     assert culprit.sort == "slow rank"
     assert "rank 1" in culprit.what
-    assert culprit.share == pytest.approx(0.25)
+    assert culprit.share.value == pytest.approx(0.25)
     assert culprit.total_ns == 4 * 30 * MS // 4
 
 
 def test_what_all_ranks_have_in_common_is_drift() -> None:
     (culprit,) = diff(side(step()), side(step(slow={0: 1.1, 1: 1.1, 2: 1.1}))).culprits
 
-    assert (culprit.sort, round(culprit.share, 3)) == ("drift", 0.1)
+    assert (culprit.sort, round(culprit.share.value, 3)) == ("drift", 0.1)
 
 
 def test_a_slower_path_is_that_link() -> None:
@@ -157,7 +157,7 @@ def test_a_backward_in_one_is_an_input_and_a_weight_gradient_in_the_other() -> N
 def test_steps_of_other_sizes_have_no_ladder_and_say_why() -> None:
     found = diff(side(step(ROWS)), side(step(SPLIT)))
 
-    assert found.rungs == ()
+    assert found.ladder == ()
     assert found.no_ladder == (
         "the steps have 3 ranks, 3 stages, 4 microbatches and 2 ranks, 2 stages, 2 microbatches"
     )

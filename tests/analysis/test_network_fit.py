@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pptrace.analysis.calibration.network_fit import fit_network, network_lines, network_yaml
+from pptrace.analysis.calibration.network_fit import fit_network
+from pptrace.present.calibration import network_document, network_yaml
+from pptrace.present.text import text_of
 from pptrace.timeline.measurement import BySize
 
 SIZES = np.array([1_000, 100_000, 1_000_000, 8_000_000])
@@ -26,7 +28,7 @@ def test_latency_and_rate_are_found_beside_outliers() -> None:
 
     assert fit.link.latency_ns == 7_000
     assert fit.link.bytes_per_s == pytest.approx(20e9)
-    assert network_lines([fit])[-1] == "  7 us and 20 GB/s; half are off by less than 0 ns"
+    assert text_of(network_document([fit])).endswith("\n  7 us and 20 GB/s; half are off by less than 0 ns")
 
 
 def test_the_slowest_messages_are_the_network_and_the_others_beside_it() -> None:
@@ -58,7 +60,7 @@ def test_one_size_is_no_network_and_says_so() -> None:
     fits = fit_network([sort("messages", latency_ns=7_000, ns_per_kb=50, sizes=SIZES[:1])])
 
     assert network_yaml(fits, "run") == ""
-    assert network_lines(fits)[-1] == "  latency and bandwidth cannot be told apart from one size"
+    assert text_of(network_document(fits)).endswith("  latency and bandwidth cannot be told apart from one size")
 
 
 def test_a_rate_below_the_smallest_of_a_network_is_not_written() -> None:

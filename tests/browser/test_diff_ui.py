@@ -10,7 +10,7 @@ from recorded_side import recorded
 
 from pptrace.analysis.diff.step_diff import diff
 from pptrace.analysis.steps.times import performed
-from pptrace.present.files import write_diff
+from pptrace.present.diff.files import write_diff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

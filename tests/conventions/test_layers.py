@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LAYERS = (
     {"errors", "version"},
-    {"kernel", "model", "config"},
+    {"kernel", "model", "config", "present.svg"},
     {"network", "schedule", "viewer"},
     {"timeline"},
     {"sim", "hooks.offers"},

@@ -19,7 +19,7 @@ from recorded_side import BEGINS, recorded
 from pptrace.analysis.diff.step_diff import diff
 from pptrace.errors import OutputError
 from pptrace.export import perfetto
-from pptrace.present.files import write_diff
+from pptrace.present.diff.files import write_diff
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,14 +181,14 @@ def test_a_measured_file_that_went_is_one_line_and_leaves_nothing_behind(tmp_pat
 
 
 def test_counters_move_with_their_step() -> None:
-    from pptrace.present.traces.shifted import earliest_ns, moved
+    from pptrace.present.traces.shifted import earliest_ns, shifted
     from pptrace.timeline.counters import in_flight
 
     step = one_step()
     counted = replace(step, counters=tuple(in_flight(step)))
 
-    later = moved(counted, 3 * MS)
+    later = shifted(counted, 3 * MS)
 
     assert np.array_equal(later.counters[0].at_ns, counted.counters[0].at_ns + 3 * MS)
     assert np.array_equal(later.enter_ns, counted.enter_ns + 3 * MS)
-    assert earliest_ns(moved(counted, -MS)) == -MS
+    assert earliest_ns(shifted(counted, -MS)) == -MS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from compared_steps import one_step, side_of_step
@@ -57,9 +57,14 @@ def test_it_is_saved_in_every_format(table: Path, tmp_path: Path) -> None:
     assert all(path.stat().st_size for path in written)
 
 
-@pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf")])
-def test_a_tolerance_that_is_none_is_refused(table: Path, tolerance: float) -> None:
-    with pytest.raises(pptrace.PptraceError, match=r"tolerance: .* is no share of 1"):
+@pytest.mark.parametrize("tolerance", ["2%", "0.02", 0.02])
+def test_a_tolerance_is_a_share_as_the_command_line_takes_it(table: Path, tolerance: float | str) -> None:
+    assert diff(table, table, tolerance=tolerance).found.tolerance == 0.02
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf"), "two", "", "-2%", None, True])
+def test_a_tolerance_that_is_none_is_refused(table: Path, tolerance: Any) -> None:
+    with pytest.raises(pptrace.PptraceError, match=r"^tolerance: '.*' is no share: write such as 2% or 0.02$"):
         diff(table, table, tolerance=tolerance)
 
 

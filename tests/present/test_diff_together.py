@@ -15,7 +15,7 @@ from decoded_trace import BEGIN, COUNTER, END, Decoded
 
 from pptrace.analysis.diff.step_diff import diff
 from pptrace.export import perfetto
-from pptrace.present.files import write_diff
+from pptrace.present.diff.files import write_diff
 from pptrace.present.traces.lateness import lateness
 from pptrace.present.traces.together import labels
 

@@ -172,7 +172,7 @@ def test_a_simulated_step_does_not_differ_from_its_kernels(name: str, policy: Po
 
     assert (result.change, result.changes, result.orders, result.culprits) == (0, (), (), ())
     assert result.divergence is None
-    assert [rung.change_ns for rung in result.rungs] == [0] * 6
+    assert [one.change_ns.value for one in result.ladder] == [0] * 6
     assert batches or all(way.median_ns[0] == way.median_ns[1] for way in result.ways)
     again = replay(step)
     assert again.replayed_ns == again.step.span_ns
@@ -202,7 +202,7 @@ def test_a_slow_way_is_that_link_and_waits_for_peers_are_none(name: str) -> None
         step = read_back(GpuRun(timeline=timeline, said="posts", shift_ns=shift)).steps[0].timeline
         found = diff(side_of_step(plan), side_of_step(step, measured=True))
         blamed[type(network)] = [(one.sort, one.what) for one in found.culprits]
-        assert max(found.rungs, key=lambda rung: rung.change_ns).name == "transfers"
+        assert max(found.ladder, key=lambda one: one.change_ns.value).name == "transfers"
 
     assert blamed == {Flat: [], OneSlowWay: [("slow link", "rank 1 to rank 2")]}
 

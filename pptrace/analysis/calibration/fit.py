@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.config.quantity import format_duration
+from pptrace.analysis.figure import Figure, median_of
 from pptrace.model.action import Kind
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pptrace.analysis.steps.times import Performed
     from pptrace.model.columns import Int32s, Int64s
 
-__all__ = ["Calibration", "Fitted", "LinkFit", "calibrate", "fit_link"]
+__all__ = ["Calibration", "Fitted", "LinkFit", "WayTime", "calibrate", "fit_link"]
 
 _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 _FEWEST, _FAR = 3, 3
@@ -40,12 +40,10 @@ class Fitted:
     """The stage."""
     count: int
     """How many were measured."""
-    median_ns: int
+    median_ns: Figure
     """Median of their times."""
-    spread_ns: int
-    """From the lower to the upper quartile."""
-    in_braids: bool
-    """Whether only members of braids were measured, whose share of the braid is not known."""
+    in_overlapped_pairs: bool
+    """Whether only members of overlapped pairs were measured, whose share of the pair is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +54,26 @@ class LinkFit:
     """How many arrivals were seen."""
     sizes: tuple[int, ...]
     """Their sizes in bytes."""
-    median_ns: int
+    median_ns: Figure
     """Median of their times, both ends ready, until they were there."""
-    spread_ns: int
-    """From the lower to the upper quartile."""
     latency_ns: int | None
     """Time of a message without bytes; None where one size alone was measured."""
     bytes_per_s: float | None
     """Rate; None likewise, or where larger messages are no slower."""
     residual_ns: int
     """Median of what the fit is off by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayTime:
+    """Messages from one rank to another."""
+
+    source: int
+    """The sender."""
+    target: int
+    """The receiver."""
+    median_ns: int
+    """Median of their times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +84,21 @@ class Calibration:
     """Pipeline ranks."""
     stages: int
     """Stages."""
-    units: int
+    microbatches: int
     """Microbatches."""
     steps: int
     """Steps that were pooled."""
     fitted: tuple[Fitted, ...]
     """Per stage and kind."""
     overhead_ns: int
-    """Median gap of the host before an action whose rank and inputs were ready."""
+    """Median host gap before an action whose rank and inputs were ready."""
     link: LinkFit | None
     """Messages, where nodes are known those between nodes; None where no arrival was seen."""
     node_ranks: int
     """Consecutive ranks that share a node; 0 where nodes are not known."""
     node_link: LinkFit | None
     """Messages between ranks of one node; None where no arrival was seen, or nodes are not known."""
-    uneven: tuple[str, ...]
+    uneven: tuple[WayTime, ...]
     """The fastest and the slowest way between ranks, where they are too far apart for one sort of link."""
     boundary_bytes: int
     """Size of a message between stages; 0 where unknown."""
@@ -114,15 +122,15 @@ def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
     if len(sizes) != 1:
         msg = "steps of one size are fitted together"
         raise ValueError(msg)
-    ((ranks, stages, units),) = sizes
-    found = (_fitted(steps, kind, stage) for stage in range(stages) for kind in _KINDS)
+    ((ranks, stages, microbatches),) = sizes
+    fits = (_fitted(steps, kind, stage) for stage in range(stages) for kind in _KINDS)
     gaps = np.concatenate([one.gap_ns for one in steps])
     sent = np.concatenate([one.transfers.size_bytes for one in steps])
     seen = _seen(steps)
     near = seen.source // node_ranks == seen.target // node_ranks if node_ranks else np.zeros(len(seen), bool)
     return Calibration(
-        ranks=ranks, stages=stages, units=units, steps=len(steps),
-        fitted=tuple(one for one in found if one is not None),
+        ranks=ranks, stages=stages, microbatches=microbatches, steps=len(steps),
+        fitted=tuple(one for one in fits if one is not None),
         overhead_ns=int(np.median(gaps)) if gaps.size else 0,
         link=_link(seen, ~near), node_ranks=node_ranks, node_link=_link(seen, near),
         uneven=() if node_ranks else _uneven(seen),
@@ -131,17 +139,16 @@ def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
 
 
 def _fitted(steps: Sequence[Performed], kind: Kind, stage: int) -> Fitted | None:
-    own = [(one.kind == kind) & (one.stage == stage) for one in steps]
-    alone = [one.duration_ns[mask & (one.braid < 0)] for one, mask in zip(steps, own, strict=True)]
-    every = [one.duration_ns[mask] for one, mask in zip(steps, own, strict=True)]
-    braided = not sum(times.size for times in alone)
-    times = np.concatenate(every if braided else alone)
+    masks = [(one.kind == kind) & (one.stage == stage) for one in steps]
+    alone = [one.duration_ns[mask & (one.braid < 0)] for one, mask in zip(steps, masks, strict=True)]
+    every = [one.duration_ns[mask] for one, mask in zip(steps, masks, strict=True)]
+    paired = not any(times.size for times in alone)
+    times = np.concatenate(every if paired else alone)
     if not times.size:
         return None
     return Fitted(
-        kind=kind.name, stage=stage, count=times.size, median_ns=int(np.median(times)),
-        spread_ns=_quartiles(times), in_braids=braided,
-    )  # fmt: skip
+        kind=kind.name, stage=stage, count=times.size, median_ns=median_of(times), in_overlapped_pairs=paired
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +180,7 @@ def _link(seen: _Seen, chosen: NDArray[np.bool_]) -> LinkFit | None:
     return fit_link(seen.took_ns[chosen], seen.size_bytes[chosen]) if chosen.any() else None
 
 
-def _uneven(seen: _Seen) -> tuple[str, ...]:
+def _uneven(seen: _Seen) -> tuple[WayTime, ...]:
     """Return the fastest and the slowest way, where quartiles and medians of one size are far apart."""
     if not len(seen):
         return ()
@@ -181,16 +188,16 @@ def _uneven(seen: _Seen) -> tuple[str, ...]:
     of_size = seen.size_bytes == np.unique(seen.size_bytes)[common]
     ways = sorted(set(zip(seen.source[of_size].tolist(), seen.target[of_size].tolist(), strict=True)))
     times = {way: seen.took_ns[of_size & (seen.source == way[0]) & (seen.target == way[1])] for way in ways}
-    times = {way: own for way, own in times.items() if own.size >= _FEWEST}
-    if len(times) <= 1:
+    known = {way: each for way, each in times.items() if each.size >= _FEWEST}
+    if len(known) <= 1:
         return ()
-    slow = max(times, key=lambda way: float(np.median(times[way])))
-    fast = min(times, key=lambda way: float(np.median(times[way])))
-    apart = np.percentile(times[slow], 25) > np.percentile(times[fast], 75)
-    if not apart or np.median(times[slow]) < _FAR * np.median(times[fast]):
+    slow = max(known, key=lambda way: float(np.median(known[way])))
+    fast = min(known, key=lambda way: float(np.median(known[way])))
+    apart = np.percentile(known[slow], 25) > np.percentile(known[fast], 75)
+    if not apart or np.median(known[slow]) < _FAR * np.median(known[fast]):
         return ()
     return tuple(
-        f"rank {way[0]} to rank {way[1]} {format_duration(int(np.median(times[way])))}" for way in (fast, slow)
+        WayTime(source=way[0], target=way[1], median_ns=int(np.median(known[way]))) for way in (fast, slow)
     )
 
 
@@ -199,8 +206,8 @@ def fit_link(took: Int64s, size: Int64s) -> LinkFit:
     sizes = [int(each) for each in np.unique(size[size > 0]) if (size == each).sum() >= _FEWEST]
     latency, rate, residual = _line(took, size, sizes)
     return LinkFit(
-        count=took.size, sizes=tuple(int(each) for each in np.unique(size)), median_ns=int(np.median(took)),
-        spread_ns=_quartiles(took), latency_ns=latency, bytes_per_s=rate, residual_ns=residual,
+        count=took.size, sizes=tuple(np.unique(size).tolist()), median_ns=median_of(took), latency_ns=latency,
+        bytes_per_s=rate, residual_ns=residual,
     )  # fmt: skip
 
 
@@ -217,7 +224,3 @@ def _line(took: Int64s, size: Int64s, sizes: Sequence[int]) -> tuple[int | None,
     latency = max(float(np.median(took[known] - slope * size[known])), 0.0)
     residual = np.abs(took[known] - latency - slope * size[known])
     return round(latency), 1e9 / slope, int(np.median(residual))
-
-
-def _quartiles(times: Int64s) -> int:
-    return int(np.subtract(*np.percentile(times, [75, 25])))

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.analysis.diff.replicates import SIGMAS, within_noise
+from pptrace.analysis.figure import SIGMAS, Figure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeAlias
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from pptrace.analysis.steps.match import Matched
     from pptrace.analysis.steps.times import Performed
     from pptrace.model.columns import Int64s
-
-    Varies: TypeAlias = Callable[[Callable[["Blame"], float | None]], float | None]
 
 __all__ = ["Blame", "Culprit", "blame_of", "culprits", "spikes"]
 
@@ -38,137 +35,116 @@ class Culprit:
     ``fast`` for slow likewise; ``spikes``."""
     what: str
     """Which."""
-    share: float
+    share: Figure
     """By how much its times are longer, of 1; of spikes, 0."""
     total_ns: int
     """How much time that is in sum."""
-    share_varies: float | None = None
-    """Standard deviation of the share from step to step; None where each side has one step, or of spikes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
     """By which share times are longer, 0 for none: medians over actions, what is common taken off."""
 
-    common: float = 0.0
+    common: Figure
     """What ranks have in common."""
-    ranks: Mapping[int, float]
+    ranks: Mapping[int, Figure]
     """Of each rank beyond that."""
-    stages: Mapping[tuple[int, int], float]
+    stages: Mapping[tuple[int, int], Figure]
     """Of each rank and stage of it beyond that."""
-    ways: Mapping[tuple[int, int], float]
+    ways: Mapping[tuple[int, int], Figure]
     """Of messages by sender and receiver, where enough were seen on both sides, beyond what all have in common."""
-    network: float = 0.0
+    network: Figure
     """What all of those have in common at least."""
     before_ns: Mapping[tuple[int, int], float]
     """What each rank and stage took in the first step."""
 
 
-def blame_of(a: Performed, b: Performed, matched: Matched, ways: tuple[Way, ...]) -> Blame:
+def blame_of(a: Performed, b: Performed, matched: Matched, ways: Mapping[tuple[int, int], Way]) -> Blame:
     """Return by which share everything is slower."""
     network, slower = _network(ways)
-    i, j = matched.first, matched.second
-    good = a.duration_ns[i] > 0
-    i, j = i[good], j[good]
+    took = a.duration_ns[matched.first] > 0
+    i, j = matched.first[took], matched.second[took]
     if i.size < _FEWEST:
-        return Blame(ranks={}, stages={}, ways=slower, network=network, before_ns={})
+        return Blame(common=Figure(0.0), ranks={}, stages={}, ways=slower, network=network, before_ns={})
     before = a.duration_ns[i].astype(np.float64)
     ratio = b.duration_ns[j] / before
     rank, stage = b.rank[j], b.stage[j]
-    common = _common([float(np.median(ratio[rank == one])) for one in np.unique(rank)])
+    ranks = np.unique(rank).tolist()
+    common = _common([float(np.median(ratio[rank == one])) for one in ranks])
     pairs = sorted(set(zip(rank.tolist(), stage.tolist(), strict=True)))
-    own = {pair: (rank == pair[0]) & (stage == pair[1]) for pair in pairs}
+    masks = {pair: (rank == pair[0]) & (stage == pair[1]) for pair in pairs}
     return Blame(
-        common=common - 1,
-        ranks={r: _beyond(ratio[rank == r], common) for r in sorted(set(rank.tolist()))},
-        stages={pair: _beyond(ratio[mask], common) for pair, mask in own.items()},
-        ways=slower, network=network, before_ns={pair: float(before[mask].sum()) for pair, mask in own.items()},
+        common=Figure(common - 1), ranks={one: _beyond(ratio[rank == one], common) for one in ranks},
+        stages={pair: _beyond(ratio[mask], common) for pair, mask in masks.items()}, ways=slower, network=network,
+        before_ns={pair: float(before[mask].sum()) for pair, mask in masks.items()},
     )  # fmt: skip
 
 
-def culprits(blame: Blame, ways: tuple[Way, ...], tolerance: float, varies: Varies) -> tuple[Culprit, ...]:
+def culprits(blame: Blame, ways: Mapping[tuple[int, int], Way], tolerance: float) -> list[Culprit]:
     """Return what is slower or faster throughout by more than the tolerance and the steps' own noise.
 
     A stage is blamed where its rank's other stages are not as slow, else the rank.
-
-    Args:
-        blame: by which share everything is slower.
-        ways: the messages.
-        tolerance: which share counts as equal.
-        varies: the standard deviation of a share from step to step.
     """
-    found = [_drift(blame, varies)] if abs(blame.common) > tolerance else []
+
+    def off(share: Figure) -> bool:
+        return abs(share.value) > tolerance
+
+    blamed = [_drift(blame)] if off(blame.common) else []
     for rank in blame.ranks:
-        own = [pair for pair in blame.stages if pair[0] == rank]
-        off = [pair for pair in own if abs(blame.stages[pair]) > tolerance]
-        if off and len(off) == len(own):
-            found.append(_rank(blame, rank, own, varies))
-        else:
-            found += [_stage(blame, pair, varies) for pair in off]
-    if abs(blame.network) > tolerance:
-        found.append(_whole_network(blame, ways, varies))
-    found += [_way(way, blame, varies) for way in ways if abs(blame.ways.get(_ends(way), 0.0)) > tolerance]
-    return tuple(one for one in found if not within_noise(one.share, one.share_varies))
+        stages = [pair for pair in blame.stages if pair[0] == rank]
+        slow = [pair for pair in stages if off(blame.stages[pair])]
+        blamed += [_rank(blame, rank, stages)] if slow == stages else [_stage(blame, pair) for pair in slow]
+    blamed += [_whole_network(blame, ways)] if off(blame.network) else []
+    blamed += [_way(ways[ends], blame) for ends, share in blame.ways.items() if off(share)]
+    return [one for one in blamed if not one.share.is_noise]
 
 
-def _drift(blame: Blame, varies: Varies) -> Culprit:
-    return Culprit(
-        sort="drift", what="all ranks", share=blame.common,
-        total_ns=int(blame.common * sum(blame.before_ns.values())), share_varies=varies(lambda one: one.common),
-    )  # fmt: skip
+def _drift(blame: Blame) -> Culprit:
+    total_ns = int(blame.common.value * sum(blame.before_ns.values()))
+    return Culprit(sort="drift", what="all ranks", share=blame.common, total_ns=total_ns)
 
 
-def _rank(blame: Blame, rank: int, own: Sequence[tuple[int, int]], varies: Varies) -> Culprit:
+def _rank(blame: Blame, rank: int, stages: Sequence[tuple[int, int]]) -> Culprit:
     share = blame.ranks[rank]
-    stage = "" if len(own) > 1 else f" (its one stage, {own[0][1]})"
-    return Culprit(
-        sort=_sort(share, "rank"), what=f"rank {rank}{stage}",
-        share=share, total_ns=int(share * sum(blame.before_ns[pair] for pair in own)),
-        share_varies=varies(lambda one: one.ranks.get(rank)),
-    )  # fmt: skip
+    stage = "" if len(stages) > 1 else f" (its one stage, {stages[0][1]})"
+    total_ns = int(share.value * sum(blame.before_ns[pair] for pair in stages))
+    return Culprit(sort=_sort(share, "rank"), what=f"rank {rank}{stage}", share=share, total_ns=total_ns)
 
 
-def _stage(blame: Blame, pair: tuple[int, int], varies: Varies) -> Culprit:
+def _stage(blame: Blame, pair: tuple[int, int]) -> Culprit:
     share = blame.stages[pair]
     return Culprit(
         sort=_sort(share, "stage"), what=f"stage {pair[1]} on rank {pair[0]}", share=share,
-        total_ns=int(share * blame.before_ns[pair]), share_varies=varies(lambda one: one.stages.get(pair)),
+        total_ns=int(share.value * blame.before_ns[pair]),
     )  # fmt: skip
 
 
-def _way(way: Way, blame: Blame, varies: Varies) -> Culprit:
-    share = blame.ways[_ends(way)]
+def _way(way: Way, blame: Blame) -> Culprit:
+    share = blame.ways[way.source, way.target]
+    longer_ns = way.median_ns.second.value - way.median_ns.first.value * (1 + blame.network.value)
+    what = f"rank {way.source} to rank {way.target}"
+    return Culprit(sort=_sort(share, "link"), what=what, share=share, total_ns=int(longer_ns) * way.count[1])
+
+
+def _whole_network(blame: Blame, ways: Mapping[tuple[int, int], Way]) -> Culprit:
+    before = sum(ways[ends].median_ns.first.value * ways[ends].count[1] for ends in blame.ways)
     return Culprit(
-        sort=_sort(share, "link"), what=f"rank {way.source} to rank {way.target}", share=share,
-        total_ns=int(way.median_ns[1] - way.median_ns[0] * (1 + blame.network)) * way.count[1],
-        share_varies=varies(lambda one: one.ways.get(_ends(way))),
+        sort=_sort(blame.network, "network"), what=f"all {len(blame.ways)} ways between ranks",
+        share=blame.network, total_ns=int(blame.network.value * before),
     )  # fmt: skip
 
 
-def _whole_network(blame: Blame, ways: tuple[Way, ...], varies: Varies) -> Culprit:
-    before = sum(way.median_ns[0] * way.count[1] for way in ways if _ends(way) in blame.ways)
-    what = f"all {len(blame.ways)} ways between ranks"
-    return Culprit(
-        sort=_sort(blame.network, "network"), what=what, share=blame.network,
-        total_ns=int(blame.network * before), share_varies=varies(lambda one: one.network),
-    )  # fmt: skip
-
-
-def _network(ways: tuple[Way, ...]) -> tuple[float, dict[tuple[int, int], float]]:
+def _network(ways: Mapping[tuple[int, int], Way]) -> tuple[Figure, dict[tuple[int, int], Figure]]:
     """Return by which share all ways are slower or all are faster, and each of them beyond that."""
     ratio = {
-        _ends(way): way.median_ns[1] / way.median_ns[0]
-        for way in ways
-        if min(way.seen) >= _FEWEST and way.median_ns[0] > 0
+        ends: way.median_ns.second.value / way.median_ns.first.value
+        for ends, way in ways.items()
+        if min(way.seen) >= _FEWEST and way.median_ns.first.value > 0
     }
     common = 1.0
     if len(ratio) > 1 and (min(ratio.values()) > 1 or max(ratio.values()) < 1):
-        common = min(ratio.values(), key=lambda one: abs(one - 1))
-    return common - 1, {ends: one / common - 1 if common else 0.0 for ends, one in ratio.items()}
-
-
-def _ends(way: Way) -> tuple[int, int]:
-    return way.source, way.target
+        common = min(ratio.values(), key=_apart)
+    return Figure(common - 1), {ends: _less(one, common) for ends, one in ratio.items()}
 
 
 def spikes(a: Performed, b: Performed, matched: Matched, tolerance: float, noise_ns: Int64s) -> list[Culprit]:
@@ -181,29 +157,37 @@ def spikes(a: Performed, b: Performed, matched: Matched, tolerance: float, noise
     change = (b.duration_ns[j] - a.duration_ns[i]).astype(np.float64)
     rank, cells = b.rank[j], b.kind[j].astype(np.int64) * b.placement.stages + b.stage[j]
     out = np.zeros(change.size)
-    for one in np.unique(cells) if change.size >= _FEWEST else ():
-        own = cells == one
-        beyond = change[own] - np.median(change[own])
-        least = np.maximum(_OUTLYING * max(float(np.median(np.abs(beyond))), 1000), allowed[own])
-        out[own] = np.where(beyond > least, beyond, 0)
-    found = []
-    for one in np.unique(rank[out > 0]).tolist():
-        own = (rank == one) & (out > 0)
-        what = f"{int(own.sum())} action{'s' if own.sum() > 1 else ''} of rank {one}"
-        found.append(Culprit(sort="spikes", what=what, share=0.0, total_ns=int(out[own].sum())))
-    return found
+    for cell in np.unique(cells) if change.size >= _FEWEST else ():
+        alike = cells == cell
+        beyond = change[alike] - np.median(change[alike])
+        least = np.maximum(_OUTLYING * max(float(np.median(np.abs(beyond))), 1000), allowed[alike])
+        out[alike] = np.where(beyond > least, beyond, 0)
+    return [_spike(one, out[rank == one]) for one in np.unique(rank[out > 0]).tolist()]
+
+
+def _spike(rank: int, out: NDArray[np.float64]) -> Culprit:
+    count = int((out > 0).sum())
+    what = f"{count} action{'s' if count > 1 else ''} of rank {rank}"
+    return Culprit(sort="spikes", what=what, share=Figure(0.0), total_ns=int(out.sum()))
 
 
 def _common(ratios: Sequence[float]) -> float:
     """Return the middle rank's ratio; of two, as where one of two ranks is slow, the one nearer to 1."""
     ordered = sorted(ratios)
-    middle = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    return min(middle, key=lambda one: abs(one - 1))
+    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=_apart)
 
 
-def _beyond(ratio: NDArray[np.float64], common: float) -> float:
-    return float(np.median(ratio)) / common - 1 if common else 0.0
+def _apart(ratio: float) -> float:
+    return abs(ratio - 1)
 
 
-def _sort(share: float, what: str) -> str:
-    return f"{'slow' if share > 0 else 'fast'} {what}"
+def _beyond(ratio: NDArray[np.float64], common: float) -> Figure:
+    return _less(float(np.median(ratio)), common)
+
+
+def _less(ratio: float, common: float) -> Figure:
+    return Figure(ratio / common - 1 if common else 0.0)
+
+
+def _sort(share: Figure, what: str) -> str:
+    return f"{'slow' if share.value > 0 else 'fast'} {what}"

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.analysis.diff.replicates import SIGMAS
+from pptrace.analysis.figure import SIGMAS, Figure
 from pptrace.analysis.steps.releases import releases_of
 from pptrace.analysis.steps.times import action_at
-from pptrace.analysis.steps.words import ms
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pptrace.analysis.steps.match import Matched
     from pptrace.analysis.steps.releases import Releases
@@ -21,9 +20,21 @@ if TYPE_CHECKING:
     from pptrace.model.action import Action
     from pptrace.model.columns import Int64s
 
-__all__ = ["Divergence", "first_divergence"]
+__all__ = ["Divergence", "Link", "first_divergence"]
 
 _LONGEST = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """An action that released another."""
+
+    rank: int
+    """Its rank."""
+    action: Action
+    """What it is."""
+    late_ns: int | None
+    """By how much it ended later than in the first step; None where that lacks it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +47,7 @@ class Divergence:
     """What it is."""
     at_ns: int
     """When it started in the second step."""
-    late_ns: int
+    late_ns: Figure
     """By how much it ended later than in the first, both steps starting together."""
     own_ns: int
     """The part of that which is its own duration."""
@@ -50,10 +61,8 @@ class Divergence:
     """The rank that released it; -1 for none."""
     behind: tuple[str, str]
     """What ran before it on its rank in both steps, where that is not the same; both empty where it is."""
-    late_varies_ns: int
-    """Standard deviation of the lateness by both sides' variation from step to step; 0 where each has one step."""
-    chain: tuple[str, ...]
-    """The actions that released it, one after another, the last one first, with how late each ended."""
+    chain: tuple[Link, ...]
+    """What released it, one after another, the last one first."""
 
 
 def first_divergence(
@@ -90,10 +99,10 @@ def first_divergence(
     source = -1 if by is None else int(b.rank[by])
     idle = int(b.gap_ns[j] - a.gap_ns[i]) if source not in {-1, int(b.rank[j])} else rest
     return Divergence(
-        rank=int(b.rank[j]), action=action_at(b, j), at_ns=int(b.start_ns[j]) - begin_b, late_ns=int(late[at]),
+        rank=int(b.rank[j]), action=action_at(b, j), at_ns=int(b.start_ns[j]) - begin_b,
+        late_ns=Figure(int(late[at]), int(noise_ns[at]) or None),
         own_ns=own, message_ns=rest - idle, idle_ns=idle, released_ns=released, source=source,
-        behind=_behind((a, i), (b, j)),
-        late_varies_ns=int(noise_ns[at]), chain=_chain(releases, j, ended),
+        behind=_behind((a, i), (b, j)), chain=tuple(_chain(releases, j, ended)),
     )  # fmt: skip
 
 
@@ -106,13 +115,11 @@ def _behind(*places: tuple[Performed, int]) -> tuple[str, str]:
     return ("", "") if first == second else (first, second)
 
 
-def _chain(releases: Releases, index: int, ended: Mapping[int, int]) -> tuple[str, ...]:
-    """Return what released an action, link by link."""
-    step = releases.step
-    found: list[str] = []
-    at = releases.of(index)
-    while at is not None and len(found) < _LONGEST:
-        late = f" {ms(ended[at], sign=True)}" if at in ended else ""
-        found.append(f"rank {step.rank[at]}: {action_at(step, at)}{late}")
+def _chain(releases: Releases, index: int, ended: Mapping[int, int]) -> Iterator[Link]:
+    """Yield what released an action, link by link."""
+    step, at = releases.step, releases.of(index)
+    for _ in range(_LONGEST):
+        if at is None:
+            return
+        yield Link(rank=int(step.rank[at]), action=action_at(step, at), late_ns=ended.get(at))
         at = releases.of(at)
-    return tuple(found)

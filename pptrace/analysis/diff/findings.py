@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from pptrace.analysis.diff.replicates import within_noise
-from pptrace.analysis.steps.match import same_stages
+from pptrace.analysis.figure import Figure, Sides, median_of
+from pptrace.analysis.steps.match import first_difference, same_stages
 from pptrace.analysis.steps.pooled import over_steps, share_of_deviation
 from pptrace.analysis.steps.times import action_at
 from pptrace.model.action import Action, Kind
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pptrace.analysis.steps.match import Matched
-    from pptrace.analysis.steps.times import Performed
+    from pptrace.analysis.steps.times import Performed, Transfers
     from pptrace.model.columns import Int64s
 
 __all__ = [
@@ -32,6 +32,8 @@ __all__ = [
     "ways",
 ]
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindRow:
@@ -43,19 +45,10 @@ class KindRow:
     """The stage."""
     count: tuple[int, int]
     """How many, on both sides."""
-    median_ns: tuple[int, int]
+    median_ns: Sides
     """Median of their times; 0 where there is none."""
-    spread_ns: tuple[int, int]
-    """From the lower to the upper quartile."""
-    varies_ns: tuple[int | None, int | None] = (None, None)
-    """Standard deviation of the median from step to step; None where a side has one step."""
-    ratio_varies: float | None = None
-    """That of the ratio."""
-
-    @property
-    def ratio(self) -> float | None:
-        """The second median as a share of the first."""
-        return self.median_ns[1] / self.median_ns[0] if all(self.median_ns) else None
+    ratio: Figure | None
+    """The second median as a share of the first; None where a side has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +63,15 @@ class Change:
     """What it took in the first step."""
     second_ns: int
     """What it took in the second."""
+    change_ns: Figure
+    """By how much it is longer."""
     at_ns: int
     """When it started in the second."""
-    noise_ns: int
-    """Standard deviation of the change by both sides' variation from step to step; 0 where each has one step."""
-
-    @property
-    def change_ns(self) -> int:
-        """By how much it is longer."""
-        return self.second_ns - self.first_ns
-
-    @property
-    def is_noise(self) -> bool:
-        """Whether it varies that much by itself."""
-        return within_noise(self.change_ns, self.noise_ns or None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderChange:
-    """Where a rank's order parts."""
+    """Where a rank's order differs."""
 
     rank: int
     """The rank."""
@@ -112,34 +95,29 @@ class Way:
     """How many, on both sides."""
     size_bytes: tuple[int, int]
     """Bytes of all."""
-    median_ns: tuple[int, int]
-    """Median of their times, of those whose arrival was seen; -1 for none."""
+    median_ns: Sides
+    """Median of their times, of those whose arrival was seen; unknown for none."""
     seen: tuple[int, int]
     """How many those are."""
-    varies_ns: tuple[int | None, int | None] = (None, None)
-    """Standard deviation of the median from step to step; None where a side has one step."""
-
-    def rate(self, side: int) -> float | None:
-        """Return bytes per second of a median message; None where that is unknown."""
-        if self.median_ns[side] <= 0 or not self.count[side]:
-            return None
-        return self.size_bytes[side] / self.count[side] / self.median_ns[side] * 1e9 or None
+    bytes_per_s: tuple[float | None, float | None]
+    """Rate of a median message; None where that is unknown."""
 
 
-def kinds(a: Performed, b: Performed) -> tuple[KindRow, ...]:
+def kinds(a: Performed, b: Performed) -> dict[tuple[str, int], KindRow]:
     """Return a row per kind and stage of either step; none where stages are not the same parts of the model."""
     if not same_stages(a, b):
-        return ()
+        return {}
     pairs = sorted({(int(k), int(s)) for one in (a, b) for k, s in zip(one.kind, one.stage, strict=True)})
-    found = []
+    rows = {}
     for kind, stage in pairs:
-        times = [one.duration_ns[(one.kind == kind) & (one.stage == stage)] for one in (a, b)]
-        found.append(KindRow(
-            kind=Kind(kind).name, stage=stage, count=(times[0].size, times[1].size),
-            median_ns=(_median(times[0]), _median(times[1])),
-            spread_ns=(_quartiles(times[0]), _quartiles(times[1])),
-        ))  # fmt: skip
-    return tuple(found)
+        first, second = (one.duration_ns[(one.kind == kind) & (one.stage == stage)] for one in (a, b))
+        median = Sides(median_of(first, absent=0), median_of(second, absent=0))
+        before, after = median.first.value, median.second.value
+        rows[Kind(kind).name, stage] = KindRow(
+            kind=Kind(kind).name, stage=stage, count=(first.size, second.size), median_ns=median,
+            ratio=Figure(after / before) if before and after else None,
+        )  # fmt: skip
+    return rows
 
 
 def changes(a: Performed, b: Performed, matched: Matched, noise_ns: Int64s) -> tuple[Change, ...]:
@@ -153,13 +131,13 @@ def changes(a: Performed, b: Performed, matched: Matched, noise_ns: Int64s) -> t
     """
     delta = b.duration_ns[matched.second] - a.duration_ns[matched.first]
     order = np.lexsort((b.start_ns[matched.second], -delta, -np.abs(delta)))
-    columns = (matched.first, matched.second, noise_ns)
+    columns = (matched.first, matched.second, noise_ns, delta)
     return tuple(
         Change(
             rank=int(b.rank[j]), action=action_at(b, j), first_ns=int(a.duration_ns[i]),
-            second_ns=int(b.duration_ns[j]), at_ns=int(b.start_ns[j]), noise_ns=noise,
+            second_ns=int(b.duration_ns[j]), change_ns=Figure(change, noise or None), at_ns=int(b.start_ns[j]),
         )
-        for i, j, noise in zip(*(column[order].tolist() for column in columns), strict=True)
+        for i, j, noise, change in zip(*(column[order].tolist() for column in columns), strict=True)
     )  # fmt: skip
 
 
@@ -186,51 +164,47 @@ def spread_of(
     for cell in np.unique(cells):
         own = cells == cell
         spread[own] = np.maximum(spread[own], np.median(spread[own]))
-    found: Int64s = (spread * (share_of_deviation(len(values)) if pooled else 1)).astype(np.int64)
-    return found
+    whole: Int64s = (spread * (share_of_deviation(len(values)) if pooled else 1)).astype(np.int64)
+    return whole
 
 
 def orders(a: Performed, b: Performed) -> tuple[OrderChange, ...]:
-    """Return where each rank's order parts first; nothing where stages are not the same parts of the model."""
+    """Return where each rank's order differs first; nothing where stages are not the same parts of the model."""
     if not same_stages(a, b):
         return ()
-    found = []
+    changed = []
     for rank in range(max(a.placement.ranks, b.placement.ranks)):
         rows = [[str(action_at(one, i)) for i in np.flatnonzero(one.rank == rank).tolist()] for one in (a, b)]
-        alike = next(
-            (i for i, pair in enumerate(zip(*rows, strict=False)) if pair[0] != pair[1]), min(map(len, rows))
-        )
-        if alike < max(map(len, rows)):
-            first, second = (row[alike] if alike < len(row) else "" for row in rows)
-            found.append(OrderChange(rank=rank, position=alike, first=first, second=second))
-    return tuple(found)
+        position = first_difference(*rows)
+        if position is not None:
+            first, second = (row[position] if position < len(row) else "" for row in rows)
+            changed.append(OrderChange(rank=rank, position=position, first=first, second=second))
+    return tuple(changed)
 
 
-def ways(a: Performed, b: Performed) -> tuple[Way, ...]:
+def ways(a: Performed, b: Performed) -> dict[tuple[int, int], Way]:
     """Return the messages of either step by sender and receiver."""
     sides = (a.transfers, b.transfers)
     pairs = sorted({(int(s), int(t)) for one in sides for s, t in zip(one.source, one.target, strict=True)})
-    found = []
-    for source, target in pairs:
-        own = [(one.source == source) & (one.target == target) for one in sides]
-        seen = [mask & one.observed for one, mask in zip(sides, own, strict=True)]
-        found.append(Way(
-            source=source, target=target, count=_both(int(mask.sum()) for mask in own),
-            size_bytes=_both(int(one.size_bytes[mask].sum()) for one, mask in zip(sides, own, strict=True)),
-            median_ns=_both(_median(one.took_ns[mask], -1) for one, mask in zip(sides, seen, strict=True)),
-            seen=_both(int(mask.sum()) for mask in seen),
-        ))  # fmt: skip
-    return tuple(found)
+    return {(source, target): _way(source, target, *sides) for source, target in pairs}
 
 
-def _both(values: Iterable[int]) -> tuple[int, int]:
+def _way(source: int, target: int, *sides: Transfers) -> Way:
+    sent = [(one.source == source) & (one.target == target) for one in sides]
+    seen = [mask & one.observed for one, mask in zip(sides, sent, strict=True)]
+    count = _both(int(mask.sum()) for mask in sent)
+    size = _both(int(one.size_bytes[mask].sum()) for one, mask in zip(sides, sent, strict=True))
+    median = Sides(*(median_of(one.took_ns[mask]) for one, mask in zip(sides, seen, strict=True)))
+    return Way(
+        source=source, target=target, count=count, size_bytes=size, median_ns=median,
+        seen=_both(int(mask.sum()) for mask in seen), bytes_per_s=_both(map(_rate, size, count, median)),
+    )  # fmt: skip
+
+
+def _rate(size_bytes: int, count: int, median_ns: Figure) -> float | None:
+    return size_bytes / count / median_ns.value * 1e9 or None if median_ns.value > 0 and count else None
+
+
+def _both(values: Iterable[T]) -> tuple[T, T]:
     first, second = values
     return first, second
-
-
-def _median(times: Int64s, absent: int = 0) -> int:
-    return int(np.median(times)) if times.size else absent
-
-
-def _quartiles(times: Int64s) -> int:
-    return int(np.subtract(*np.percentile(times, [75, 25]))) if times.size else 0

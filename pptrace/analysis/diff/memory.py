@@ -33,7 +33,7 @@ def memory_of(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -> tup
         return ()
     peaks = [_peaks(side, one) for side, one in zip(sides, metrics, strict=True)]
     held = [one.memory.peak_activations for one in metrics]
-    found = tuple(
+    ranks = tuple(
         RankMemory(
             rank=rank,
             peak_bytes=None
@@ -43,8 +43,8 @@ def memory_of(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -> tup
         )
         for rank in range(metrics[0].ranks)
     )
-    told = any(one.peak_bytes is not None or one.activations[0] != one.activations[1] for one in found)
-    return found if told else ()
+    differs = any(one.peak_bytes is not None or one.activations[0] != one.activations[1] for one in ranks)
+    return ranks if differs else ()
 
 
 def _peaks(side: Side, metrics: Metrics) -> Int64s | None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pptrace.analysis.diff.culprits import Blame, blame_of
 from pptrace.analysis.diff.findings import kinds, ways
-from pptrace.analysis.diff.ladder import Rung, climb
+from pptrace.analysis.diff.ladder import LadderStep, climb
+from pptrace.analysis.figure import Figure, Sides
 from pptrace.analysis.steps.match import Matched, match
 from pptrace.analysis.steps.parts import parts_of
 from pptrace.analysis.steps.path import Chain, chain_of
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from pptrace.analysis.steps.times import Performed
     from pptrace.timeline.metrics import Metrics
 
-__all__ = ["One", "Pair", "pair_of"]
+__all__ = ["Pair", "StepOfSide", "pair_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class One:
+class StepOfSide:
     """One step of a side, taken apart."""
 
     step: Performed
@@ -36,7 +37,7 @@ class One:
     """Nanoseconds by part, mean over ranks."""
 
     @classmethod
-    def of(cls, side: Side, step: Performed) -> One:
+    def of(cls, side: Side, step: Performed) -> StepOfSide:
         """Return a side's chosen step, its actions as given."""
         return cls(step=step, metrics=side.metrics, parts=parts_of(side))
 
@@ -45,47 +46,54 @@ class One:
 class Pair:
     """What tells one step from another; every pair of values has the first's first."""
 
-    step_ns: tuple[int, int]
+    step_ns: Sides
     """Lengths of the steps."""
     matched: Matched
     """The pairs of computations."""
-    parts: Mapping[str, tuple[int, int]]
-    """Nanoseconds by part."""
-    rungs: tuple[Rung, ...]
-    """The ladder; empty where there is none."""
+    parts_ns: Mapping[str, Sides]
+    """Nanoseconds by part of the step, mean over ranks; each side's sum to its step."""
+    ladder: tuple[LadderStep, ...]
+    """What changes the step; empty where the two cannot be replayed with each other's times."""
     no_ladder: str
     """Why not."""
-    kinds: tuple[KindRow, ...]
+    kinds: Mapping[tuple[str, int], KindRow]
     """Per kind and stage."""
-    ways: tuple[Way, ...]
+    ways: Mapping[tuple[int, int], Way]
     """Messages by sender and receiver."""
     blame: Blame
     """By which share ranks, stages and ways are slower."""
     chains: tuple[Chain, Chain]
     """Both critical paths."""
+    paths_ns: Mapping[str, Sides]
+    """What those consist of, by kind, and what lies between."""
 
 
-def pair_of(a: One, b: One) -> Pair:
+def pair_of(a: StepOfSide, b: StepOfSide) -> Pair:
     """Compare two steps."""
     first, second = a.step, b.step
     matched = match(first, second)
     between = ways(first, second)
-    rungs, why = _ladder(a, b)
+    ladder, why = _ladder(a, b)
+    chains = chain_of(first), chain_of(second)
     return Pair(
-        step_ns=(a.metrics.step_ns, b.metrics.step_ns), matched=matched,
-        parts={name: (a.parts.get(name, 0), b.parts.get(name, 0)) for name in {**a.parts, **b.parts}},
-        rungs=rungs, no_ladder=why, kinds=kinds(first, second), ways=between,
-        blame=blame_of(first, second, matched, between), chains=(chain_of(first), chain_of(second)),
+        step_ns=Sides(Figure(a.metrics.step_ns), Figure(b.metrics.step_ns)), matched=matched,
+        parts_ns=_sides(a.parts, b.parts), ladder=ladder, no_ladder=why, kinds=kinds(first, second), ways=between,
+        blame=blame_of(first, second, matched, between), chains=chains,
+        paths_ns=_sides(chains[0].by_kind_ns, chains[1].by_kind_ns),
     )  # fmt: skip
 
 
-def _ladder(a: One, b: One) -> tuple[tuple[Rung, ...], str]:
+def _sides(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, Sides]:
+    return {name: Sides(Figure(first.get(name, 0)), Figure(second.get(name, 0))) for name in {**first, **second}}
+
+
+def _ladder(a: StepOfSide, b: StepOfSide) -> tuple[tuple[LadderStep, ...], str]:
     sizes = [(one.placement.ranks, one.placement.stages, one.placement.units) for one in (a.step, b.step)]
     if sizes[0] != sizes[1]:
-        told = " and ".join(
-            f"{ranks} ranks, {stages} stages, {units} microbatches" for ranks, stages, units in sizes
+        both = " and ".join(
+            f"{ranks} ranks, {stages} stages, {microbatches} microbatches" for ranks, stages, microbatches in sizes
         )
-        return (), f"the steps have {told}"
+        return (), f"the steps have {both}"
     try:
         return climb(a.step, b.step, a.metrics.step_ns, b.metrics.step_ns), ""
     except ScheduleError as error:

@@ -1,8 +1,8 @@
-"""The diff of two steps: everything that tells them apart, ready to be printed, drawn or gated."""
+"""The diff of two steps: everything that tells them apart, ready to be shown or gated."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -11,19 +11,18 @@ from pptrace.analysis.diff.culprits import Culprit, culprits, spikes
 from pptrace.analysis.diff.divergence import Divergence, first_divergence
 from pptrace.analysis.diff.findings import changes, orders, spread_of
 from pptrace.analysis.diff.memory import RankMemory, memory_of
-from pptrace.analysis.diff.pair import One, pair_of
-from pptrace.analysis.diff.replicates import Replicates, deviation
-from pptrace.analysis.steps.match import Matched, alike, same_stages
-from pptrace.analysis.steps.path import Chain, Parted, parted
+from pptrace.analysis.diff.pair import Pair, StepOfSide, pair_of
+from pptrace.analysis.figure import varied
+from pptrace.analysis.steps.match import alike, same_stages
+from pptrace.analysis.steps.path import PathsDiffer, paths_differ
 from pptrace.analysis.steps.pooled import share_of_deviation
 from pptrace.analysis.steps.times import Performed, performed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from pptrace.analysis.diff.findings import Change, KindRow, OrderChange, Way
-    from pptrace.analysis.diff.ladder import Rung
-    from pptrace.analysis.diff.pair import Pair
+    from pptrace.analysis.diff.findings import Change, OrderChange
+    from pptrace.analysis.steps.match import Matched
     from pptrace.analysis.steps.sides import Side
     from pptrace.model.columns import Int64s
     from pptrace.timeline.metrics import Metrics
@@ -37,65 +36,46 @@ TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepDiff:
-    """What tells the second step from the first; every pair has the first side's value first."""
+class StepDiff(Pair):
+    """What tells the second step from the first; every pair has the first side's value first.
+
+    Where a side has several steps, figures have deviations.
+    """
 
     names: tuple[str, str]
     """The sides."""
-    step_ns: tuple[int, int]
-    """Length of the steps."""
     tolerance: float
     """Which share counts as equal."""
-    matched: Matched
-    """The pairs of computations."""
     steps: tuple[Performed, Performed]
     """The computations, taken apart; first stages folded where only one side splits them."""
     folded: tuple[int, ...]
     """Those stages."""
     metrics: tuple[Metrics, Metrics]
     """Both steps' figures."""
-    parts: Mapping[str, tuple[int, int]]
-    """Nanoseconds by part of the step, mean over ranks; each side's sum to its step."""
-    rungs: tuple[Rung, ...]
-    """The ladder; empty where the steps cannot be replayed with each other's times."""
-    no_ladder: str
-    """Why not."""
-    kinds: tuple[KindRow, ...]
-    """Per kind and stage."""
     changes: tuple[Change, ...]
     """Matched actions, the one that changed most first; what lies in the steps' own noise left out."""
     noise: int
     """How many are left out as noise."""
     divergence: Divergence | None
-    """Where they part; None where they do not."""
+    """The first action that is off; None where none is."""
     culprits: tuple[Culprit, ...]
     """Who is slow throughout, and what stands out."""
     orders: tuple[OrderChange, ...]
-    """Where ranks' orders part."""
-    ways: tuple[Way, ...]
-    """Messages by sender and receiver."""
-    chains: tuple[Chain, Chain]
-    """Both critical paths."""
-    parted: Parted | None
-    """Where those part, followed back from the end; None where they are the same."""
+    """Where ranks' orders differ."""
+    paths_differ: PathsDiffer | None
+    """Where the critical paths differ, followed back from the end; None where they are the same."""
     spans_ns: tuple[tuple[int, ...], tuple[int, ...]]
     """Lengths of the pipeline in all of a side's steps."""
     pools: tuple[bool, bool]
     """Whether a side's times are medians over all its steps."""
-    step_varies_ns: tuple[int | None, int | None]
-    """Standard deviation of a side's length from step to step; None where it has one step."""
-    parts_vary_ns: Mapping[str, tuple[int | None, int | None]]
-    """Those of the parts."""
     memory: tuple[RankMemory, ...]
     """Memory by rank; empty where nothing is known of it that differs."""
-    paths_vary_ns: tuple[Mapping[str, int | None], Mapping[str, int | None]]
-    """Those of the critical paths' times by kind."""
 
     @property
     def change(self) -> float:
         """By which share the second step is longer."""
         first, second = self.step_ns
-        return second / first - 1 if first else 0.0
+        return second.value / first.value - 1 if first.value else 0.0
 
     @property
     def varies(self) -> bool:
@@ -103,17 +83,12 @@ class StepDiff:
         return any(len(spans) > 1 for spans in self.spans_ns)
 
     @property
-    def change_varies_ns(self) -> float | None:
-        """Standard deviation of the steps' difference from step to step."""
-        return deviation(*self.step_varies_ns)
-
-    @property
     def same(self) -> bool:
         """Whether the steps are equal to the tolerance: their length, every kind's median, and every order."""
-        ratios = [row.ratio for row in self.kinds]
+        ratios = [row.ratio for row in self.kinds.values()]
         return (
             abs(self.change) <= self.tolerance
-            and all(ratio is not None and abs(ratio - 1) <= self.tolerance for ratio in ratios)
+            and all(ratio is not None and abs(ratio.value - 1) <= self.tolerance for ratio in ratios)
             and not self.orders
             and not self.unlike
         )
@@ -135,34 +110,30 @@ class StepDiff:
 
 def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
     """Compare two steps action by action."""
-    numbers = _numbers(a, b)
-    first, second, folded = alike(*(one(side.performed) for one, side in zip(numbers, (a, b), strict=True)))
-    ones = (One.of(a, first), One.of(b, second))
-    pair = pair_of(*ones)
-    single = (_single(a, folded, numbers[0]), _single(b, folded, numbers[1]))
+    sides, numbers = (a, b), _numbers(a, b)
+    first, second, folded = alike(*(one(side.performed) for one, side in zip(numbers, sides, strict=True)))
+    taken = StepOfSide.of(a, first), StepOfSide.of(b, second)
+    single = _single(a, folded, numbers[0]), _single(b, folded, numbers[1])
+    pair = _varied(pair_of(*taken), _replicates(sides, taken, single), sides)
     others = [
-        [step for at, step in enumerate(own) if at != side.chosen]
-        for side, own in zip((a, b), single, strict=True)
+        [step for at, step in enumerate(steps) if at != side.chosen]
+        for side, steps in zip(sides, single, strict=True)
     ]
-    again = _again((a, b), ones, single)
-    noise = _noise((a, b), (first, second), others, pair.matched, "duration_ns")
-    every = changes(first, second, pair.matched, noise)
-    between = again.ways(pair.ways)
-    blamed = culprits(pair.blame, between, tolerance, lambda share: again.both(lambda each: share(each.blame)))
-    blamed += tuple(spikes(first, second, pair.matched, tolerance, noise))
-    ends = _noise((a, b), (first, second), others, pair.matched, "end_ns")
+    noise, ends = (
+        _noise(sides, (first, second), others, pair.matched, column) for column in ("duration_ns", "end_ns")
+    )
+    changed = [one for one in changes(first, second, pair.matched, noise) if one.change_ns.value]
+    blamed = culprits(pair.blame, pair.ways, tolerance) + spikes(first, second, pair.matched, tolerance, noise)
+    metrics = taken[0].metrics, taken[1].metrics
     return StepDiff(
-        names=(a.name, b.name), step_ns=pair.step_ns, tolerance=tolerance, matched=pair.matched,
-        steps=(first, second), folded=folded, metrics=(ones[0].metrics, ones[1].metrics), parts=pair.parts,
-        rungs=again.rungs(pair.rungs), no_ladder=pair.no_ladder, kinds=again.kinds(pair.kinds),
-        changes=tuple(one for one in every if one.change_ns and not one.is_noise),
-        noise=sum(one.is_noise and bool(one.change_ns) for one in every),
+        **{field.name: getattr(pair, field.name) for field in fields(pair)},
+        names=(a.name, b.name), tolerance=tolerance, steps=(first, second), folded=folded, metrics=metrics,
+        changes=tuple(one for one in changed if not one.change_ns.is_noise),
+        noise=sum(one.change_ns.is_noise for one in changed),
         divergence=first_divergence(first, second, pair.matched, tolerance, ends),
         culprits=tuple(sorted(blamed, key=lambda one: (-abs(one.total_ns), one.sort, one.what))),
-        orders=orders(first, second), ways=between, chains=pair.chains, parted=parted(first, second, pair.chains),
-        spans_ns=(_spans(a), _spans(b)), pools=(a.pools, b.pools), step_varies_ns=again.step_ns(),
-        parts_vary_ns=again.parts_ns(list(pair.parts)), paths_vary_ns=again.paths(pair),
-        memory=memory_of((a, b), (ones[0].metrics, ones[1].metrics)),
+        orders=orders(first, second), paths_differ=paths_differ(first, second, pair.chains),
+        spans_ns=(_spans(a), _spans(b)), pools=(a.pools, b.pools), memory=memory_of(sides, metrics),
     )  # fmt: skip
 
 
@@ -170,11 +141,12 @@ def _numbers(a: Side, b: Side) -> tuple[Renumber, Renumber]:
     """Return what gives the ranks of either side their numbers where recordings lack ranks."""
     known = [one.measurement.numbers if one.measurement is not None else () for one in (a, b)]
     ranks = max(
-        one.performed.placement.ranks if not own else own[-1] + 1 for one, own in zip((a, b), known, strict=True)
+        one.performed.placement.ranks if not numbers else numbers[-1] + 1
+        for one, numbers in zip((a, b), known, strict=True)
     )
 
-    def renumber(own: tuple[int, ...]) -> Renumber:
-        return lambda step: step.renumbered(own, ranks) if own else step
+    def renumber(numbers: tuple[int, ...]) -> Renumber:
+        return lambda step: step.renumbered(numbers, ranks) if numbers else step
 
     return renumber(known[0]), renumber(known[1])
 
@@ -185,15 +157,23 @@ def _single(side: Side, folded: tuple[int, ...], renumber: Renumber) -> list[Per
     return [step.folded(folded) for step in steps] if folded else steps
 
 
-def _again(sides: tuple[Side, Side], ones: tuple[One, One], single: Sequence[Sequence[Performed]]) -> Replicates:
+def _replicates(
+    sides: tuple[Side, Side], taken: tuple[StepOfSide, StepOfSide], single: Sequence[Sequence[Performed]]
+) -> list[list[Pair]]:
     """Compare every recorded step of either side with what the other side is compared by."""
     groups: list[list[Pair]] = [[], []]
     for number, (side, steps) in enumerate(zip(sides, single, strict=True)):
         for at, step in enumerate(steps) if len(steps) > 1 else ():
-            one = One.of(replace(side, chosen=at, pools=False), step)
-            groups[number].append(pair_of(one, ones[1]) if number == 0 else pair_of(ones[0], one))
+            again = StepOfSide.of(replace(side, chosen=at, pools=False), step)
+            groups[number].append(pair_of(again, taken[1]) if number == 0 else pair_of(taken[0], again))
+    return groups
+
+
+def _varied(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side]) -> Pair:
+    """Return a pair with deviations; those of parts and paths are of one step even where steps are pooled."""
     factors = [share_of_deviation(len(side.steps)) if side.pools else 1.0 for side in sides]
-    return Replicates(groups=(groups[0], groups[1]), factors=(factors[0], factors[1]))
+    single = varied(pair, *groups)
+    return replace(varied(pair, *groups, factors=factors), parts_ns=single.parts_ns, paths_ns=single.paths_ns)
 
 
 def _noise(
@@ -204,12 +184,12 @@ def _noise(
     column: str,
 ) -> Int64s:
     """Return, per pair, by how much both sides' steps vary."""
-    own = [
+    first, second = (
         spread_of(step, rest, column, pooled=side.pools and column == "duration_ns").astype(np.float64)
         for side, step, rest in zip(sides, steps, others, strict=True)
-    ]
-    found: Int64s = np.hypot(own[0][matched.first], own[1][matched.second]).astype(np.int64)
-    return found
+    )
+    both: Int64s = np.hypot(first[matched.first], second[matched.second]).astype(np.int64)
+    return both
 
 
 def _spans(side: Side) -> tuple[int, ...]:

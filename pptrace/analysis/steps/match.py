@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,10 +11,12 @@ import numpy as np
 from pptrace.model.action import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace.analysis.steps.times import Performed
     from pptrace.model.columns import Int64s
 
-__all__ = ["Matched", "alike", "match", "same_stages"]
+__all__ = ["Matched", "alike", "first_difference", "match", "same_stages"]
 
 _MOST_RANKS = 4096
 
@@ -56,6 +59,16 @@ def same_stages(a: Performed, b: Performed) -> bool:
     return less.placement.stages == more.placement.stages or less.lacks_ranks
 
 
+def first_difference(first: Sequence[str], second: Sequence[str]) -> int | None:
+    """Return how many names two sequences share at their beginning; None where they are the same.
+
+    >>> first_difference(["0F0", "0F1"], ["0F0", "0B0"]), first_difference(["0F0"], ["0F0"])
+    (1, None)
+    """
+    pairs = enumerate(zip_longest(first, second))
+    return next((at for at, (one, other) in pairs if one != other), None)
+
+
 def match(a: Performed, b: Performed) -> Matched:
     """Pair the computations of two steps; none where the model is cut into other numbers of stages."""
     if not same_stages(a, b):
@@ -65,11 +78,10 @@ def match(a: Performed, b: Performed) -> Matched:
         )
     stages = max(a.placement.stages, b.placement.stages)
     units = max(a.placement.units, b.placement.units)
-    own, theirs = (_keys(one, stages, units) for one in (a, b))
-    _, first, second = np.intersect1d(own, theirs, assume_unique=True, return_indices=True)
-    rest = [np.setdiff1d(np.arange(len(one)), found) for one, found in ((a, first), (b, second))]
-    more = [(i, j) for i, j in _in_order(a, b, rest)]
-    by_order = np.array(more, dtype=np.int64).reshape(-1, 2)
+    cells = _keys(a, stages, units), _keys(b, stages, units)
+    _, first, second = np.intersect1d(cells[0], cells[1], assume_unique=True, return_indices=True)
+    rest = [np.setdiff1d(np.arange(len(one)), paired) for one, paired in ((a, first), (b, second))]
+    by_order = np.array(_in_order(a, b, rest), dtype=np.int64).reshape(-1, 2)
     pairs = np.concatenate([np.stack([first, second], axis=1), by_order])
     pairs = pairs[np.lexsort((b.rank[pairs[:, 1]], b.start_ns[pairs[:, 1]]))]
     return Matched(

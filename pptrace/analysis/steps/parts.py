@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,9 +30,8 @@ def parts_of(side: Side) -> dict[str, int]:
         "launch": launch, "own collectives": collective,
         **metrics.idle_by_cause_ns,
     }  # fmt: skip
-    found, carried, given = {}, 0, 0
-    for name, total in whole.items():
-        carried += total
-        found[name] = carried // ranks - given
-        given += found[name]
-    return found
+    totals = list(accumulate(whole.values(), initial=0))
+    return {
+        name: after // ranks - before // ranks
+        for name, (before, after) in zip(whole, pairwise(totals), strict=True)
+    }

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from pptrace.analysis.steps.match import same_stages
+import numpy as np
+
+from pptrace.analysis.steps.match import first_difference, same_stages
 from pptrace.analysis.steps.releases import releases_of
 from pptrace.analysis.steps.times import action_at
 from pptrace.model.action import Kind
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from pptrace.analysis.steps.times import Performed
 
-__all__ = ["BETWEEN", "MESSAGES", "Chain", "Parted", "chain_of", "parted"]
+__all__ = ["BETWEEN", "MESSAGES", "Chain", "PathsDiffer", "chain_of", "paths_differ"]
 
 BETWEEN = "between actions"
 """Time on the path in which nothing of it ran: a rank that does not go on, messages that nobody saw arrive."""
@@ -35,8 +37,8 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parted:
-    """Where two paths, followed back from their ends, part."""
+class PathsDiffer:
+    """Where two paths, followed back from their ends, differ."""
 
     common: int
     """How many computations they share at the end."""
@@ -51,36 +53,30 @@ def chain_of(step: Performed) -> Chain:
     if not len(step):
         return Chain(positions=(), by_kind_ns={})
     releases = releases_of(step)
+    positions: list[int] = []
     at: int | None = int(step.end_ns.argmax())
-    found: list[int] = []
     while at is not None:
-        found.append(at)
+        positions.append(at)
         at = releases.of(at)
-    found.reverse()
-    by_kind: dict[str, int] = {}
-    for index in found:
-        kind = Kind(int(step.kind[index])).name
-        by_kind[kind] = by_kind.get(kind, 0) + int(step.end_ns[index] - step.start_ns[index])
-    whole = int(step.end_ns[found[-1]] - step.start_ns.min())
-    sent = sum(releases.waited_ns(before, after) for before, after in pairwise(found))
-    if sent:
-        by_kind[MESSAGES] = sent
-    by_kind[BETWEEN] = whole - sum(by_kind.values())
-    return Chain(positions=tuple(found), by_kind_ns=by_kind)
+    positions.reverse()
+    by_kind = {Kind(kind).name: 0 for kind in np.unique(step.kind).tolist()}
+    for index in positions:
+        by_kind[Kind(int(step.kind[index])).name] += int(step.end_ns[index] - step.start_ns[index])
+    by_kind[MESSAGES] = sum(releases.waited_ns(before, after) for before, after in pairwise(positions))
+    whole = int(step.end_ns[positions[-1]] - step.start_ns.min())
+    return Chain(positions=tuple(positions), by_kind_ns={**by_kind, BETWEEN: whole - sum(by_kind.values())})
 
 
-def parted(a: Performed, b: Performed, chains: tuple[Chain, Chain]) -> Parted | None:
-    """Return where two steps' paths part; None where they are the same, or stages are not alike."""
+def paths_differ(a: Performed, b: Performed, chains: tuple[Chain, Chain]) -> PathsDiffer | None:
+    """Return where two steps' paths differ; None where they are the same, or stages are not alike."""
     if not same_stages(a, b):
         return None
-    told = [
+    names = [
         [f"rank {step.rank[i]}: {action_at(step, i)}" for i in reversed(chain.positions)]
         for step, chain in zip((a, b), chains, strict=True)
     ]
-    common = next(
-        (i for i, pair in enumerate(zip(*told, strict=False)) if pair[0] != pair[1]), min(map(len, told))
-    )
-    if common == len(told[0]) == len(told[1]):
+    common = first_difference(*names)
+    if common is None:
         return None
-    first, second = (names[common] if common < len(names) else "" for names in told)
-    return Parted(common=common, first=first, second=second)
+    first, second = (path[common] if common < len(path) else "" for path in names)
+    return PathsDiffer(common=common, first=first, second=second)

@@ -18,11 +18,25 @@ if TYPE_CHECKING:
     from pptrace.hooks.registry import Registry
     from pptrace.timeline.measurement import ImportRequest
 
-__all__ = ["notes_of", "notes_on", "side_of", "steps_of"]
+__all__ = ["idle_options", "notes_of", "notes_on", "planned_side", "side_of", "steps_of"]
 
 _CONFIGURATIONS, _TABLES = frozenset({".yaml", ".yml"}), frozenset({".csv", ".txt"})
-_TOLD = 5
+_NAMED = 5
 """Sorts of unattributed work that are named one by one."""
+
+
+def planned_side(source: str | Path, registry: Registry) -> Side | None:
+    """Return the side that a configuration or a table is, simulated; None for what is neither.
+
+    Raises:
+        PptraceError: it cannot be read, or simulated.
+    """
+    path, text = Path(source), str(source)
+    if path.suffix.lower() in _CONFIGURATIONS:
+        return simulated_side(simulate(load(path), registry), text)
+    if path.suffix.lower() in _TABLES:
+        return simulated_side(simulate(load(None, (), {"schedule": text}), registry), text)
+    return None
 
 
 def side_of(source: str | Path, step: str, registry: Registry, request: ImportRequest) -> Side:
@@ -37,15 +51,13 @@ def side_of(source: str | Path, step: str, registry: Registry, request: ImportRe
     Raises:
         PptraceError: it cannot be read, or holds no step.
     """
-    path, text = Path(source), str(source)
-    if path.suffix.lower() in _CONFIGURATIONS:
-        return simulated_side(simulate(load(path), registry), text)
-    if path.suffix.lower() in _TABLES:
-        return simulated_side(simulate(load(None, (), {"schedule": text}), registry), text)
-    if not path.exists():
-        raise TraceError("there is no such file or folder", file=path)
-    measurement, measured = read_measurement([path], registry, request)
-    return measured_side(measurement, text, step, measured=measured)
+    planned = planned_side(source, registry)
+    if planned is not None:
+        return planned
+    if not Path(source).exists():
+        raise TraceError("there is no such file or folder", file=source)
+    measurement, measured = read_measurement([Path(source)], registry, request)
+    return measured_side(measurement, str(source), step, measured=measured)
 
 
 def steps_of(step: str) -> tuple[str, str]:
@@ -61,13 +73,16 @@ def notes_on(sides: Sequence[Side], step: str, request: ImportRequest) -> list[s
     if recorded:
         planned = [side for side in sides if side.run is not None and Path(side.name).suffix.lower() in _TABLES]
         return [*lines, *(_UNIT_COSTS.format(table=one.name, run=recorded[0].name) for one in planned)]
+    idle = idle_options(step, request)
+    return [*lines, f"{idle}: neither side is a measurement"] if idle else lines
+
+
+def idle_options(step: str, request: ImportRequest) -> str:
+    """Return that what is asked of recordings does nothing; empty where nothing is."""
     asked = {"--step": step not in {"", "median"}, "--layout": request.layout, "--replica": request.replica}
     asked["--rules"] = request.rules is not None
     idle = [name for name, given in asked.items() if given]
-    if idle:
-        do = "does" if len(idle) == 1 else "do"
-        lines.append(f"{', '.join(idle)} {do} nothing: neither side is a measurement")
-    return lines
+    return f"{', '.join(idle)} {'does' if len(idle) == 1 else 'do'} nothing" if idle else ""
 
 
 _UNIT_COSTS = (
@@ -83,15 +98,15 @@ def notes_of(side: Side) -> list[str]:
     measurement = side.measurement
     if measurement is None:
         return []
-    lines = [*measurement.notes, *(f"{side.name}: {told}" for told in side.incomplete)]
-    moved = [clock for clock in measurement.clocks if clock.pairs]
-    if moved:
-        told = ", ".join(f"{clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f})" for clock in moved)
-        ranks = ", ".join(str(clock.rank) for clock in moved)
-        lines.append(f"{side.name}: clocks of ranks {ranks} set by {told} ms")
+    lines = [*measurement.notes, *(f"{side.name}: {step}" for step in side.incomplete)]
+    clocks = [clock for clock in measurement.clocks if clock.pairs]
+    if clocks:
+        offsets = ", ".join(f"{clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f})" for clock in clocks)
+        ranks = ", ".join(str(clock.rank) for clock in clocks)
+        lines.append(f"{side.name}: clocks of ranks {ranks} set by {offsets} ms")
     lines += [
         f"{side.name}: rank {one.rank}: {one.count} {one.what} belong to no action ({one.total_ns / 1e6:.3f} ms)"
-        for one in measurement.unattributed[:_TOLD]
+        for one in measurement.unattributed[:_NAMED]
     ]
-    more = len(measurement.unattributed) - _TOLD
+    more = len(measurement.unattributed) - _NAMED
     return [*lines, f"{side.name}: {more} further sorts belong to no action"] if more > 0 else lines

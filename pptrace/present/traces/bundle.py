@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 
 from pptrace.export.perfetto.writer import write
 from pptrace.present.traces.manifest import NAME, Member, manifest_json
-from pptrace.present.traces.shifted import earliest_ns, moved
+from pptrace.present.traces.shifted import earliest_ns, shifted
 from pptrace.present.traces.together import labels
 from pptrace.timeline.timeline import Timeline
 from pptrace.version import __version__
@@ -80,7 +80,7 @@ def _parts(found: StepDiff, sides: Sequence[Side]) -> Iterator[_Part]:
     for number, (side, label) in enumerate(zip(sides, labels(sides), strict=True)):
         step, own = steps[number], starts[number]
         if step is not None:
-            content = moved(step, start - begins[number])
+            content = shifted(step, start - begins[number])
             member = Member(path=f"{label}.pftrace", machine=label, offset_ns=0, has_clock=True)
             yield _Part(member=member, content=content)
         elif own is not None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["earliest_ns", "moved"]
+__all__ = ["earliest_ns", "shifted"]
 
 
-def moved(timeline: Timeline, by_ns: int) -> Timeline:
+def shifted(timeline: Timeline, by_ns: int) -> Timeline:
     """Return a step with all its times later, its counters' too."""
     times = {name: getattr(timeline, name) + by_ns for name in ("enter_ns", "start_ns", "end_ns")}
     counters = tuple(replace(counter, at_ns=counter.at_ns + by_ns) for counter in timeline.counters)

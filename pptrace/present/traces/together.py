@@ -24,7 +24,7 @@ from pptrace.export.perfetto.slices import Slices
 from pptrace.export.perfetto.tracks import Tracks
 from pptrace.export.perfetto.writer import write_packets
 from pptrace.present.traces.lateness import counter_run, difference_runs, lateness
-from pptrace.present.traces.shifted import earliest_ns, moved
+from pptrace.present.traces.shifted import earliest_ns, shifted
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _aligned(timelines: Sequence[Timeline], found: StepDiff) -> tuple[list[Timel
     begins = [int(step.start_ns.min()) if len(step) else 0 for step in found.steps]
     plain = [replace(one, counters=(), routes=None) for one in timelines]
     start = max(begin - earliest_ns(one) for begin, one in zip(begins, plain, strict=True))
-    return [moved(one, start - begin) for one, begin in zip(plain, begins, strict=True)], start
+    return [shifted(one, start - begin) for one, begin in zip(plain, begins, strict=True)], start
 
 
 def _write_attributes(head: Trace, found: StepDiff) -> None:
@@ -101,8 +101,8 @@ def _write_attributes(head: Trace, found: StepDiff) -> None:
     attributes.add(key="pptrace.version", string_value=__version__)
     attributes.add(key="pptrace.first", string_value=first)
     attributes.add(key="pptrace.second", string_value=second)
-    attributes.add(key="pptrace.first_ns", long_value=found.step_ns[0])
-    attributes.add(key="pptrace.second_ns", long_value=found.step_ns[1])
+    attributes.add(key="pptrace.first_ns", long_value=int(found.step_ns.first.value))
+    attributes.add(key="pptrace.second_ns", long_value=int(found.step_ns.second.value))
     embedded = head.packet.add().extension_descriptor.extension_set
     embedded.ParseFromString(descriptor_set(links=False).SerializeToString())
 

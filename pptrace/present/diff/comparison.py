@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.diff.step_diff import diff
+from pptrace.analysis.share import share_of
 from pptrace.analysis.steps.sides import measured_side, simulated_side
 from pptrace.analysis.steps.sources import notes_on, side_of, steps_of
-from pptrace.errors import ConfigError
 from pptrace.experiment.run import Run
-from pptrace.present.diff import diff_lines
-from pptrace.present.diff_values import diff_document
-from pptrace.present.files import write_diff
+from pptrace.present.diff.document import diff_document
+from pptrace.present.diff.files import write_diff
+from pptrace.present.text import text_of
+from pptrace.present.values import plain_values
 from pptrace.timeline.measurement import ImportRequest, Measurement
 
 if TYPE_CHECKING:
@@ -48,11 +49,12 @@ class Diff:
 
     def summary(self, top: int = 10) -> str:
         """Return what the command line prints; ``top`` bounds the actions that are listed."""
-        return "\n".join(diff_lines(self.found, top, self.notes))
+        return text_of(diff_document(self.found, top, self.notes))
 
     def to_dict(self, top: int = 10) -> dict[str, Any]:
         """Return everything as plain JSON values, times in nanoseconds."""
-        return diff_document(self.found, top, self.notes)
+        values: dict[str, Any] = plain_values(diff_document(self.found, top, self.notes))
+        return values
 
     def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
         """Write a report (.html), both steps as one trace (.pftrace), or all traces in one archive (.tar).
@@ -72,7 +74,7 @@ class Diff:
 def compare_steps(
     first: str | Path | Run | Measurement,
     second: str | Path | Run | Measurement,
-    tolerance: float,
+    tolerance: float | str,
     step: str,
     request: ImportRequest,
     registry: Registry,
@@ -82,11 +84,12 @@ def compare_steps(
     Raises:
         PptraceError: whatever cannot be read, in one line.
     """
-    if not 0 <= tolerance < float("inf"):
-        raise ConfigError(f"{tolerance!r} is no share of 1 such as 0.02", key="tolerance")
-    given = zip((first, second), steps_of(step), strict=True)
-    a, b = (_side(one, own, registry, request) for one, own in given)
-    return Diff(diff(a, b, tolerance), (a, b), tuple(notes_on((a, b), step, request)))
+    equal = share_of(tolerance, "tolerance")
+    a, b = (
+        _side(source, which, registry, request)
+        for source, which in zip((first, second), steps_of(step), strict=True)
+    )
+    return Diff(diff(a, b, equal), (a, b), tuple(notes_on((a, b), step, request)))
 
 
 def _side(source: str | Path | Run | Measurement, step: str, registry: Registry, request: ImportRequest) -> Side:

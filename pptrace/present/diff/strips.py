@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.analysis.steps.times import action_at
-from pptrace.analysis.steps.words import ms
 from pptrace.model.action import Kind
-from pptrace.present.elements import Markup, element, joined, legend, rectangle, text
+from pptrace.present import svg
+from pptrace.present.document import Line, Picture
+from pptrace.present.figures import ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from markupsafe import Markup
+
     from pptrace.analysis.diff.step_diff import StepDiff
     from pptrace.analysis.steps.times import Performed
+    from pptrace.present.document import Block
 
 __all__ = ["strips"]
 
@@ -41,26 +45,31 @@ class _Shown:
     """What is left out."""
 
 
-def strips(found: StepDiff) -> Markup:
-    """Return the drawing, with a note where not everything is drawn."""
+def strips(found: StepDiff) -> tuple[Block, ...]:
+    """Return the picture, with a note where not everything is drawn."""
     begins = [int(step.start_ns.min()) if len(step) else 0 for step in found.steps]
     shown = _chosen(found.steps, begins)
+    classes = {_CLASSES.get(Kind(kind), "x") for step in found.steps for kind in np.unique(step.kind).tolist()}
+    picture = Picture(
+        draw=lambda: _drawn(found, shown, begins),
+        keys=(("one", "first"), ("two", "second"), *(key for key in _MEANINGS.items() if key[0] in classes)),
+        instead=None,
+    )
+    return (picture, Line(text=shown.note, tone="soft")) if shown.note else (picture,)
+
+
+def _drawn(found: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
     scale = (_WIDTH - _LEFT - _RIGHT) / max(shown.until_ns, 1)
     rows = [
-        one
+        part
         for place, rank in enumerate(shown.ranks)
         for side in (0, 1)
-        for one in _row(found, side, rank, _y(place, side), begins[side], shown.until_ns, scale)
+        for part in _row(found, side, rank, _y(place, side), begins[side], shown.until_ns, scale)
     ]
     bottom = _y(len(shown.ranks), 0)
-    classes = {_CLASSES.get(Kind(kind), "x") for step in found.steps for kind in np.unique(step.kind).tolist()}
-    keys = legend((class_, _MEANINGS[class_]) for class_ in _MEANINGS if class_ in classes)
     marks = _divergence(found, shown, scale)
-    drawing = element(
-        "svg", *_axis(shown.until_ns, bottom, scale), *rows, *marks,
-        viewBox=f"0 0 {_WIDTH} {bottom + 26}", role="img", aria_label="both steps by rank and time",
-    )  # fmt: skip
-    return joined([keys, drawing, *([element("p", shown.note, class_="soft")] if shown.note else [])])
+    axis = _axis(shown.until_ns, bottom, scale)
+    return svg.drawing(_WIDTH, bottom + 26, "both steps by rank and time", *axis, *rows, *marks)
 
 
 def _chosen(steps: Sequence[Performed], begins: Sequence[int]) -> _Shown:
@@ -91,18 +100,18 @@ def _y(place: int, side: int) -> int:
 def _row(found: StepDiff, side: int, rank: int, y: int, begin: int, until: int, scale: float) -> Iterator[Markup]:
     step, path = found.steps[side], frozenset(found.chains[side].positions)
     if side == 0:
-        yield text(_LEFT - 18, y + _BAR + 4, f"rank {rank}", anchor="end")
-    yield rectangle(_LEFT - 12, y + 1, 5, _BAR - 2, ("one", "two")[side])
-    yield rectangle(_LEFT, y + 1, until * scale, _BAR - 2, "row")
+        yield svg.text(_LEFT - 18, y + _BAR + 4, f"rank {rank}", anchor="end")
+    yield svg.rectangle(_LEFT - 12, y + 1, 5, _BAR - 2, ("one", "two")[side])
+    yield svg.rectangle(_LEFT, y + 1, until * scale, _BAR - 2, "row")
     for index in np.flatnonzero((step.rank == rank) & (step.start_ns - begin < until)).tolist():
         start, end = int(step.start_ns[index]) - begin, min(int(step.end_ns[index]) - begin, until)
         x, width = _LEFT + start * scale, max((end - start) * scale - 0.5, 0.4)
-        kind, unit = Kind(int(step.kind[index])), int(step.unit[index])
+        kind, microbatch = Kind(int(step.kind[index])), int(step.unit[index])
         title = f"{action_at(step, index)}, {ms(start)} to {ms(int(step.end_ns[index]) - begin)}"
         class_ = _CLASSES.get(kind, "x")
-        yield rectangle(x, y + 1, width, _BAR - 2, f"{class_} path" if index in path else class_, title)
-        if unit >= 0 and len(str(unit)) * _LETTERS < width:
-            yield text(x + width / 2, y + _BAR - 4, str(unit), "on small", anchor="middle")
+        yield svg.rectangle(x, y + 1, width, _BAR - 2, f"{class_} path" if index in path else class_, title)
+        if microbatch >= 0 and len(str(microbatch)) * _LETTERS < width:
+            yield svg.text(x + width / 2, y + _BAR - 4, str(microbatch), "on small", anchor="middle")
 
 
 def _divergence(found: StepDiff, shown: _Shown, scale: float) -> list[Markup]:
@@ -111,11 +120,11 @@ def _divergence(found: StepDiff, shown: _Shown, scale: float) -> list[Markup]:
         return []
     step = found.steps[1]
     begin = int(step.start_ns.min())
-    own = np.flatnonzero((step.rank == one.rank) & (step.start_ns - begin == one.at_ns))
-    end = min(int(step.end_ns[own[-1]]) - begin, shown.until_ns) if own.size else one.at_ns
+    begun = np.flatnonzero((step.rank == one.rank) & (step.start_ns - begin == one.at_ns))
+    end = min(int(step.end_ns[begun[-1]]) - begin, shown.until_ns) if begun.size else one.at_ns
     y = _y(shown.ranks.index(one.rank), 1)
     width = max((end - one.at_ns) * scale, 3)
-    return [rectangle(_LEFT + one.at_ns * scale - 1, y, width + 2, _BAR, "mark")]
+    return [svg.rectangle(_LEFT + one.at_ns * scale - 1, y, width + 2, _BAR, "mark")]
 
 
 def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:
@@ -124,6 +133,6 @@ def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:
     tick = next(tick * by for by in (1, 2, 5, 10) if until_ns / (tick * by) <= 10)  # noqa: PLR2004 - about ten
     for at in range(0, until_ns + 1, tick):
         x = _LEFT + at * scale
-        yield element("line", x1=x, y1=_TOP, x2=x, y2=bottom, class_="rule")
-        yield text(x, bottom + 14, f"{at / 1e6:,g}", "soft small", anchor="middle")
-    yield text(_LEFT - 18, bottom + 14, "ms", "soft small", anchor="end")
+        yield svg.line(x, _TOP, x, bottom, "rule")
+        yield svg.text(x, bottom + 14, f"{at / 1e6:,g}", "soft small", anchor="middle")
+    yield svg.text(_LEFT - 18, bottom + 14, "ms", "soft small", anchor="end")

@@ -56,9 +56,12 @@ def write_diff(
 
 def _write(name: str, path: Path, found: StepDiff, sides: Sequence[Side], notes: Sequence[str], top: int) -> None:
     if name.endswith(".html"):
-        from pptrace.present.page import report
+        from pptrace.present.diff.document import diff_document
+        from pptrace.present.page import page_of
 
-        path.write_text(report(found, top, notes), encoding="utf-8", errors="replace", newline="\n")
+        path.write_text(
+            page_of(diff_document(found, top, notes)), encoding="utf-8", errors="replace", newline="\n"
+        )
         return
     if name.endswith(".tar"):
         from pptrace.present.traces.bundle import write_bundle
