@@ -69,6 +69,34 @@ def test_drift_is_taken_off_before_a_rank_is_blamed() -> None:
     assert [(one.sort, round(one.share.value, 3)) for one in found] == [("drift", 0.1), ("slow rank", 0.2)]
 
 
+@pytest.mark.parametrize(
+    ("factors", "common"),
+    [
+        ((1.5, 1.0), 1.0),
+        ((0.5, 1.0), 1.0),
+        ((1.25, 1.5), 1.25),
+        ((0.5, 0.75), 0.75),
+        ((0.75, 1.1), 1.1),
+        ((1.5, 1.0, 1.25), 1.25),
+        ((0.5, 1.0, 0.75), 0.75),
+        ((1.0, 2.0, 2.0), 2.0),
+        ((1.75, 1.0, 1.5, 1.25), 1.25),
+        ((0.25, 1.0, 0.5, 0.75), 0.75),
+        ((1.75, 0.25, 1.0, 1.5, 1.25), 1.25),
+    ],
+)
+def test_what_ranks_have_in_common_is_the_middle_one_s_and_of_two_the_one_nearer_to_none(
+    factors: tuple[float, ...], common: float
+) -> None:
+    rows = [[f"{rank}{kind}{unit}" for kind in "FB" for unit in range(4)] for rank in range(len(factors))]
+
+    found = diff(side_of_step(one_step(rows)), side_of_step(one_step(rows, slow=dict(enumerate(factors)))))
+
+    assert found.blame.common.value == pytest.approx(common - 1, abs=1e-6)
+    beyond = [factor / common - 1 for factor in factors]
+    assert [share.value for share in found.blame.ranks.values()] == pytest.approx(beyond, abs=1e-6)
+
+
 def test_one_long_action_is_a_spike_and_nothing_else() -> None:
     (spike,) = compared(stretched(one_step(), "1B2", 8 * MS))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,32 @@ def test_latency_and_rate_are_found_beside_outliers() -> None:
     assert fit.link.latency_ns == 7_000
     assert fit.link.bytes_per_s == pytest.approx(20e9)
     assert text_of(network_document([fit])).endswith("\n  7 us and 20 GB/s; half are off by less than 0 ns")
+
+
+FIVE = np.array([*SIZES, 32_000_000])
+
+
+@pytest.mark.parametrize("size", FIVE)
+def test_one_size_that_is_off_moves_neither_latency_nor_rate(size: int) -> None:
+    fitted = sort("messages", latency_ns=7_000, ns_per_kb=50, sizes=FIVE)
+    late = np.where(fitted.size_bytes == size, 50_000_000, 0)
+
+    (fit,) = fit_network([replace(fitted, took_ns=fitted.took_ns + late)])
+
+    assert fit.link.latency_ns == 7_000
+    assert fit.link.bytes_per_s == pytest.approx(20e9)
+    assert fit.link.residual_ns == 0
+
+
+def test_messages_that_are_late_by_other_times_of_each_size_move_nothing() -> None:
+    fitted = sort("messages", latency_ns=7_000, ns_per_kb=50, sizes=FIVE)
+    late = np.where(np.arange(fitted.took_ns.size) % 5 == 0, np.arange(fitted.took_ns.size) * 3_000_000, 0)
+
+    (fit,) = fit_network([replace(fitted, took_ns=fitted.took_ns + late)])
+
+    assert fit.link.latency_ns == 7_000
+    assert fit.link.bytes_per_s == pytest.approx(20e9)
+    assert fit.link.median_ns.value == int(np.median(fitted.took_ns + late))
 
 
 def test_the_slowest_messages_are_the_network_and_the_others_beside_it() -> None:
