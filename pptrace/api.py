@@ -197,10 +197,10 @@ def diff(
     Raises:
         PptraceError: whatever cannot be read, in one line.
 
-    >>> found = diff("step.yaml", "run/")  # doctest: +SKIP
-    >>> found.same, found.change  # doctest: +SKIP
+    >>> difference = diff("step.yaml", "run/")  # doctest: +SKIP
+    >>> difference.same, difference.change  # doctest: +SKIP
     (False, 0.053)
-    >>> found.save("report.html", "both.pftrace")  # doctest: +SKIP
+    >>> difference.save("report.html", "both.pftrace")  # doctest: +SKIP
     """
     from pptrace.hooks.registry import Registry
     from pptrace.present.diff.comparison import compare_steps

@@ -93,8 +93,8 @@ def _varied(value: Any, groups: Sequence[Sequence[Any]], factors: Sequence[float
     if isinstance(value, Figure):
         return replace(value, deviation=_deviation(value, groups, factors))
     if isinstance(value, Sides):
-        own = [[None if pair is None else pair[at] for pair in group] for at, group in enumerate(groups)]
-        return Sides(_varied(value[0], own[:1], factors[:1]), _varied(value[1], own[1:], factors[1:]))
+        sides = [[None if pair is None else pair[at] for pair in group] for at, group in enumerate(groups)]
+        return Sides(_varied(value[0], sides[:1], factors[:1]), _varied(value[1], sides[1:], factors[1:]))
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{field.name: part(field.name, getattr) for field in fields(value)})
     if isinstance(value, Mapping):

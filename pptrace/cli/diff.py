@@ -92,21 +92,21 @@ def command(
         side_of(source, which, registry, request)
         for source, which in zip((first, second), steps_of(step), strict=True)
     )
-    found = diff(a, b, tolerance)
+    findings = diff(a, b, tolerance)
     notes = notes_on((a, b), step, request)
-    echo_documents(diff_document(found, top, notes), as_json=as_json)
-    for path in write_diff(outputs, found, (a, b), notes, top):
+    echo_documents(diff_document(findings, top, notes), as_json=as_json)
+    for path in write_diff(outputs, findings, (a, b), notes, top):
         click.echo(f"wrote {path}", err=True)
-    sys.exit(_code(found, fail_over))
+    sys.exit(_code(findings, fail_over))
 
 
-def _code(found: StepDiff, fail_over: float | None) -> int:
+def _code(findings: StepDiff, fail_over: float | None) -> int:
     from pptrace.errors import TraceError
 
     if fail_over is not None:
-        if found.ranks[0] != found.ranks[1]:
-            first, second = found.ranks
+        if findings.ranks[0] != findings.ranks[1]:
+            first, second = findings.ranks
             message = f"--fail-over gates steps of as many ranks: the first has {first}, this one {second}"
-            raise TraceError(message, file=found.names[1])
-        return _DIFFERENT if found.change > fail_over else _SAME
-    return _SAME if found.same else _DIFFERENT
+            raise TraceError(message, file=findings.names[1])
+        return _DIFFERENT if findings.change > fail_over else _SAME
+    return _SAME if findings.same else _DIFFERENT

@@ -21,7 +21,7 @@ __all__ = ["text_of"]
 _GAP = 2
 _NARROWEST = 20
 """Letters that a column of words has at least."""
-_USUAL = 100
+_USUAL = 120
 """Columns that a table which splits may take where no terminal says."""
 
 

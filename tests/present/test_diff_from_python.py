@@ -59,7 +59,7 @@ def test_it_is_saved_in_every_format(table: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tolerance", ["2%", "0.02", 0.02])
 def test_a_tolerance_is_a_share_as_the_command_line_takes_it(table: Path, tolerance: float | str) -> None:
-    assert diff(table, table, tolerance=tolerance).found.tolerance == 0.02
+    assert diff(table, table, tolerance=tolerance).findings.tolerance == 0.02
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf"), "two", "", "-2%", None, True])

@@ -56,10 +56,10 @@ def test_every_figure_of_a_recording_has_its_spread_beside_a_plan(step: str, tmp
 
     assert found["step_ns_deviation"][0] is None
     assert found["step_ns_deviation"][1] > 0
-    assert all(pair[0] is None and pair[1] is not None for pair in found["parts_vary_ns"].values())
+    assert all(pair[0] is None and pair[1] is not None for pair in found["parts_ns_deviation"].values())
     assert all(one["change_ns_deviation"] is not None for one in found["ladder"])
-    assert all(row["ratio_varies"] > 0 for row in found["kinds"])
-    assert all(one["noise_ns"] > 0 for one in found["actions"])
+    assert all(row["ratio_deviation"] > 0 for row in found["kinds"])
+    assert all(one["change_ns_deviation"] > 0 for one in found["actions"])
     assert sum(one["change_ns"] for one in found["ladder"]) == found["step_ns"][1] - found["step_ns"][0]
 
 

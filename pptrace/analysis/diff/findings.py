@@ -162,8 +162,8 @@ def spread_of(
     spread = np.sqrt(np.nansum((values - np.nanmean(values, axis=0)) ** 2, axis=0) / np.maximum(known - 1, 1))
     cells = step.kind.astype(np.int64) * step.placement.stages + step.stage
     for cell in np.unique(cells):
-        own = cells == cell
-        spread[own] = np.maximum(spread[own], np.median(spread[own]))
+        alike = cells == cell
+        spread[alike] = np.maximum(spread[alike], np.median(spread[alike]))
     whole: Int64s = (spread * (share_of_deviation(len(values)) if pooled else 1)).astype(np.int64)
     return whole
 

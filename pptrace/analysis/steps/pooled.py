@@ -58,26 +58,26 @@ def _column(step: Performed, other: Performed, name: str) -> NDArray[np.float64]
     places = np.array([at.get(int(cell), -1) for cell in step.cells], dtype=np.int64)
     if not len(other):
         return np.full(len(step), np.nan)
-    found: NDArray[np.float64] = np.where(places >= 0, values[places], np.nan)
-    return found
+    matching: NDArray[np.float64] = np.where(places >= 0, values[places], np.nan)
+    return matching
 
 
 def _median(values: NDArray[np.float64]) -> Int64s:
-    found: Int64s = np.nanmedian(values, axis=0).astype(np.int64)
-    return found
+    medians: Int64s = np.nanmedian(values, axis=0).astype(np.int64)
+    return medians
 
 
-def _transfers(own: Transfers, others: Sequence[Performed]) -> Transfers:
+def _transfers(transfers: Transfers, others: Sequence[Performed]) -> Transfers:
     """Return messages with the median of their times where their arrival was seen, else of all."""
     seen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     unseen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-    for one in (own, *(other.transfers for other in others)):
+    for one in (transfers, *(other.transfers for other in others)):
         columns = (one.kind, one.stage, one.unit, one.took_ns, one.held_ns, one.observed)
         for kind, stage, unit, took, held, observed in zip(*(column.tolist() for column in columns), strict=True):
             if took >= 0:
                 (seen if observed else unseen).setdefault((kind, stage, unit), []).append((took, held))
-    keys = list(zip(own.kind.tolist(), own.stage.tolist(), own.unit.tolist(), strict=True))
+    keys = list(zip(transfers.kind.tolist(), transfers.stage.tolist(), transfers.unit.tolist(), strict=True))
     middle = [np.median(seen.get(key) or unseen.get(key) or [(-1, 0)], axis=0).astype(np.int64) for key in keys]
     times = np.array(middle, dtype=np.int64).reshape(-1, 2)
     observed = np.array([key in seen for key in keys], dtype=np.bool_)
-    return replace(own, took_ns=times[:, 0], held_ns=times[:, 1], observed=observed)
+    return replace(transfers, took_ns=times[:, 0], held_ns=times[:, 1], observed=observed)

@@ -35,7 +35,7 @@ class Replayed:
 
 
 def replay(timeline: Timeline) -> Replayed:
-    """Replay a step with its own order, durations, transfers and gaps of the host.
+    """Replay a step with its own order, durations, transfers and host gaps.
 
     Raises:
         ScheduleError: its order is no pipeline's, for an action is missing or comes before what it needs.

@@ -60,8 +60,8 @@ class Side:
     @property
     def performed(self) -> Performed:
         """Its computations."""
-        own = performed(self.timeline)
-        return pooled(own, self.others) if self.pools else own
+        step = performed(self.timeline)
+        return pooled(step, self.others) if self.pools else step
 
     @property
     def others(self) -> list[Performed]:
@@ -107,8 +107,8 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
         chosen = int(step)
     else:
         first, last = measurement.steps[0].label, measurement.steps[-1].label
-        told = f"0 ({first}) to {len(every) - 1} ({last})" if len(every) > 1 else f"0 ({first})"
-        message = f"no step {step}: there are {told}, and median, and all"
+        known = f"0 ({first}) to {len(every) - 1} ({last})" if len(every) > 1 else f"0 ({first})"
+        message = f"no step {step}: there are {known}, and median, and all"
         raise ConfigError(message, file=f"--step {step}")
     kept = whole if chosen in whole else [chosen]
     placement = measurement.steps[chosen].timeline.placement

@@ -110,8 +110,8 @@ class Performed:
     def cells(self) -> Int64s:
         """The place of each among all kinds, stages and microbatches."""
         stages, units = self.placement.stages, self.placement.units
-        found: Int64s = (self.kind.astype(np.int64) * stages + self.stage) * units + self.unit
-        return found
+        places: Int64s = (self.kind.astype(np.int64) * stages + self.stage) * units + self.unit
+        return places
 
     @property
     def span_ns(self) -> int:
@@ -120,10 +120,10 @@ class Performed:
 
     def equals(self, other: Performed) -> bool:
         """Return whether another step did the same at the same times, to the nanosecond, on the same ranks."""
-        own = ("rank", "kind", "stage", "unit", "span", "braid", "start_ns", "end_ns", "duration_ns", "gap_ns")
-        carried = ("source", "target", "kind", "stage", "unit", "size_bytes", "took_ns")
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in own) and all(
-            np.array_equal(getattr(self.transfers, name), getattr(other.transfers, name)) for name in carried
+        columns = ("rank", "kind", "stage", "unit", "span", "braid", "start_ns", "end_ns", "duration_ns", "gap_ns")
+        of_messages = ("source", "target", "kind", "stage", "unit", "size_bytes", "took_ns")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns) and all(
+            np.array_equal(getattr(self.transfers, name), getattr(other.transfers, name)) for name in of_messages
         )
 
     @property
@@ -141,8 +141,8 @@ class Performed:
         new = np.array(numbers, dtype=np.int32)
         table = self.placement.stage_rank
         placement = replace(self.placement, ranks=ranks, stage_rank=np.where(table >= 0, new[table], -1))
-        carried = replace(self.transfers, source=new[self.transfers.source], target=new[self.transfers.target])
-        return replace(self, placement=placement, rank=new[self.rank], transfers=carried)
+        transfers = replace(self.transfers, source=new[self.transfers.source], target=new[self.transfers.target])
+        return replace(self, placement=placement, rank=new[self.rank], transfers=transfers)
 
     def folded(self, stages: Collection[int]) -> Self:
         """Return this with each input gradient of some stages made one backward with its weight gradient.
@@ -172,12 +172,11 @@ class Performed:
         cells = len(Kind) * self.placement.stages * self.placement.units
         duration, transfer = (np.full(cells, -1, dtype=np.int64) for _ in range(2))
         gap = np.zeros(cells, dtype=np.int64)
-        for own, other in ((duration, durations), (gap, gaps)):
-            values = "duration_ns" if own is duration else "gap_ns"
-            own[self.cells] = getattr(self, values)
+        for times, column, other in ((duration, "duration_ns", durations), (gap, "gap_ns", gaps)):
+            times[self.cells] = getattr(self, column)
             if other is not None:
                 there = np.isin(other.cells, self.cells)
-                own[other.cells[there]] = getattr(other, values)[there]
+                times[other.cells[there]] = getattr(other, column)[there]
         for step in (self, transfers):
             if step is not None:
                 at = _sends(step.transfers, self.placement)
@@ -194,12 +193,12 @@ def performed(timeline: Timeline) -> Performed:
     """
     by_rank = compute_rows(timeline)
     rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
-    carried = messages(timeline)
+    pairs = messages(timeline)
     before = np.zeros(len(timeline), dtype=np.int64)
-    for own in by_rank:
-        before[own[1:]] = timeline.end_ns[own[:-1]]
-    ready = np.maximum(before, _arrivals(timeline, carried))[rows]
-    first = np.concatenate([[0], np.cumsum([own.size for own in by_rank])[:-1]]).astype(np.int64)
+    for row in by_rank:
+        before[row[1:]] = timeline.end_ns[row[:-1]]
+    ready = np.maximum(before, _arrivals(timeline, pairs))[rows]
+    first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)
     gap = np.where(_brought(timeline)[rows], 0, np.maximum(timeline.start_ns[rows] - ready, 0))
     gap[first[first < rows.size]] = 0  # what comes before a rank's first action is no gap between two
     return Performed(
@@ -207,7 +206,7 @@ def performed(timeline: Timeline) -> Performed:
         stage=timeline.stage[rows], unit=timeline.unit[rows], span=timeline.span[rows], braid=timeline.braid[rows],
         row=rows.astype(np.int64), start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
         duration_ns=(timeline.end_ns - timeline.start_ns)[rows], gap_ns=gap,
-        transfers=_transfers(timeline, carried, before),
+        transfers=_transfers(timeline, pairs, before),
     )  # fmt: skip
 
 
@@ -228,12 +227,12 @@ def _sends(transfers: Transfers, placement: Placement) -> Int64s:
     return np.where(here, cells, 0)
 
 
-def _arrivals(timeline: Timeline, carried: Messages) -> Int64s:
+def _arrivals(timeline: Timeline, pairs: Messages) -> Int64s:
     """Return, per row, when the last of its inputs from other ranks was there; 0 where there is none."""
     there = np.zeros(len(timeline), dtype=np.int64)
-    rows = np.where(carried.recv >= 0, carried.recv, carried.send)
-    consumed = carried.consumer >= 0
-    np.maximum.at(there, carried.consumer[consumed], (timeline.end_ns[rows] + timeline.lag_ns[rows])[consumed])
+    rows = np.where(pairs.recv >= 0, pairs.recv, pairs.send)
+    consumed = pairs.consumer >= 0
+    np.maximum.at(there, pairs.consumer[consumed], (timeline.end_ns[rows] + timeline.lag_ns[rows])[consumed])
     return there
 
 
@@ -241,35 +240,35 @@ def _brought(timeline: Timeline) -> NDArray[np.bool_]:
     """Return, per row, whether it is known that a message released it: its own, or one that came with that."""
     beside = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
     carries = np.isin(timeline.kind, [int(kind) for kind in _MESSAGES]) & beside
-    found: NDArray[np.bool_] = np.append(carries, False)[timeline.cause]
-    return found
+    brought: NDArray[np.bool_] = np.append(carries, False)[timeline.cause]
+    return brought
 
 
-def _transfers(timeline: Timeline, carried: Messages, before: Int64s) -> Transfers:
-    known = (carried.producer >= 0) & (carried.consumer >= 0)
-    producer, consumer = carried.producer[known], carried.consumer[known]
-    send, recv = carried.send[known], carried.recv[known]
+def _transfers(timeline: Timeline, pairs: Messages, before: Int64s) -> Transfers:
+    known = (pairs.producer >= 0) & (pairs.consumer >= 0)
+    producer, consumer = pairs.producer[known], pairs.consumer[known]
+    send, recv = pairs.send[known], pairs.recv[known]
     rows = np.where(recv >= 0, recv, send)
     arrived = timeline.end_ns[rows] + timeline.lag_ns[rows]
     # A simulation, and a GPU's recording, know what released each slice, and when both ends were ready.
-    told = timeline.cause[consumer] >= 0
-    ready = np.where(told, timeline.start_ns[rows], np.where(recv >= 0, timeline.enter_ns[rows], 0))
+    caused = timeline.cause[consumer] >= 0
+    ready = np.where(caused, timeline.start_ns[rows], np.where(recv >= 0, timeline.enter_ns[rows], 0))
     ready = np.maximum(ready, timeline.end_ns[producer])
     took = np.maximum(arrived - ready, 0)
-    held = np.where(told, ready - timeline.end_ns[producer], 0)
-    joined = told & _brought(timeline)[consumer]
+    held = np.where(caused, ready - timeline.end_ns[producer], 0)
+    joined = caused & _brought(timeline)[consumer]
     held[joined] += np.maximum(timeline.start_ns[consumer] - arrived, 0)[joined]
     enter, start = timeline.enter_ns[consumer], timeline.start_ns[consumer]
     waited = np.where(enter < start, start - np.maximum(before[consumer], enter) > _WAITED_NS,
                       arrived - before[consumer] > _WAITED_UNSEEN_NS)  # fmt: skip
-    observed = told | waited
+    observed = caused | waited
     rank = timeline.rank_of_row()
     way = rank[producer].astype(np.int64) * timeline.ranks + rank[consumer]
     for one in np.unique(way):
-        own = way == one
-        seen = took[own & observed] if (own & observed).any() else took[observed]
+        same = way == one
+        seen = took[same & observed] if (same & observed).any() else took[observed]
         if seen.size:
-            unseen = own & ~observed
+            unseen = same & ~observed
             took[unseen] = np.minimum(took[unseen], int(np.median(seen)))
     kind, stage = timeline.kind[rows], timeline.stage[rows]
     received_f, received_b = kind == Kind.RECV_F, kind == Kind.RECV_B

@@ -30,7 +30,7 @@ __all__ = ["Diff", "compare_steps"]
 class Diff:
     """Two steps and what tells them apart; prints as the command line does."""
 
-    found: StepDiff
+    findings: StepDiff
     """Everything that tells the second from the first."""
     sides: tuple[Side, Side]
     """The sides."""
@@ -40,20 +40,20 @@ class Diff:
     @property
     def same(self) -> bool:
         """Whether the steps are equal to the tolerance."""
-        return self.found.same
+        return self.findings.same
 
     @property
     def change(self) -> float:
         """By which share the second step is longer."""
-        return self.found.change
+        return self.findings.change
 
     def summary(self, top: int = 10) -> str:
         """Return what the command line prints; ``top`` bounds the actions that are listed."""
-        return text_of(diff_document(self.found, top, self.notes))
+        return text_of(diff_document(self.findings, top, self.notes))
 
     def to_dict(self, top: int = 10) -> dict[str, Any]:
         """Return everything as plain JSON values, times in nanoseconds."""
-        values: dict[str, Any] = plain_values(diff_document(self.found, top, self.notes))
+        values: dict[str, Any] = plain_values(diff_document(self.findings, top, self.notes))
         return values
 
     def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
@@ -62,7 +62,7 @@ class Diff:
         Raises:
             OutputError: a file cannot be written; none was changed then.
         """
-        return write_diff(targets, self.found, self.sides, self.notes, top)
+        return write_diff(targets, self.findings, self.sides, self.notes, top)
 
     def __str__(self) -> str:
         return self.summary()

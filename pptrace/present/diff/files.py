@@ -38,7 +38,7 @@ def check_targets(targets: Sequence[str | Path]) -> None:
 
 
 def write_diff(
-    targets: Sequence[str | Path], found: StepDiff, sides: Sequence[Side], notes: Sequence[str], top: int = 10
+    targets: Sequence[str | Path], findings: StepDiff, sides: Sequence[Side], notes: Sequence[str], top: int = 10
 ) -> list[Path]:
     """Write a diff in the formats that the suffixes say; where one fails, every old file stays.
 
@@ -50,32 +50,34 @@ def write_diff(
     with ExitStack() as pending:
         for path in paths:
             temporary = pending.enter_context(replace_file(path))
-            _write(path.name.lower(), temporary, found, sides, notes, top)
+            _write(path.name.lower(), temporary, findings, sides, notes, top)
     return paths
 
 
-def _write(name: str, path: Path, found: StepDiff, sides: Sequence[Side], notes: Sequence[str], top: int) -> None:
+def _write(
+    name: str, path: Path, findings: StepDiff, sides: Sequence[Side], notes: Sequence[str], top: int
+) -> None:
     if name.endswith(".html"):
         from pptrace.present.diff.document import diff_document
         from pptrace.present.page import page_of
 
         path.write_text(
-            page_of(diff_document(found, top, notes)), encoding="utf-8", errors="replace", newline="\n"
+            page_of(diff_document(findings, top, notes)), encoding="utf-8", errors="replace", newline="\n"
         )
         return
     if name.endswith(".tar"):
         from pptrace.present.traces.bundle import write_bundle
 
-        write_bundle(path, found, sides)
+        write_bundle(path, findings, sides)
         return
     from pptrace.present.traces.together import write_together
 
     if not name.endswith(".gz"):
-        write_together(path, found, sides)
+        write_together(path, findings, sides)
         return
     plain = path.with_suffix(".plain")
     try:
-        write_together(plain, found, sides)
+        write_together(plain, findings, sides)
         compress(plain, path)
     finally:
         plain.unlink(missing_ok=True)

@@ -45,29 +45,29 @@ class _Shown:
     """What is left out."""
 
 
-def strips(found: StepDiff) -> tuple[Block, ...]:
+def strips(findings: StepDiff) -> tuple[Block, ...]:
     """Return the picture, with a note where not everything is drawn."""
-    begins = [int(step.start_ns.min()) if len(step) else 0 for step in found.steps]
-    shown = _chosen(found.steps, begins)
-    classes = {_CLASSES.get(Kind(kind), "x") for step in found.steps for kind in np.unique(step.kind).tolist()}
+    begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
+    shown = _chosen(findings.steps, begins)
+    classes = {_CLASSES.get(Kind(kind), "x") for step in findings.steps for kind in np.unique(step.kind).tolist()}
     picture = Picture(
-        draw=lambda: _drawn(found, shown, begins),
+        draw=lambda: _drawn(findings, shown, begins),
         keys=(("one", "first"), ("two", "second"), *(key for key in _MEANINGS.items() if key[0] in classes)),
         instead=None,
     )
     return (picture, Line(text=shown.note, tone="soft")) if shown.note else (picture,)
 
 
-def _drawn(found: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
+def _drawn(findings: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
     scale = (_WIDTH - _LEFT - _RIGHT) / max(shown.until_ns, 1)
     rows = [
         part
         for place, rank in enumerate(shown.ranks)
         for side in (0, 1)
-        for part in _row(found, side, rank, _y(place, side), begins[side], shown.until_ns, scale)
+        for part in _row(findings, side, rank, _y(place, side), begins[side], shown.until_ns, scale)
     ]
     bottom = _y(len(shown.ranks), 0)
-    marks = _divergence(found, shown, scale)
+    marks = _divergence(findings, shown, scale)
     axis = _axis(shown.until_ns, bottom, scale)
     return svg.drawing(_WIDTH, bottom + 26, "both steps by rank and time", *axis, *rows, *marks)
 
@@ -97,8 +97,10 @@ def _y(place: int, side: int) -> int:
     return _TOP + place * (2 * _BAR + _BETWEEN) + side * _BAR
 
 
-def _row(found: StepDiff, side: int, rank: int, y: int, begin: int, until: int, scale: float) -> Iterator[Markup]:
-    step, path = found.steps[side], frozenset(found.chains[side].positions)
+def _row(
+    findings: StepDiff, side: int, rank: int, y: int, begin: int, until: int, scale: float
+) -> Iterator[Markup]:
+    step, path = findings.steps[side], frozenset(findings.chains[side].positions)
     if side == 0:
         yield svg.text(_LEFT - 18, y + _BAR + 4, f"rank {rank}", anchor="end")
     yield svg.rectangle(_LEFT - 12, y + 1, 5, _BAR - 2, ("one", "two")[side])
@@ -114,11 +116,11 @@ def _row(found: StepDiff, side: int, rank: int, y: int, begin: int, until: int, 
             yield svg.text(x + width / 2, y + _BAR - 4, str(microbatch), "on small", anchor="middle")
 
 
-def _divergence(found: StepDiff, shown: _Shown, scale: float) -> list[Markup]:
-    one = found.divergence
+def _divergence(findings: StepDiff, shown: _Shown, scale: float) -> list[Markup]:
+    one = findings.divergence
     if one is None or one.rank not in shown.ranks or one.at_ns >= shown.until_ns:
         return []
-    step = found.steps[1]
+    step = findings.steps[1]
     begin = int(step.start_ns.min())
     begun = np.flatnonzero((step.rank == one.rank) & (step.start_ns - begin == one.at_ns))
     end = min(int(step.end_ns[begun[-1]]) - begin, shown.until_ns) if begun.size else one.at_ns

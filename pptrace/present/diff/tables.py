@@ -44,14 +44,14 @@ _FAINTEST_RANGE = math.log(1.1)
 _COMPARED = ("first", "second", "change")
 
 
-def ladder(found: StepDiff) -> Table:
+def ladder(findings: StepDiff) -> Table:
     """Return what changes the step, one after another, and how long it is then."""
-    return Table(rows=tuple((one.name, change(one.change_ns), ms(one.reached_ns)) for one in found.ladder))
+    return Table(rows=tuple((one.name, change(one.change_ns), ms(one.reached_ns)) for one in findings.ladder))
 
 
-def parts(found: StepDiff) -> Table:
+def parts(findings: StepDiff) -> Table:
     """Return the parts of both steps."""
-    return _compared({name: pair for name, pair in found.parts_ns.items() if any(one.value for one in pair)})
+    return _compared({name: pair for name, pair in findings.parts_ns.items() if any(one.value for one in pair)})
 
 
 def _compared(rows: Mapping[str, Sides]) -> Table:
@@ -61,16 +61,16 @@ def _compared(rows: Mapping[str, Sides]) -> Table:
     )
 
 
-def ratios(found: StepDiff) -> tuple[Block, ...]:
+def ratios(findings: StepDiff) -> tuple[Block, ...]:
     """Return a map of the ratios of medians, a row per kind and a column per stage."""
-    if not found.kinds:
+    if not findings.kinds:
         return ()
-    stages = sorted({stage for _, stage in found.kinds})
-    names = [kind.name for kind in Kind if any((kind.name, stage) in found.kinds for stage in stages)]
-    known = [row.ratio.value for row in found.kinds.values() if row.ratio is not None]
+    stages = sorted({stage for _, stage in findings.kinds})
+    names = [kind.name for kind in Kind if any((kind.name, stage) in findings.kinds for stage in stages)]
+    known = [row.ratio.value for row in findings.kinds.values() if row.ratio is not None]
     reach = max(_FAINTEST_RANGE, *(abs(math.log(ratio)) for ratio in known), 0)
-    rows = tuple((name, *(_ratio(found.kinds.get((name, stage)), reach) for stage in stages)) for name in names)
-    alone = [f"{row.stage}{row.kind}" for row in found.kinds.values() if not all(row.count)]
+    rows = tuple((name, *(_ratio(findings.kinds.get((name, stage)), reach) for stage in stages)) for name in names)
+    alone = [f"{row.stage}{row.kind}" for row in findings.kinds.values() if not all(row.count)]
     return (
         Table(head=("", *map(str, stages)), rows=rows, splits=True),
         *([Line(text=f"!: on one side only ({', '.join(alone)})")] if alone else []),
@@ -96,9 +96,9 @@ def _ratio_text(ratio: Figure) -> str:
     return f"{ratio.value:.3f} ±{ratio.deviation:.3f}{MARK if ratio.deviation and beyond.is_noise else ''}"
 
 
-def kinds(found: StepDiff) -> tuple[Block, ...]:
+def kinds(findings: StepDiff) -> tuple[Block, ...]:
     """Return how many actions of each kind and stage there are, medians and spread, what changed most first."""
-    ordered = sorted(found.kinds.values(), key=lambda row: -abs(row.median_ns.change.value))
+    ordered = sorted(findings.kinds.values(), key=lambda row: -abs(row.median_ns.change.value))
     rows = [
         (
             f"{row.stage}{row.kind}", _counts(row.count), *map(ms, row.median_ns),
@@ -113,9 +113,9 @@ def kinds(found: StepDiff) -> tuple[Block, ...]:
     )
 
 
-def divergence(found: StepDiff) -> tuple[Block, ...]:
+def divergence(findings: StepDiff) -> tuple[Block, ...]:
     """Return the first action that is off, and what released it."""
-    one = found.divergence
+    one = findings.divergence
     if one is None:
         return ()
     links = ", ".join(map(_link, one.chain))
@@ -142,20 +142,20 @@ def _link(link: Link) -> str:
     return f"rank {link.rank}: {link.action}{late}"
 
 
-def culprits(found: StepDiff) -> tuple[Block, ...]:
+def culprits(findings: StepDiff) -> tuple[Block, ...]:
     """Return what is slow or fast throughout, and what stands out."""
-    if not found.culprits:
+    if not findings.culprits:
         return ()
     rows = tuple(
         (one.sort, one.what, share(one.share, sign=True) if one.share.value else "", ms(one.total_ns, sign=True))
-        for one in found.culprits
+        for one in findings.culprits
     )
     return (Table(head=("", "", "its times", "in sum"), rows=rows, words=2),)
 
 
-def changes(found: StepDiff, top: int) -> tuple[Block, ...]:
+def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
     """Return the actions that changed most."""
-    noise = f"{found.noise} more lie within the steps' own noise" if found.noise else ""
+    noise = f"{findings.noise} more lie within the steps' own noise" if findings.noise else ""
     rows = tuple(
         (
             f"rank {one.rank}",
@@ -165,31 +165,31 @@ def changes(found: StepDiff, top: int) -> tuple[Block, ...]:
             ms(one.second_ns),
             change(one.change_ns),
         )
-        for one in found.changes[:top]
-        if abs(one.change_ns.value) > BARELY_NS or one is found.changes[0]
+        for one in findings.changes[:top]
+        if abs(one.change_ns.value) > BARELY_NS or one is findings.changes[0]
     )
     table = Table(head=("", "", "starts at", *_COMPARED), rows=rows, words=2)
     return (*([table] if rows else []), *([Line(text=noise, tone="soft")] if noise else []))
 
 
-def orders(found: StepDiff) -> tuple[Block, ...]:
+def orders(findings: StepDiff) -> tuple[Block, ...]:
     """Return where the ranks' orders differ."""
     rows = [
         (f"rank {one.rank}", one.first or "nothing", one.second or "nothing", str(one.position))
-        for one in found.orders
+        for one in findings.orders
     ]
     return _bounded(("", "first has", "second has", "behind so many actions"), rows, "ranks", words=3)
 
 
-def messages(found: StepDiff) -> tuple[Block, ...]:
+def messages(findings: StepDiff) -> tuple[Block, ...]:
     """Return messages by sender and receiver: all ways, or those whose medians changed most."""
-    most = sorted(found.ways.values(), key=_way_change)[:_MOST]
+    most = sorted(findings.ways.values(), key=_way_change)[:_MOST]
     rows = [
         (f"{way.source} to {way.target}", _counts(way.count), way_sizes(way), *_times(way))
         for way in sorted(most, key=lambda way: (way.source, way.target))
     ]
     head = ("", "how many", "size", "median, first", "rate", "second", "rate")
-    return _bounded(head, rows, "ways, whose medians changed less", all_of_them=len(found.ways))
+    return _bounded(head, rows, "ways, whose medians changed less", all_of_them=len(findings.ways))
 
 
 def _way_change(way: Way) -> float:
@@ -210,28 +210,28 @@ def way_sizes(way: Way) -> str:
     return "" if set(known) == {"?"} else ", ".join(known)
 
 
-def paths(found: StepDiff) -> tuple[Block, ...]:
+def paths(findings: StepDiff) -> tuple[Block, ...]:
     """Return what both critical paths consist of, and where they differ."""
-    one = found.paths_differ
+    one = findings.paths_differ
     if one is None:
-        return (_compared(found.paths_ns),)
+        return (_compared(findings.paths_ns),)
     before = f"{one.first or 'its beginning'} there, {one.second or 'its beginning'} here"
-    return (_compared(found.paths_ns), Line(text=f"differs {one.common} computations before the end: {before}"))
+    return (_compared(findings.paths_ns), Line(text=f"differs {one.common} computations before the end: {before}"))
 
 
-def memory_title(found: StepDiff) -> str:
+def memory_title(findings: StepDiff) -> str:
     """Return what :func:`memory` lists."""
-    if not any(one.peak_bytes is not None for one in found.memory):
+    if not any(one.peak_bytes is not None for one in findings.memory):
         return "microbatches whose activations are held, at most, by rank"
-    room = {metrics.memory.capacity_bytes for metrics in found.metrics} - {0}
+    room = {metrics.memory.capacity_bytes for metrics in findings.metrics} - {0}
     devices = f" (a device has {format_size(room.pop())})" if len(room) == 1 else ""
     return f"memory at its peak{devices}, by rank"
 
 
-def memory(found: StepDiff) -> tuple[Block, ...]:
+def memory(findings: StepDiff) -> tuple[Block, ...]:
     """Return a row per rank: bytes where both sides know them, else how many microbatches' activations."""
     rows = []
-    for one in found.memory:
+    for one in findings.memory:
         if one.peak_bytes is not None:
             first, second = one.peak_bytes
             larger = f"{'+' if second >= first else '-'}{format_size(abs(second - first))}"

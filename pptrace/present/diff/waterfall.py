@@ -22,19 +22,19 @@ _BARELY = 1.5
 """The width of a bar that changes nothing."""
 
 
-def waterfall(found: StepDiff) -> Markup:
+def waterfall(findings: StepDiff) -> Markup:
     """Return the drawing; its scale begins near the shorter length, since changes are small against a step."""
-    first_ns, second_ns = (side.value for side in found.step_ns)
-    lengths = [first_ns, *(one.reached_ns for one in found.ladder)]
+    first_ns, second_ns = (side.value for side in findings.step_ns)
+    lengths = [first_ns, *(one.reached_ns for one in findings.ladder)]
     low, high = min(lengths), max(lengths)
     margin = max((high - low) // 6, high // 1000, 1)
     low, high = max(low - 2 * margin, 0), high + margin
     scale = (_WIDTH - _LEFT - _RIGHT) / (high - low)
     ends = [_LEFT + (length - low) * scale for length in lengths]
-    rows = len(found.ladder) + 2
+    rows = len(findings.ladder) + 2
     bars = [
         part
-        for row, (one, start, end) in enumerate(zip(found.ladder, ends, ends[1:], strict=False), 1)
+        for row, (one, start, end) in enumerate(zip(findings.ladder, ends, ends[1:], strict=False), 1)
         for part in _bar(row, one, start, end)
     ]
     begin = "0" if low == 0 else f"the scale begins at {ms(low)}"

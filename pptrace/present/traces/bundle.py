@@ -47,14 +47,14 @@ class _Part:
     """A file that is there, or a step that is written."""
 
 
-def write_bundle(path: Path, found: StepDiff, sides: Sequence[Side]) -> None:
+def write_bundle(path: Path, findings: StepDiff, sides: Sequence[Side]) -> None:
     """Write both sides' traces as one tar.
 
     Raises:
         OSError: a file cannot be read or written.
     """
-    parts = sorted(_parts(found, sides), key=lambda part: part.member.path)
-    first, second = found.names
+    parts = sorted(_parts(findings, sides), key=lambda part: part.member.path)
+    first, second = findings.names
     about = {"pptrace.first": first, "pptrace.second": second, "pptrace.version": __version__}
     text = manifest_json([part.member for part in parts], about).encode()
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
@@ -65,9 +65,9 @@ def write_bundle(path: Path, found: StepDiff, sides: Sequence[Side]) -> None:
                 _add(archive, part.member.path, file)
 
 
-def _parts(found: StepDiff, sides: Sequence[Side]) -> Iterator[_Part]:
+def _parts(findings: StepDiff, sides: Sequence[Side]) -> Iterator[_Part]:
     """Yield all files, placed so that both steps' first computations coincide."""
-    begins = [int(step.start_ns.min()) if len(step) else 0 for step in found.steps]
+    begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
     given = [_sources(side) for side in sides]
     # When, in its files' own times, each step begins; of a step that is written, it may be put anywhere.
     starts = [

@@ -52,13 +52,13 @@ class Lateness:
         return int(self.rank.size)
 
 
-def lateness(found: StepDiff) -> Lateness:
+def lateness(findings: StepDiff) -> Lateness:
     """Return how late each matched computation ends."""
-    first, second = found.steps
-    i, j = found.matched.first, found.matched.second
+    first, second = findings.steps
+    i, j = findings.matched.first, findings.matched.second
     order = np.lexsort((second.start_ns[j], second.rank[j]))
     i, j = i[order], j[order]
-    begins = [int(step.start_ns.min()) if len(step) else 0 for step in found.steps]
+    begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
     end = second.end_ns[j] - begins[1]
     return Lateness(
         rank=second.rank[j], start_ns=second.start_ns[j] - begins[1], end_ns=end,
@@ -67,12 +67,12 @@ def lateness(found: StepDiff) -> Lateness:
 
 
 def difference_runs(
-    found: StepDiff, late: Lateness, shift_ns: int, tracks: Mapping[int, int], first_name: int
+    findings: StepDiff, late: Lateness, shift_ns: int, tracks: Mapping[int, int], first_name: int
 ) -> tuple[list[str], list[Run]]:
     """Return the names of the slices that say how much later or earlier an action ends, and their runs.
 
     Args:
-        found: the diff.
+        findings: the diff.
         late: its lateness.
         shift_ns: when the steps start in the trace.
         tracks: the track of each rank's slices.
@@ -81,7 +81,7 @@ def difference_runs(
     chosen = (np.abs(late.late_ns) >= _BARELY_NS) & (late.end_ns > late.start_ns)
     micros, name = np.unique((late.late_ns[chosen] + 500) // 1000, return_inverse=True)
     names = [f"{value / 1000:+,.3f} ms" for value in micros.tolist()]
-    step, rows = found.steps[1], late.row[chosen]
+    step, rows = findings.steps[1], late.row[chosen]
     rank = late.rank[chosen]
     columns: dict[str, NDArray[np.integer[Any]]] = {
         "start": late.start_ns[chosen] + shift_ns,

@@ -45,7 +45,7 @@ _STATE_CLEARED = 1
 _SHARED_AXIS = "lateness"
 
 
-def write_together(path: Path, found: StepDiff, sides: Sequence[Side]) -> None:
+def write_together(path: Path, findings: StepDiff, sides: Sequence[Side]) -> None:
     """Write both steps of a diff as one trace.
 
     Raises:
@@ -54,12 +54,12 @@ def write_together(path: Path, found: StepDiff, sides: Sequence[Side]) -> None:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     head, uuids = Trace(), count(1)
-    steps, start_ns = _aligned([side.timeline for side in sides], found)
+    steps, start_ns = _aligned([side.timeline for side in sides], findings)
     named = [Names.of(step) for step in steps]
     texts = [*named[0].names, *named[1].names]
     named[1] = replace(named[1], name=named[1].name + np.int32(len(named[0].names)))
     runs: list[Run] = []
-    _write_attributes(head, found)
+    _write_attributes(head, findings)
     first_row = 0
     for place, (step, names, label) in enumerate(zip(steps, named, labels(sides), strict=True)):
         tracks = Tracks(
@@ -71,9 +71,9 @@ def write_together(path: Path, found: StepDiff, sides: Sequence[Side]) -> None:
         slices.columns["cause"] = PlainColumn(np.where(step.cause < 0, -1, step.cause + first_row))
         runs += slices.runs()
         first_row += len(step)
-    late = lateness(found)
-    differences, counters = _more_tracks(head, found, uuids)
-    spelt, slices_of_differences = difference_runs(found, late, start_ns, differences, len(texts) + 1)
+    late = lateness(findings)
+    differences, counters = _more_tracks(head, findings, uuids)
+    spelt, slices_of_differences = difference_runs(findings, late, start_ns, differences, len(texts) + 1)
     runs += [*slices_of_differences, counter_run(late, start_ns, counters)]
     _write_interned(head, [*texts, *spelt])
     write_packets(path, head.SerializeToString(), sorted(runs, key=lambda run: run.place))
@@ -86,30 +86,30 @@ def labels(sides: Sequence[Side]) -> tuple[str, str]:
     return ("measured", "simulated") if sides[0].measured else ("simulated", "measured")
 
 
-def _aligned(timelines: Sequence[Timeline], found: StepDiff) -> tuple[list[Timeline], int]:
+def _aligned(timelines: Sequence[Timeline], findings: StepDiff) -> tuple[list[Timeline], int]:
     """Return both steps with their first computations at one time, and that time."""
-    begins = [int(step.start_ns.min()) if len(step) else 0 for step in found.steps]
+    begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
     plain = [replace(one, counters=(), routes=None) for one in timelines]
     start = max(begin - earliest_ns(one) for begin, one in zip(begins, plain, strict=True))
     return [shifted(one, start - begin) for one, begin in zip(plain, begins, strict=True)], start
 
 
-def _write_attributes(head: Trace, found: StepDiff) -> None:
+def _write_attributes(head: Trace, findings: StepDiff) -> None:
     attributes = head.packet.add().trace_attributes.attribute
-    first, second = found.names
+    first, second = findings.names
     attributes.add(key=TITLE_KEY, string_value=f"{first} and {second}")
     attributes.add(key="pptrace.version", string_value=__version__)
     attributes.add(key="pptrace.first", string_value=first)
     attributes.add(key="pptrace.second", string_value=second)
-    attributes.add(key="pptrace.first_ns", long_value=int(found.step_ns.first.value))
-    attributes.add(key="pptrace.second_ns", long_value=int(found.step_ns.second.value))
+    attributes.add(key="pptrace.first_ns", long_value=int(findings.step_ns.first.value))
+    attributes.add(key="pptrace.second_ns", long_value=int(findings.step_ns.second.value))
     embedded = head.packet.add().extension_descriptor.extension_set
     embedded.ParseFromString(descriptor_set(links=False).SerializeToString())
 
 
-def _more_tracks(head: Trace, found: StepDiff, uuids: Iterator[int]) -> tuple[dict[int, int], dict[int, int]]:
+def _more_tracks(head: Trace, findings: StepDiff, uuids: Iterator[int]) -> tuple[dict[int, int], dict[int, int]]:
     """Describe each rank's track of differences and its counter; return their numbers by rank."""
-    ranks = max(step.placement.ranks for step in found.steps)
+    ranks = max(step.placement.ranks for step in findings.steps)
     digits = len(str(ranks - 1))
     differences, counters = {}, {}
     for rank in range(ranks):
