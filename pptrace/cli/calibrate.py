@@ -13,7 +13,7 @@ from pptrace.cli.measured_options import measured_options, read
 from pptrace.cli.printed import echo_documents
 
 if TYPE_CHECKING:
-    from pptrace.timeline.measurement import Measurement
+    from pptrace.timeline.measurement import ImportRequest, Measurement
 
 __all__ = ["command"]
 
@@ -38,9 +38,7 @@ pptrace simulate costs.yaml --schedule interleaved-1f1b --vp 2"""
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     traces: tuple[Path, ...],
-    layout: str,
-    replica: str,
-    rules: Path | None,
+    request: ImportRequest,
     output: str | None,
     node_ranks: int | None,
     *,
@@ -59,7 +57,7 @@ def command(
 
     if output is not None and not output.lower().endswith((".yaml", ".yml")):
         raise click.UsageError(f"{output}: a calibration is written as .yaml")
-    measurement = read(traces, layout, replica, rules, without_actions=True)
+    measurement = read(traces, request, without_actions=True)
     if not measurement.steps:
         _network_alone(measurement, traces[0], output, as_json=as_json)
         return

@@ -12,9 +12,8 @@ from pptrace.cli.measured_options import measured_options
 from pptrace.cli.printed import echo_documents
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pptrace.analysis.diff.step_diff import StepDiff
+    from pptrace.timeline.measurement import ImportRequest
 
 __all__ = ["command"]
 
@@ -69,35 +68,23 @@ def command(
     tolerance: float,
     fail_over: float | None,
     step: str,
-    layout: str,
-    replica: str,
-    rules: Path | None,
+    request: ImportRequest,
     top: int,
     outputs: tuple[str, ...],
     *,
     as_json: bool,
 ) -> None:
     """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces."""
-    from pptrace.analysis.diff.step_diff import diff
-    from pptrace.analysis.steps.sources import notes_on, side_of, steps_of
     from pptrace.hooks.registry import Registry
-    from pptrace.present.diff.document import diff_document
-    from pptrace.present.diff.files import check_targets, write_diff
-    from pptrace.timeline.measurement import ImportRequest
+    from pptrace.present.diff.comparison import compare_steps
+    from pptrace.present.diff.files import check_targets
 
     check_targets(outputs)
-    registry = Registry.load()
-    request = ImportRequest(layout=layout, replica=replica, rules=rules)
-    a, b = (
-        side_of(source, which, registry, request)
-        for source, which in zip((first, second), steps_of(step), strict=True)
-    )
-    findings = diff(a, b, tolerance)
-    notes = notes_on((a, b), step, request)
-    echo_documents(diff_document(findings, top, notes), as_json=as_json)
-    for path in write_diff(outputs, findings, (a, b), notes, top):
+    difference = compare_steps(first, second, tolerance, step, request, Registry.load())
+    echo_documents(difference.document(top), as_json=as_json)
+    for path in difference.save(*outputs, top=top):
         click.echo(f"wrote {path}", err=True)
-    sys.exit(_code(findings, fail_over))
+    sys.exit(_code(difference.findings, fail_over))
 
 
 def _code(findings: StepDiff, fail_over: float | None) -> int:

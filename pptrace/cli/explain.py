@@ -14,6 +14,7 @@ from pptrace.cli.printed import echo_documents
 
 if TYPE_CHECKING:
     from pptrace.analysis.steps.sides import Side
+    from pptrace.timeline.measurement import ImportRequest
 
 __all__ = ["command"]
 
@@ -28,9 +29,7 @@ pptrace explain run/ --step 2 --json"""
 @measured_options
 @click.option("--step", default="median", show_default=True, help="Which step: a number, median or all.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(
-    steps: tuple[Path, ...], layout: str, replica: str, rules: Path | None, step: str, *, as_json: bool
-) -> None:
+def command(steps: tuple[Path, ...], request: ImportRequest, step: str, *, as_json: bool) -> None:
     """Say where the time of a step went: parts, causes, ranks, and what would shorten it.
 
     STEPS is a configuration, a table, traces, or a folder of them. Where traces hold no action of a pipeline:
@@ -39,9 +38,9 @@ def command(
     from pptrace.analysis.steps.sides import measured_side
     from pptrace.present.explanation import operations_document
 
-    side, name = _planned(steps, layout, replica, rules, step), str(steps[0])
+    side, name = _planned(steps, request, step), str(steps[0])
     if side is None:
-        measurement = read(steps, layout, replica, rules, without_actions=True)
+        measurement = read(steps, request, without_actions=True)
         if not measurement.steps:
             echo_documents(operations_document(measurement, name), as_json=as_json)
             return
@@ -51,18 +50,17 @@ def command(
     _explain(side, step, as_json=as_json)
 
 
-def _planned(steps: tuple[Path, ...], layout: str, replica: str, rules: Path | None, step: str) -> Side | None:
+def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str) -> Side | None:
     """Return the step of a configuration or a table, simulated; None for traces."""
     from pptrace.analysis.steps.sources import idle_options, planned_side
     from pptrace.hooks.registry import Registry
-    from pptrace.timeline.measurement import ImportRequest
 
     side = planned_side(steps[0], Registry.load())
     if side is None:
         return None
     if len(steps) > 1:
         raise click.UsageError(f"{steps[1]}: a configuration or a table is explained alone")
-    idle = idle_options(step, ImportRequest(layout=layout, replica=replica, rules=rules))
+    idle = idle_options(step, request)
     if idle:
         click.echo(f"note: {idle}: {steps[0]} is no measurement", err=True)
     return side

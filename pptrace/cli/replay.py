@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pptrace.cli import complete
 from pptrace.cli.measured_options import measured_options, read
 from pptrace.cli.printed import echo_documents
+
+if TYPE_CHECKING:
+    from pptrace.timeline.measurement import ImportRequest
 
 __all__ = ["command"]
 
@@ -24,15 +28,13 @@ pptrace replay run/ -o replay.pftrace"""
 @measured_options
 @click.option("-o", "--output", metavar="FILE", shell_complete=complete.files(), help="Write the (first) replay.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(
-    traces: tuple[Path, ...], layout: str, replica: str, rules: Path | None, output: str | None, *, as_json: bool
-) -> None:
+def command(traces: tuple[Path, ...], request: ImportRequest, output: str | None, *, as_json: bool) -> None:
     """Replay the steps in TRACES: their order, durations, transfers and gaps, never when anything started."""
     from pptrace.analysis.steps.replay import Replayed, replay
     from pptrace.errors import ScheduleError
     from pptrace.present.replay import replay_document
 
-    measurement = read(traces, layout, replica, rules)
+    measurement = read(traces, request)
     replays: dict[str, Replayed] = {}
     failed = []
     for step in measurement.steps:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.analysis.explanation.operations import Total, by_name, by_rank, total_of
 from pptrace.analysis.figure import Figure
+from pptrace.analysis.steps.path import BETWEEN
 from pptrace.config.quantity import format_rate, format_size
 from pptrace.present.document import Document, Line, Section, Table
 from pptrace.present.figures import ms, several_steps, share
@@ -87,7 +88,8 @@ def _ranks(one: Explanation) -> Table:
 
 
 def _path(one: Explanation) -> Table:
-    return Table(rows=tuple((kind, ms(time)) for kind, time in one.critical_path_ns.items()))
+    path = one.critical_path_ns.items()
+    return Table(rows=tuple((kind, ms(time)) for kind, time in path if time.value or kind == BETWEEN))
 
 
 def _without(one: Explanation) -> tuple[Block, ...]:

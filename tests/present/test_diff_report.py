@@ -14,10 +14,10 @@ from markupsafe import Markup
 from pptrace.present.diff import strips, tables
 from pptrace.present.diff.document import diff_document
 from pptrace.present.diff.files import write_diff
-from pptrace.present.document import Line, Picture
 from pptrace.present.figures import ms
 from pptrace.present.page import page_of
 from pptrace.present.svg import element
+from pptrace.present.text import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,10 +191,9 @@ def test_what_is_too_much_to_draw_is_thinned_with_a_note(monkeypatch: pytest.Mon
 
     picture, note = strips.strips(found)
 
-    assert isinstance(picture, Picture)
-    assert isinstance(note, Line)
     drawn = picture.draw()
-    assert note.text.startswith("drawn: 2 of 3 ranks, the first ")
+    assert note.startswith(" Drawn: 2 of 3 ranks, the first ")
+    assert "Drawn" not in text_of(diff_document(found))
     assert "rank 1<" not in drawn
     assert 8 <= drawn.count("<title>") <= 14
 

@@ -89,48 +89,36 @@ def culprits(blame: Blame, ways: Mapping[tuple[int, int], Way], tolerance: float
     def off(share: Figure) -> bool:
         return abs(share.value) > tolerance
 
-    blamed = [_drift(blame)] if off(blame.common) else []
-    for rank in blame.ranks:
-        stages = [pair for pair in blame.stages if pair[0] == rank]
+    before = blame.before_ns
+    blamed = [_culprit("drift", "all ranks", blame.common, sum(before.values()))] if off(blame.common) else []
+    for rank, share in blame.ranks.items():
+        stages = [pair for pair in before if pair[0] == rank]
         slow = [pair for pair in stages if off(blame.stages[pair])]
-        blamed += [_rank(blame, rank, stages)] if slow == stages else [_stage(blame, pair) for pair in slow]
-    blamed += [_whole_network(blame, ways)] if off(blame.network) else []
-    blamed += [_way(ways[ends], blame) for ends, share in blame.ways.items() if off(share)]
+        if slow == stages:
+            which = "" if len(stages) > 1 else f" (its one stage, {stages[0][1]})"
+            blamed.append(_culprit("rank", f"rank {rank}{which}", share, sum(before[pair] for pair in stages)))
+        else:
+            blamed += [
+                _culprit("stage", f"stage {pair[1]} on rank {rank}", blame.stages[pair], before[pair])
+                for pair in slow
+            ]
+    if off(blame.network):
+        took = sum(ways[ends].median_ns.first.value * ways[ends].count[1] for ends in blame.ways)
+        blamed.append(_culprit("network", f"all {len(blame.ways)} ways between ranks", blame.network, took))
+    blamed += [_way(ways[ends], share, blame.network) for ends, share in blame.ways.items() if off(share)]
     return [one for one in blamed if not one.share.is_noise]
 
 
-def _drift(blame: Blame) -> Culprit:
-    total_ns = int(blame.common.value * sum(blame.before_ns.values()))
-    return Culprit(sort="drift", what="all ranks", share=blame.common, total_ns=total_ns)
+def _culprit(sort: str, what: str, share: Figure, before_ns: float) -> Culprit:
+    sort = sort if sort == "drift" else f"{_speed(share)} {sort}"
+    return Culprit(sort=sort, what=what, share=share, total_ns=int(share.value * before_ns))
 
 
-def _rank(blame: Blame, rank: int, stages: Sequence[tuple[int, int]]) -> Culprit:
-    share = blame.ranks[rank]
-    stage = "" if len(stages) > 1 else f" (its one stage, {stages[0][1]})"
-    total_ns = int(share.value * sum(blame.before_ns[pair] for pair in stages))
-    return Culprit(sort=_sort(share, "rank"), what=f"rank {rank}{stage}", share=share, total_ns=total_ns)
-
-
-def _stage(blame: Blame, pair: tuple[int, int]) -> Culprit:
-    share = blame.stages[pair]
+def _way(way: Way, share: Figure, network: Figure) -> Culprit:
+    longer_ns = way.median_ns.second.value - way.median_ns.first.value * (1 + network.value)
     return Culprit(
-        sort=_sort(share, "stage"), what=f"stage {pair[1]} on rank {pair[0]}", share=share,
-        total_ns=int(share.value * blame.before_ns[pair]),
-    )  # fmt: skip
-
-
-def _way(way: Way, blame: Blame) -> Culprit:
-    share = blame.ways[way.source, way.target]
-    longer_ns = way.median_ns.second.value - way.median_ns.first.value * (1 + blame.network.value)
-    what = f"rank {way.source} to rank {way.target}"
-    return Culprit(sort=_sort(share, "link"), what=what, share=share, total_ns=int(longer_ns) * way.count[1])
-
-
-def _whole_network(blame: Blame, ways: Mapping[tuple[int, int], Way]) -> Culprit:
-    before = sum(ways[ends].median_ns.first.value * ways[ends].count[1] for ends in blame.ways)
-    return Culprit(
-        sort=_sort(blame.network, "network"), what=f"all {len(blame.ways)} ways between ranks",
-        share=blame.network, total_ns=int(blame.network.value * before),
+        sort=f"{_speed(share)} link", what=f"rank {way.source} to rank {way.target}", share=share,
+        total_ns=int(longer_ns) * way.count[1],
     )  # fmt: skip
 
 
@@ -189,5 +177,5 @@ def _less(ratio: float, common: float) -> Figure:
     return Figure(ratio / common - 1 if common else 0.0)
 
 
-def _sort(share: Figure, what: str) -> str:
-    return f"{'slow' if share.value > 0 else 'fast'} {what}"
+def _speed(share: Figure) -> str:
+    return "slow" if share.value > 0 else "fast"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pptrace.analysis.diff.step_diff import StepDiff
     from pptrace.analysis.steps.sides import Side
     from pptrace.hooks.registry import Registry
+    from pptrace.present.document import Document
 
 __all__ = ["Diff", "compare_steps"]
 
@@ -47,13 +48,17 @@ class Diff:
         """By which share the second step is longer."""
         return self.findings.change
 
+    def document(self, top: int = 10) -> Document:
+        """Return everything as sections and tables; ``top`` bounds the actions that are listed."""
+        return diff_document(self.findings, top, self.notes)
+
     def summary(self, top: int = 10) -> str:
         """Return what the command line prints; ``top`` bounds the actions that are listed."""
-        return text_of(diff_document(self.findings, top, self.notes))
+        return text_of(self.document(top))
 
     def to_dict(self, top: int = 10) -> dict[str, Any]:
         """Return everything as plain JSON values, times in nanoseconds."""
-        values: dict[str, Any] = plain_values(diff_document(self.findings, top, self.notes))
+        values: dict[str, Any] = plain_values(self.document(top))
         return values
 
     def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
@@ -64,11 +69,7 @@ class Diff:
         """
         return write_diff(targets, self.findings, self.sides, self.notes, top)
 
-    def __str__(self) -> str:
-        return self.summary()
-
-    def __repr__(self) -> str:
-        return self.summary()
+    __str__ = __repr__ = summary
 
 
 def compare_steps(

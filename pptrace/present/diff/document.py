@@ -116,11 +116,12 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         blocks=tables.ratios(findings),
     )
     yield Section(title="times of actions by stage and kind", blocks=tables.kinds(findings))
+    picture, left_out = strips(findings)
     yield Section(
         title="both steps by rank and time",
         about="The first above, the second below, aligned where they start; numbers are microbatches, outlined "
-        "actions are the critical path, and the red frame is the first difference.",
-        blocks=strips(findings),
+        f"actions are the critical path, and the red frame is the first difference.{left_out}",
+        blocks=(picture,),
     )
     yield Section(title="first difference", blocks=tables.divergence(findings))
     yield Section(title="slow or fast throughout, and what stands out", blocks=tables.culprits(findings))

@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.analysis.steps.times import action_at
 from pptrace.model.action import Kind
 from pptrace.present import svg
-from pptrace.present.document import Line, Picture
+from pptrace.present.document import Picture
 from pptrace.present.figures import ms
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from pptrace.analysis.diff.step_diff import StepDiff
     from pptrace.analysis.steps.times import Performed
-    from pptrace.present.document import Block
 
 __all__ = ["strips"]
 
@@ -45,17 +44,16 @@ class _Shown:
     """What is left out."""
 
 
-def strips(findings: StepDiff) -> tuple[Block, ...]:
-    """Return the picture, with a note where not everything is drawn."""
+def strips(findings: StepDiff) -> tuple[Picture, str]:
+    """Return the picture, and what is left out of it."""
     begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
     shown = _chosen(findings.steps, begins)
     classes = {_CLASSES.get(Kind(kind), "x") for step in findings.steps for kind in np.unique(step.kind).tolist()}
     picture = Picture(
         draw=lambda: _drawn(findings, shown, begins),
         keys=(("one", "first"), ("two", "second"), *(key for key in _MEANINGS.items() if key[0] in classes)),
-        instead=None,
     )
-    return (picture, Line(text=shown.note, tone="soft")) if shown.note else (picture,)
+    return picture, shown.note
 
 
 def _drawn(findings: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
@@ -90,7 +88,7 @@ def _chosen(steps: Sequence[Performed], begins: Sequence[int]) -> _Shown:
     until = whole if ends.size <= _MOST else int(ends[_MOST])
     some = f"{wanted} of {len(ranks)} ranks" if wanted < len(ranks) else "all ranks"
     cut = f", the first {ms(until)}" if until < whole else ""
-    return _Shown(ranks=kept, until_ns=until, note=f"drawn: {some}{cut}; a .pftrace shows all {total:,} actions")
+    return _Shown(ranks=kept, until_ns=until, note=f" Drawn: {some}{cut}; a .pftrace shows all {total:,} actions.")
 
 
 def _y(place: int, side: int) -> int:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from pptrace.analysis.figure import Figure
+from pptrace.analysis.steps.path import BETWEEN
 from pptrace.config.quantity import format_rate, format_size
 from pptrace.model.action import Kind
 from pptrace.present.document import Cell, Line, Table
@@ -51,14 +52,16 @@ def ladder(findings: StepDiff) -> Table:
 
 def parts(findings: StepDiff) -> Table:
     """Return the parts of both steps."""
-    return _compared({name: pair for name, pair in findings.parts_ns.items() if any(one.value for one in pair)})
+    return _compared(findings.parts_ns)
 
 
-def _compared(rows: Mapping[str, Sides]) -> Table:
-    return Table(
-        head=("", *_COMPARED),
-        rows=tuple((name, ms(pair.first), ms(pair.second), change(pair.change)) for name, pair in rows.items()),
+def _compared(times: Mapping[str, Sides]) -> Table:
+    rows = tuple(
+        (name, ms(pair.first), ms(pair.second), change(pair.change))
+        for name, pair in times.items()
+        if any(one.value for one in pair) or name == BETWEEN
     )
+    return Table(head=("", *_COMPARED), rows=rows)
 
 
 def ratios(findings: StepDiff) -> tuple[Block, ...]:
