@@ -15,29 +15,22 @@ from pptrace.present.document import Document
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["json_of", "plain", "plain_values"]
+__all__ = ["json_of", "plain"]
 
 _BESIDE = ("deviation", "spread")
 
 
 def json_of(documents: Document | Sequence[Document]) -> str:
     """Return a document's values, or a list of several's."""
-    values = (
-        plain_values(documents) if isinstance(documents, Document) else [plain_values(one) for one in documents]
-    )
-    return json.dumps(values, indent=2)
-
-
-def plain_values(document: Document) -> Any:
-    """Return a document's values as JSON has them."""
-    values = document.values
-    return _named(values.items()) if isinstance(values, Mapping) else plain(values)
+    return json.dumps(plain(documents), indent=2)
 
 
 def plain(value: Any) -> Any:
-    """Return what JSON has for a value; what is not known is null."""
+    """Return what JSON has for a value or for a document's; what is not known is null."""
+    if isinstance(value, Document):
+        return _named(value.values.items()) if isinstance(value.values, Mapping) else plain(value.values)
     if isinstance(value, Figure):
-        return plain(value.value)
+        value = value.value
     if isinstance(value, Action):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):

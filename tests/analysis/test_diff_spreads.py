@@ -23,7 +23,7 @@ from pptrace.model.workload import Workload
 from pptrace.present.diff.document import diff_document
 from pptrace.present.page import page_of
 from pptrace.present.text import text_of
-from pptrace.present.values import plain_values
+from pptrace.present.values import plain
 from pptrace.timeline.measurement import Measurement, Step
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def test_text_json_and_page_say_how_much_every_figure_varies() -> None:
     found = diff(recorded(timelines, "all"), recorded(slower, "all"))
 
     document = diff_document(found)
-    text, page, values = text_of(document), page_of(document), plain_values(document)
+    text, page, values = text_of(document), page_of(document), plain(document)
 
     for each in (text, page):
         assert "± is one standard deviation from step to step, of medians over the steps" in each

@@ -16,7 +16,7 @@ from pptrace.analysis.steps.times import performed
 from pptrace.model.action import Kind
 from pptrace.present.explanation import explanation_document
 from pptrace.present.text import text_of
-from pptrace.present.values import plain_values
+from pptrace.present.values import plain
 from pptrace.timeline.measurement import Measurement, Step, Unattributed
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def document_of(one: Explanation, steps: Sequence[Explanation], measurement: Mea
 
 
 def test_every_figure_varies_as_the_steps_do(steps: list[Explanation], measurement: Measurement) -> None:
-    values = plain_values(document_of(steps[1], steps, measurement))
+    values = plain(document_of(steps[1], steps, measurement))
 
     assert values["step_ns_deviation"] == round(float(np.std([one.step_ns.value for one in steps], ddof=1)))
     computing = round(float(np.std([120 * MS * one for one in FACTORS], ddof=1)))
@@ -94,7 +94,7 @@ def test_the_text_has_the_deviations_and_says_what_they_are(
 def test_one_step_varies_by_nothing_that_is_known(steps: list[Explanation], measurement: Measurement) -> None:
     document = document_of(steps[0], steps[:1], measurement)
 
-    assert [name for name in plain_values(document) if name.endswith("_deviation")] == []
+    assert [name for name in plain(document) if name.endswith("_deviation")] == []
     assert "±" not in text_of(document)
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_replayed_is_explained_but_for_what_would_shorten_it(meas
     assert one.what_if is None
     assert "1F3 is missing" in one.no_what_if
     assert "it is not known what less, for it cannot be replayed: " in text_of(document)
-    assert plain_values(document)["what_if"] is None
+    assert plain(document)["what_if"] is None
 
 
 def test_a_step_that_lacks_actions_is_left_out_unless_it_is_asked_for(measurement: Measurement) -> None:

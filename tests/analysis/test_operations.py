@@ -6,7 +6,7 @@ import pytest
 
 from pptrace.present.explanation import TO_SEE_ACTIONS, brief, operations_document
 from pptrace.present.text import text_of
-from pptrace.present.values import plain_values
+from pptrace.present.values import plain
 from pptrace.timeline.measurement import Clock, Measurement, Summary
 
 KERNEL = "void at::native::(anonymous namespace)::add<float, (kind)2>(float*, long)"
@@ -46,7 +46,7 @@ def test_names_beyond_the_top_are_one_row_that_nothing_is_missing_from(measureme
 
 
 def test_the_sums_of_ranks_are_those_of_their_names(measurement: Measurement) -> None:
-    document = plain_values(operations_document(measurement, "run"))
+    document = plain(operations_document(measurement, "run"))
 
     assert document["step"] is None
     for rank in document["ranks"]:

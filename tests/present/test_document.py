@@ -15,7 +15,7 @@ from pptrace.present import svg
 from pptrace.present.document import Cell, Document, Line, Picture, Section, Table
 from pptrace.present.page import page_of
 from pptrace.present.text import text_of
-from pptrace.present.values import json_of, plain, plain_values
+from pptrace.present.values import json_of, plain
 
 NAMES = (
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
@@ -120,9 +120,9 @@ def test_values_have_what_is_known_of_a_figure_beside_it() -> None:
     one = Document(title="a", lead=(), values={"rows": (row,), "parts_ns": {"idle": Figure(1, 2.0)}})
 
     assert plain(row) == expected
-    assert plain_values(one) == {"rows": [expected], "parts_ns": {"idle": 1}, "parts_ns_deviation": {"idle": 2.0}}
-    assert json.loads(json_of(one)) == plain_values(one)
-    assert json.loads(json_of([one, one])) == [plain_values(one)] * 2
+    assert plain(one) == {"rows": [expected], "parts_ns": {"idle": 1}, "parts_ns_deviation": {"idle": 2.0}}
+    assert json.loads(json_of(one)) == plain(one)
+    assert json.loads(json_of([one, one])) == [plain(one)] * 2
 
 
 def test_elements_escape_what_is_no_markup() -> None:

@@ -10,7 +10,7 @@ from small_gpu_trace import SmallGpuTrace
 
 from pptrace.present.explanation import operations_document
 from pptrace.present.text import text_of
-from pptrace.present.values import plain_values
+from pptrace.present.values import plain
 from pptrace.timeline.measurement import ImportRequest, Occupied
 from pptrace_profilers.measure import measure_kineto
 
@@ -31,7 +31,7 @@ def test_computing_exposed_communication_and_idle_time_are_told(tmp_path: Path) 
     found = measure_kineto([trace.write(tmp_path)], ImportRequest())
 
     assert found.occupied == (Occupied(rank=0, computing_ns=40_000, exposed_ns=20_000, idle_ns=20_000),)
-    assert plain_values(operations_document(found, "run"))["occupied"][0]["idle_ns"] == 20_000
+    assert plain(operations_document(found, "run"))["occupied"][0]["idle_ns"] == 20_000
     (line,) = [line for line in text_of(operations_document(found, "run")).splitlines() if "50.0%" in line]
     assert line.split() == ["rank", "0", "0.080", "ms", "0.040", "ms", "50.0%", *("0.020", "ms", "25.0%") * 2]
 

@@ -7,13 +7,14 @@ apart, and then only the whole time is said.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.analysis.figure import Figure, median_of
+from pptrace.analysis.steps.times import Transfers
 from pptrace.model.action import Kind
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.analysis.steps.times import Performed
-    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.model.columns import Int64s
 
 __all__ = ["Calibration", "Fitted", "LinkFit", "WayTime", "calibrate", "fit_link"]
 
@@ -151,36 +152,21 @@ def _fitted(steps: Sequence[Performed], kind: Kind, stage: int) -> Fitted | None
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """Messages whose arrival was seen, of all steps."""
-
-    source: Int32s
-    target: Int32s
-    size_bytes: Int64s
-    took_ns: Int64s
-
-    def __len__(self) -> int:
-        return int(self.source.size)
-
-
-def _seen(steps: Sequence[Performed]) -> _Seen:
+def _seen(steps: Sequence[Performed]) -> Transfers:
+    """Return the messages of all steps whose arrival was seen."""
     masks = [one.transfers.observed & (one.transfers.took_ns >= 0) for one in steps]
-
-    def column(name: str) -> Any:
-        return np.concatenate([getattr(one.transfers, name)[mask] for one, mask in zip(steps, masks, strict=True)])
-
-    return _Seen(
-        source=column("source"), target=column("target"), size_bytes=column("size_bytes"),
-        took_ns=column("took_ns"),
-    )  # fmt: skip
+    columns = {
+        field.name: [getattr(one.transfers, field.name)[mask] for one, mask in zip(steps, masks, strict=True)]
+        for field in fields(Transfers)
+    }
+    return Transfers(**{name: np.concatenate(parts) for name, parts in columns.items()})
 
 
-def _link(seen: _Seen, chosen: NDArray[np.bool_]) -> LinkFit | None:
+def _link(seen: Transfers, chosen: NDArray[np.bool_]) -> LinkFit | None:
     return fit_link(seen.took_ns[chosen], seen.size_bytes[chosen]) if chosen.any() else None
 
 
-def _uneven(seen: _Seen) -> tuple[WayTime, ...]:
+def _uneven(seen: Transfers) -> tuple[WayTime, ...]:
     """Return the fastest and the slowest way, where quartiles and medians of one size are far apart."""
     if not len(seen):
         return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,20 +16,18 @@ from pptrace.analysis.figure import varied
 from pptrace.analysis.steps.match import alike, same_stages
 from pptrace.analysis.steps.path import PathsDiffer, paths_differ
 from pptrace.analysis.steps.pooled import share_of_deviation
-from pptrace.analysis.steps.times import Performed, performed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pptrace.analysis.diff.findings import Change, OrderChange
     from pptrace.analysis.steps.match import Matched
     from pptrace.analysis.steps.sides import Side
+    from pptrace.analysis.steps.times import Performed
     from pptrace.model.columns import Int64s
     from pptrace.timeline.metrics import Metrics
 
 __all__ = ["TOLERANCE", "StepDiff", "diff"]
-
-Renumber: TypeAlias = "Callable[[Performed], Performed]"
 
 TOLERANCE = 0.02
 """By which share the step and each kind's median may differ unless said otherwise."""
@@ -110,10 +108,11 @@ class StepDiff(Pair):
 
 def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
     """Compare two steps action by action."""
-    sides, numbers = (a, b), _numbers(a, b)
-    first, second, folded = alike(*(one(side.performed) for one, side in zip(numbers, sides, strict=True)))
+    sides = (a, b)
+    ranks = max(one.numbers[-1] + 1 if one.numbers else one.performed.placement.ranks for one in sides)
+    first, second, folded = alike(*(_numbered(side, side.performed, ranks) for side in sides))
     taken = StepOfSide.of(a, first), StepOfSide.of(b, second)
-    single = _single(a, folded, numbers[0]), _single(b, folded, numbers[1])
+    single = [[_numbered(side, step, ranks).folded(folded) for step in side.every] for side in sides]
     pair = _varied(pair_of(*taken), _replicates(sides, taken, single), sides)
     others = [
         [step for at, step in enumerate(steps) if at != side.chosen]
@@ -133,28 +132,13 @@ def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
         divergence=first_divergence(first, second, pair.matched, tolerance, ends),
         culprits=tuple(sorted(blamed, key=lambda one: (-abs(one.total_ns), one.sort, one.what))),
         orders=orders(first, second), paths_differ=paths_differ(first, second, pair.chains),
-        spans_ns=(_spans(a), _spans(b)), pools=(a.pools, b.pools), memory=memory_of(sides, metrics),
+        spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=memory_of(sides, metrics),
     )  # fmt: skip
 
 
-def _numbers(a: Side, b: Side) -> tuple[Renumber, Renumber]:
-    """Return what gives the ranks of either side their numbers where recordings lack ranks."""
-    known = [one.measurement.numbers if one.measurement is not None else () for one in (a, b)]
-    ranks = max(
-        one.performed.placement.ranks if not numbers else numbers[-1] + 1
-        for one, numbers in zip((a, b), known, strict=True)
-    )
-
-    def renumber(numbers: tuple[int, ...]) -> Renumber:
-        return lambda step: step.renumbered(numbers, ranks) if numbers else step
-
-    return renumber(known[0]), renumber(known[1])
-
-
-def _single(side: Side, folded: tuple[int, ...], renumber: Renumber) -> list[Performed]:
-    """Return each of a side's steps with its own times."""
-    steps = [renumber(performed(step.timeline)) for step in side.steps]
-    return [step.folded(folded) for step in steps] if folded else steps
+def _numbered(side: Side, step: Performed, ranks: int) -> Performed:
+    """Return a side's step with the numbers that its ranks have where recordings of others are missing."""
+    return step.renumbered(side.numbers, ranks) if side.numbers else step
 
 
 def _replicates(
@@ -190,7 +174,3 @@ def _noise(
     )
     both: Int64s = np.hypot(first[matched.first], second[matched.second]).astype(np.int64)
     return both
-
-
-def _spans(side: Side) -> tuple[int, ...]:
-    return tuple(performed(step.timeline).span_ns for step in side.steps)

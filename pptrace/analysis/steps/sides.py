@@ -60,13 +60,25 @@ class Side:
     @property
     def performed(self) -> Performed:
         """Its computations."""
-        step = performed(self.timeline)
-        return pooled(step, self.others) if self.pools else step
+        if not self.pools:
+            return performed(self.timeline)
+        every = self.every
+        return pooled(every.pop(self.chosen), every)
 
     @property
-    def others(self) -> list[Performed]:
-        """The computations of all other steps."""
-        return [performed(step.timeline) for number, step in enumerate(self.steps) if number != self.chosen]
+    def every(self) -> list[Performed]:
+        """The computations of each of its steps, with its own times."""
+        return [performed(step.timeline) for step in self.steps]
+
+    @property
+    def spans_ns(self) -> tuple[int, ...]:
+        """Lengths of the pipeline in all of its steps."""
+        return tuple(step.span_ns for step in self.every)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The ranks' numbers where recordings of others are missing; empty where none are."""
+        return () if self.measurement is None else self.measurement.numbers
 
     @property
     def metrics(self) -> Metrics:

@@ -13,7 +13,7 @@ from pptrace.experiment.run import Run
 from pptrace.present.diff.document import diff_document
 from pptrace.present.diff.files import write_diff
 from pptrace.present.text import text_of
-from pptrace.present.values import plain_values
+from pptrace.present.values import plain
 from pptrace.timeline.measurement import ImportRequest, Measurement
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Diff:
 
     def to_dict(self, top: int = 10) -> dict[str, Any]:
         """Return everything as plain JSON values, times in nanoseconds."""
-        values: dict[str, Any] = plain_values(self.document(top))
+        values: dict[str, Any] = plain(self.document(top))
         return values
 
     def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
