@@ -81,7 +81,7 @@ def varied(value: T, *groups: Sequence[T], factors: Sequence[float] = (1.0, 1.0)
         groups: replicates of it, one for every step of the first side, and of the second; none for one step.
         factors: what a deviation over each group counts: less than 1 where steps are pooled.
     """
-    deviating: T = _varied(value, groups, factors)
+    deviating: T = _varied(value, groups, factors) if any(groups) else value
     return deviating
 
 
