@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 from markupsafe import Markup
 
+from pptrace.analysis import figure, share
 from pptrace.analysis.figure import Figure, Sides
+from pptrace.analysis.steps import match
 from pptrace.model.action import Action, Kind
-from pptrace.present import svg
+from pptrace.present import explanation, figures, svg
 from pptrace.present.document import Cell, Document, Line, Picture, Section, Table
 from pptrace.present.page import page_of
 from pptrace.present.text import text_of
 from pptrace.present.values import json_of, plain
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 NAMES = (
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
@@ -133,3 +140,11 @@ def test_elements_escape_what_is_no_markup() -> None:
         '<rect x="0" y="2" width="3" height="0.5" class="row"/></g>'
         '<text x="1" y="2" class="label" text-anchor="start">&lt;b&gt;</text></svg>'
     )
+
+
+@pytest.mark.parametrize("module", [explanation, figure, figures, match, share, svg])
+def test_examples_in_docstrings_say_what_comes_out(module: ModuleType) -> None:
+    result = doctest.testmod(module)
+
+    assert result.attempted > 0
+    assert result.failed == 0
