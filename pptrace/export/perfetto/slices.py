@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Slices", "begin_place"]
 
-_INT32 = 1 << 31
 _SENDS, _RECEIVES = (Kind.SEND_F, Kind.SEND_B), (Kind.RECV_F, Kind.RECV_B)
 _CLASS = np.array([0 if kind in _SENDS else 2 if kind in _RECEIVES else 4 for kind in Kind], dtype=np.int8)
 """Place of each kind among slices that begin at once."""
@@ -89,10 +88,10 @@ def _places(chosen: NDArray[np.bool_]) -> Int32s:
 def _combined(keys: list[NDArray[Any]]) -> NDArray[np.integer[Any]]:
     """Return numbers that are equal where all keys are, in the order of the keys."""
     bounds = [int(key.max(initial=0)) + 1 for key in keys]
-    combined: NDArray[np.integer[Any]] = np.zeros(keys[0].size, np.int32 if prod(bounds) < _INT32 else np.int64)
+    combined: NDArray[np.integer[Any]] = np.zeros(keys[0].size, dtype=np.min_scalar_type(-prod(bounds)))
     for key, bound in zip(keys, bounds, strict=True):
         combined *= bound
-        combined += key
+        combined += key.astype(combined.dtype, copy=False)
     return combined
 
 
