@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pptrace.export.kineto.cells import Block, Choice, Part
     from pptrace.model.columns import Int32s, Int64s
@@ -47,7 +47,7 @@ class Names:
 
 
 def named(
-    prefix: Choice, texts: Mapping[int, bytes], ends: Block, plain: frozenset[int] = frozenset()
+    prefix: Choice, texts: Sequence[bytes] | Mapping[int, bytes], ends: Block, plain: frozenset[int] = frozenset()
 ) -> list[Part]:
     """Return ``texts[prefix]`` and at once behind it an end, or for the ``plain`` prefixes only a quote."""
     heads = {code: texts[code] + b'"' * (code in plain) for code in prefix.used}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.model.action import COMMUNICATION
+from pptrace.export.kinds import CARRIES
 from pptrace.timeline.messages import messages
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _peers(timeline: Timeline, found: Messages) -> Int32s:
     """Take the lane's peer where it serves one only, else the rank of the message's other end."""
     rank, sizes = timeline.rank_of_row(), np.diff(timeline.lane_ptr)
     peer = np.repeat(timeline.lane_peer, sizes)
-    open_ended = (peer < 0) & np.isin(timeline.kind, tuple(COMMUNICATION))
+    open_ended = (peer < 0) & CARRIES[timeline.kind]
     if not open_ended.any():
         return peer
     other = np.full(len(timeline), -1, dtype=np.int32)
