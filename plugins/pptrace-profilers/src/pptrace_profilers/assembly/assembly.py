@@ -140,8 +140,8 @@ def _on_one_clock(part: Recording, clock: Clock) -> Recording:
 def _later(execution: Execution, by_ns: int) -> Execution:
     gpu = execution.gpu
     if gpu is not None:
-        gpu = replace(shifted(gpu, by_ns), launch_ns=gpu.launch_ns + by_ns if gpu.launch_ns >= 0 else -1)
-    return replace(shifted(execution, by_ns), gpu=gpu)
+        gpu = shifted(gpu, by_ns, launch_ns=gpu.launch_ns + by_ns if gpu.launch_ns >= 0 else -1)
+    return shifted(execution, by_ns, gpu=gpu)
 
 
 def _staged(execution: Execution, rank: int) -> Execution:
@@ -178,13 +178,13 @@ def _skips_input_gradient(ranks: Sequence[Recording]) -> bool:
 
 def _with_whole_backward(rank: Recording) -> Recording:
     """Make one backward of the first stage's input gradient and what follows it."""
-    kinds = {Kind.I: None, Kind.W: Kind.B}
-    executions = []
-    for execution in rank.executions:
-        action = execution.action
-        kind = kinds.get(action.kind, action.kind) if action.stage == 0 else action.kind
-        if kind is not None:
-            executions.append(replace(execution, action=replace(action, kind=kind)))
+    executions = [
+        replace(one, action=replace(one.action, kind=Kind.B))
+        if one.action.stage == 0 and one.action.kind is Kind.W
+        else one
+        for one in rank.executions
+        if one.action.stage != 0 or one.action.kind is not Kind.I
+    ]
     return replace(rank, executions=tuple(executions))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["timeline_of"]
 
 _COPIES = {Kind.OFFLOAD: Stream.COPY_OUT, Kind.RELOAD: Stream.COPY_IN}
-_Lane = tuple[int, Stream, int]
 
 
 def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tuple[Timeline, Int64s, int]:
@@ -148,25 +146,28 @@ def _moves(messages: Sequence[Message]) -> Iterator[tuple[Slice, int]]:
 
     With each comes when the kernel ended that received it, -1 where none did.
     """
-    free: dict[_Lane, int] = {}
+    free: dict[tuple[int, int, bool], int] = {}
     payloads = kernel_payloads(messages)
     for message in sorted((one for one in messages if one.stage >= 0), key=_end):
         sent, received = message.sent, message.received
         batched = received is not None and payloads[kernel_of(message.target, received)] > 1
         size = max(end.size_bytes for end in (sent, received) if end is not None)
-        for row, end in ((_row(message, sends=True), sent), (_row(message, sends=False), received)):
-            if end is None or row.rank < 0:
+        ways = (message.source, message.target, sent, True), (message.target, message.source, received, False)
+        for rank, peer, end, sends in ways:
+            if end is None or rank < 0:
                 continue
-            lane = (row.rank, row.stream, row.peer)
             start, stop = _times(end, sent, received, batched=batched)
-            stop = max(stop, free.get(lane, stop))
-            start = min(max(start, free.get(lane, start)), stop)
-            free[lane] = stop
-            enter = min(end.start_ns, start)
-            yield (
-                replace(row, start_ns=start, end_ns=stop, enter_ns=enter, size_bytes=size),
-                end.end_ns if end is received and end.posted_ns >= 0 else -1,
-            )
+            stop = max(stop, free.get((rank, peer, sends), stop))
+            start = min(max(start, free.get((rank, peer, sends), start)), stop)
+            free[rank, peer, sends] = stop
+            yield Slice(
+                rank=rank, stream=Stream.SEND if sends else Stream.RECV, peer=peer, size_bytes=size,
+                start_ns=start, end_ns=stop, enter_ns=min(end.start_ns, start),
+                action=Action(
+                    kind=MESSAGE_KINDS[sends, message.forward], unit=message.microbatch, span=message.span,
+                    stage=message.stage if sends else message.to_stage,
+                ),
+            ), -1 if sends or end.posted_ns < 0 else end.end_ns  # fmt: skip
 
 
 def _times(
@@ -182,19 +183,6 @@ def _times(
         return end.start_ns, end.end_ns
     start, stop = max(sent.start_ns, received.start_ns), received.end_ns
     return start, min(stop, max(sent.end_ns, start)) if batched else stop
-
-
-def _row(message: Message, *, sends: bool) -> Slice:
-    """Return the slice of one end of a message, without its times."""
-    source, target = message.source, message.target
-    return Slice(
-        rank=source if sends else target, stream=Stream.SEND if sends else Stream.RECV,
-        peer=target if sends else source, start_ns=0, end_ns=0,
-        action=Action(
-            kind=MESSAGE_KINDS[sends, message.forward], stage=message.stage if sends else message.to_stage,
-            unit=message.microbatch, span=message.span,
-        ),
-    )  # fmt: skip
 
 
 def _end(message: Message) -> int:
@@ -219,4 +207,4 @@ def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
 
 def _since(row: Slice, zero: int) -> Slice:
     """Return a slice by the time since the step's first action; what was launched before waits from then on."""
-    return replace(shifted(row, -zero), enter_ns=max(row.enter_ns - zero, 0))
+    return shifted(row, -zero, enter_ns=max(row.enter_ns - zero, 0))

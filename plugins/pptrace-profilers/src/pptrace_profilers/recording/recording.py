@@ -199,6 +199,6 @@ def pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int) -> tuple[in
     return next((ranks for name, ranks in groups.items() if _PIPELINE.search(name) and rank in ranks), ())
 
 
-def shifted(span: T, by_ns: int) -> T:
-    """Return what has a start and an end, later by some time."""
-    return replace(span, start_ns=span.start_ns + by_ns, end_ns=span.end_ns + by_ns)
+def shifted(span: T, by_ns: int, **changes: Any) -> T:
+    """Return what has a start and an end, later by some time, with other fields changed too."""
+    return replace(span, start_ns=span.start_ns + by_ns, end_ns=span.end_ns + by_ns, **changes)
