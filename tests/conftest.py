@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Give ``pytest -n`` files as a whole, in their order; of ``APART`` test by test, of ``TOGETHER`` all at once."""
+    """Give ``pytest -n`` files as a whole, in order; of ``APART`` test by test, of ``TOGETHER`` all at once."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
