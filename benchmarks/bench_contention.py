@@ -1,16 +1,26 @@
 """Messages that share links: the event kernel alone and whole simulations, in transfers per second.
 
-    python benchmarks/bench_contention.py
+    python benchmarks/bench_contention.py [--against PATH [--rounds 5]]
 
 The kernel's traffic is on 512 hosts, 8 leaves of 64, 16 spines (4:1), 64 MiB a message, a spine per message by
 hash: each host to the same slot of the next leaf, with and without jitter, and random permutations. Cold
 includes compiling; warm is the best of three runs after it in the same process.
+
+With ``--against``, PATH is a checkout of another commit. Both run each case in turn, round by round, in processes
+of their own; printed are the least processor times, which other work on the machine disturbs least, and ratios.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
+import json
 import multiprocessing
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,8 +132,72 @@ def apart(function: Any, *args: Any) -> None:
         pool.apply(function, args)
 
 
+CASES = (
+    "ring, jittered",
+    "ring, synchronised",
+    "permutations, jittered",
+    "permutations, synchronised",
+    "pipeline",
+)
+
+
+def serve(checkout: Path) -> None:
+    """Run the cases that come in on lines, with a checkout's own benchmark; answer each with its least time."""
+    spec: Any = importlib.util.spec_from_file_location(
+        "benchmark", checkout / "benchmarks" / "bench_contention.py"
+    )
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    times: list[float] = []
+    benchmark.report = lambda _name, _transfers, taken: times.append(min(taken[1:]))
+    benchmark.time = SimpleNamespace(perf_counter=time.process_time)
+    for line in sys.stdin:
+        case = line.strip()
+        benchmark.pipeline() if case == "pipeline" else benchmark.kernel(case)
+        sys.stdout.write(json.dumps(times[-1]) + "\n")
+        sys.stdout.flush()
+
+
+def server(checkout: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, __file__, "--serve", str(checkout)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(checkout)}, text=True,
+    )  # fmt: skip
+
+
+def asked(worker: Any, case: str) -> float:
+    worker.stdin.write(case + "\n")
+    worker.stdin.flush()
+    return float(json.loads(worker.stdout.readline()))
+
+
+def compare(other: Path, rounds: int) -> None:
+    workers = [server(checkout) for checkout in (Path(__file__).resolve().parent.parent, other.resolve())]
+    for case in CASES:
+        pairs = [[asked(worker, case) for worker in workers] for _ in range(rounds)]
+        ours, theirs = (min(times) for times in zip(*pairs, strict=True))
+        load = os.getloadavg()[0]
+        print(
+            f"{case:>28}: {ours:.3f} s against {theirs:.3f} s = {theirs / ours:.2f} times (load {load:.1f})",
+            flush=True,
+        )
+    for worker in workers:
+        worker.communicate()
+
+
 def main() -> None:
-    for name in ("ring, jittered", "ring, synchronised", "permutations, jittered", "permutations, synchronised"):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve is not None:
+        serve(given.serve)
+        return
+    if given.against is not None:
+        compare(given.against, given.rounds)
+        return
+    for name in CASES[:-1]:
         apart(kernel, name)
     apart(pipeline)
     apart(llama)

@@ -11,7 +11,7 @@ from pptrace.kernel import run
 from pptrace.schedule.kernels.heap import OUTSIDE, Heap
 from pptrace.sim.contention import Sharing
 from pptrace.sim.jobs import FINER
-from pptrace.sim.kernels import events
+from pptrace.sim.kernels import events, meeting, settling
 from pptrace.sim.kernels.fair import Flows, Links, Places
 from pptrace.sim.sweep import Ran, graph_record, new_tasks
 
@@ -66,13 +66,13 @@ def _run(
 ) -> tuple[Ran, events.Log]:
     tasks, count, ranks = graph.tasks, len(jobs), graph.placement.ranks
     progress = new_tasks(tasks)
-    ends = events.Ends(_filled(tasks, of=np.int64), _filled(tasks, of=np.int64))
+    ends = settling.Ends(_filled(tasks, of=np.int64), _filled(tasks, of=np.int64))
     log = events.Log(
         _filled(room), _filled(room, of=np.int64), _filled(room, of=np.int64), _filled(room), np.zeros(2, np.int64)
     )
     sides = 2 * count if contention.slows else 1
-    busy = events.Ranks(_filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks))
-    paths = events.Paths(shared.ptr, shared.link, shared.weight)
+    busy = meeting.Ranks(_filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks))
+    paths = meeting.Paths(shared.ptr, shared.link, shared.weight)
     run(
         events.run_events,
         (graph_record(graph), _job_record(jobs, tasks), paths, _rules(contention)),
@@ -85,10 +85,10 @@ def _run(
     return Ran(progress.start, ends.end, progress.cause, progress.waiting, int(log.counts[0])), log
 
 
-def _job_record(jobs: Jobs, tasks: int) -> events.Jobs:
+def _job_record(jobs: Jobs, tasks: int) -> settling.Jobs:
     of_task = np.full(tasks, -1, dtype=np.int32)
     of_task[jobs.task] = np.arange(len(jobs))
-    return events.Jobs(
+    return settling.Jobs(
         of_task=of_task, task=jobs.task, volume=jobs.volume, full_rate=jobs.full_rate, overhead=jobs.overhead_ns,
         path=jobs.path, sort=jobs.sort, rank=jobs.rank, peer=jobs.peer,
     )  # fmt: skip
@@ -108,8 +108,8 @@ def _heap(count: int) -> Heap:
     )
 
 
-def _running(count: int) -> events.Running:
-    return events.Running(
+def _running(count: int) -> meeting.Running:
+    return meeting.Running(
         slot=_filled(count, -1), due=_filled(count, of=np.int64), job=_filled(count),
         remaining=_filled(count, of=np.int64), since=_filled(count, of=np.int64), unused=_filled(count),
         used=_filled(3),

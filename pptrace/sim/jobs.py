@@ -10,8 +10,9 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.model.kinds import COMPUTE, SENDS, Kind, Role, Stream
 from pptrace.network.contract import UNLIMITED
-from pptrace.sim.kernels.events import COMMUNICATION, COMPUTATION, FLOW, WHOLE
+from pptrace.sim.kernels.events import WHOLE
 from pptrace.sim.kernels.lowering import BYTE
+from pptrace.sim.kernels.settling import COMMUNICATION, COMPUTATION, FLOW
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
