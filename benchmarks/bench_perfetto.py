@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench_kineto import staircase
+from pairs import compare
 
 from pptrace.export.perfetto import read, write
 from pptrace.export.perfetto.extension import descriptor_set
@@ -108,7 +109,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=128)
     parser.add_argument("--units", type=int, default=2048)
     parser.add_argument("--baseline-units", type=int, default=128, help="0 leaves the baseline out")
+    parser.add_argument("--against", type=Path, help="another checkout, to write pair by pair with")
+    parser.add_argument("--pairs", type=int, default=9)
     args = parser.parse_args()
+    if args.against:
+        compare(args.against, "perfetto", args.ranks, args.units, pairs=args.pairs)
+        return
     timeline = staircase(args.ranks, args.units)
     sends = sum(int((timeline.kind == kind).sum()) for kind in (Kind.SEND_F, Kind.SEND_B))
     print(f"{len(timeline):,} slices, {sends:,} messages")

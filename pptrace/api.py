@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.arguments import Settings, SettingsBesideSchedule
     from pptrace.config.yaml_file import Document
-    from pptrace.stepdiff.comparison import Diff
+    from pptrace.present.diff.comparison import Diff
     from pptrace.study.basis import Basis
     from pptrace.study.compare import Comparison
     from pptrace.study.crossover import Crossover
@@ -206,12 +206,12 @@ def diff(
     Raises:
         PptraceError: whatever cannot be read, in one line.
 
-    >>> found = diff("step.yaml", "run/")  # doctest: +SKIP
-    >>> found.same, found.change  # doctest: +SKIP
+    >>> difference = diff("step.yaml", "run/")  # doctest: +SKIP
+    >>> difference.same, difference.change  # doctest: +SKIP
     (False, 0.053)
-    >>> found.save("report.html", "both.pftrace")  # doctest: +SKIP
+    >>> difference.save("report.html", "both.pftrace")  # doctest: +SKIP
     """
-    from pptrace.stepdiff.comparison import compare_steps
+    from pptrace.present.diff.comparison import compare_steps
     from pptrace.timeline.measurement import ImportRequest
 
     request = ImportRequest(layout=layout, replica=replica, rules=Path(rules) if rules is not None else None)

@@ -8,7 +8,7 @@ COMMANDS = {
     "crossover": "Find where another of two schedules becomes the faster one.",
     "diff": "Compare two steps, simulated or measured, action by action.",
     "replay": "Simulate what was measured again: how much of it the model explains.",
-    "explain": "Say where the time of a measured step went, and what would shorten it.",
+    "explain": "Say where the time of a step went, and what would shorten it.",
     "calibrate": "Fit costs and network to measured traces.",
     "sweep": "Simulate a grid of steps in parallel: a tidy table, and pictures.",
     "show": "Draw a schedule's idealised table.",

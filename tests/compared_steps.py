@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.analysis.diff.step_diff import diff
+from pptrace.analysis.steps.replay import run_order
+from pptrace.analysis.steps.sides import Side
+from pptrace.analysis.steps.times import performed
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.table import Schedule
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
-from pptrace.stepdiff.diff import diff
-from pptrace.steps.replay import run_order
-from pptrace.steps.sides import Side
-from pptrace.steps.times import performed
 from pptrace.timeline.measurement import Step
 from pptrace.timeline.timeline import ROW_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pptrace.stepdiff.diff import StepDiff
+    from pptrace.analysis.diff.step_diff import StepDiff
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["MS", "ROWS", "compared", "one_step", "side_of_step", "slower_way", "stretched", "without_row"]

@@ -20,8 +20,10 @@ settings.load_profile("pptrace")
 ROOT = Path(__file__).parents[1]
 IN_HOUSE = {"models", "networks", "profilers", "schedules"}
 """Entry points of the plugins that live in this repository."""
-SHARED = {"perfetto_ui", "environment"}
-"""Fixtures so dear, a browser and a virtual environment, that one process runs all tests that use them."""
+TOGETHER = ("tests/browser/", "tests/packaging/")
+"""Tests that share something dear: a browser, a virtual environment."""
+APART = ("tests/examples/", "tests/sim/", "tests/cli/")
+"""Tests of files that would take long as a whole."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,11 +32,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Give ``pytest -n`` files as a whole, in order; of ``APART`` test by test, of ``TOGETHER`` all at once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
+            return next((folder for folder in TOGETHER if nodeid.startswith(folder)), file)
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = IN_HOUSE - {entry.name for entry in entry_points(group="pptrace")}
     for item in items:
-        for fixture in SHARED.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(fixture))
         if missing and item.get_closest_marker("needs_plugins"):
             item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(sorted(missing))}"))
 

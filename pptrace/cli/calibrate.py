@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +11,10 @@ import click
 from pptrace.cli import complete
 from pptrace.cli.experiment_flags import one_output
 from pptrace.cli.measured_options import measured_options, read
+from pptrace.cli.printed import echo_documents
 
 if TYPE_CHECKING:
-    from pptrace.timeline.measurement import Measurement
+    from pptrace.timeline.measurement import ImportRequest, Measurement
 
 __all__ = ["command"]
 
@@ -41,9 +40,7 @@ pptrace simulate costs.yaml --schedule interleaved-1f1b --vp 2"""
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     traces: tuple[Path, ...],
-    layout: str,
-    replica: str,
-    rules: Path | None,
+    request: ImportRequest,
     output: str | None,
     node_ranks: int | None,
     *,
@@ -53,16 +50,16 @@ def command(
 
     Lines of NCCL Inspector, which know no actions, give the network alone.
     """
-    from pptrace.calibration.fit import calibrate
-    from pptrace.calibration.fit_yaml import calibrated_yaml, calibration_lines
-    from pptrace.calibration.known_order import schedule_of
+    from pptrace.analysis.calibration.fit import calibrate
+    from pptrace.analysis.calibration.known_order import schedule_of
+    from pptrace.analysis.steps.times import performed
     from pptrace.errors import TraceError
     from pptrace.hooks.registry import Registry
-    from pptrace.steps.times import performed
+    from pptrace.present.calibration import calibrated_yaml, calibration_document
 
     if output is not None and not output.lower().endswith((".yaml", ".yml")):
         raise click.UsageError(f"{output}: a calibration is written as .yaml")
-    measurement = read(traces, layout, replica, rules, without_actions=True)
+    measurement = read(traces, request, without_actions=True)
     if not measurement.steps:
         _network_alone(measurement, traces[0], output, as_json=as_json)
         return
@@ -70,10 +67,10 @@ def command(
     if measurement.numbers or any(one.lacks_stages for one in steps):
         raise TraceError("files of ranks are missing, and with them stages: a fit needs them all", file=traces[0])
     fit = calibrate(steps, node_ranks or 0)
-    click.echo(json.dumps(asdict(fit), indent=2) if as_json else "\n".join(calibration_lines(fit)))
+    echo_documents(calibration_document(fit), as_json=as_json)
     if output is not None:
         schedule = schedule_of(steps[0], Registry.load())
-        _written(output, calibrated_yaml(fit, traces[0].name, schedule))
+        _write(output, calibrated_yaml(fit, traces[0].name, schedule))
 
 
 def _network_alone(measurement: Measurement, traces: Path, output: str | None, *, as_json: bool) -> None:
@@ -82,24 +79,24 @@ def _network_alone(measurement: Measurement, traces: Path, output: str | None, *
     Raises:
         TraceError: not even that was, or nothing of it can be told.
     """
-    from pptrace.calibration.network_fit import fit_network, network_lines, network_yaml
+    from pptrace.analysis.calibration.network_fit import fit_network
+    from pptrace.analysis.steps.sides import NO_ACTIONS
     from pptrace.errors import TraceError
-    from pptrace.steps.sides import NO_ACTIONS
+    from pptrace.present.calibration import network_document, network_yaml
 
     if not measurement.by_size:
         raise TraceError(NO_ACTIONS, file=traces)
     fits = fit_network(measurement.by_size)
-    told = [asdict(one) for one in fits]
-    click.echo(json.dumps({"network": told}, indent=2) if as_json else "\n".join(network_lines(fits)))
+    echo_documents(network_document(fits), as_json=as_json)
     if output is not None:
         text = network_yaml(fits, traces.name)
         if not text:
             message = "latency and bandwidth cannot be told apart: a network needs messages of several sizes"
             raise TraceError(message, file=traces)
-        _written(output, text)
+        _write(output, text)
 
 
-def _written(output: str, text: str) -> None:
+def _write(output: str, text: str) -> None:
     from pptrace.export.output import replace_file
 
     with replace_file(Path(output)) as temporary:

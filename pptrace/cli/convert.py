@@ -137,7 +137,7 @@ def _convert_trace(
 
 def _read(sources: Sequence[Path], step: str, where: Mapping[str, Any]) -> Timeline:
     """Read traces that belong together; of several measured steps the one that is asked for."""
-    from pptrace.steps.sides import measured_side
+    from pptrace.analysis.steps.sides import measured_side
 
     if step == "all":
         raise click.UsageError("--step all: a trace is of one step, a number or median")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pptrace.cli import complete
+from pptrace.cli.measured_options import measured_options
+from pptrace.cli.printed import echo_documents
 
 if TYPE_CHECKING:
-    from pptrace.stepdiff.diff import StepDiff
+    from pptrace.analysis.diff.step_diff import StepDiff
+    from pptrace.timeline.measurement import ImportRequest
 
 __all__ = ["command"]
 
@@ -34,14 +35,13 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the share of 1."""
-        text = str(value).strip()
+        from pptrace.analysis.share import share_of
+        from pptrace.errors import ConfigError
+
         try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = -1.0
-        if not 0 <= share < float("inf"):
-            self.fail(f"{text!r} is no share: write such as 2% or 0.02", param, ctx)
-        return share
+            return share_of(value, "")
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.command("diff", epilog=_EXAMPLES)
@@ -55,11 +55,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
     "--step", default="median", show_default=True,
     help="Which step of a recording: a number, median, or all (medians over all steps); 1,3 for each side's own.",
 )  # fmt: skip
-@click.option(
-    "--layout", default="", help="Sizes of a measured job, such as pp=4,tp=2, where its traces do not say."
-)
-@click.option("--replica", default="", help="Which pipeline of a measured job: dp=0,tp=0, slowest or median.")
-@click.option("--rules", type=click.Path(path_type=Path), help="A YAML file of rules by which names are actions.")
+@measured_options
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Actions that are listed.")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files(),
@@ -72,9 +68,7 @@ def command(
     tolerance: float,
     fail_over: float | None,
     step: str,
-    layout: str,
-    replica: str,
-    rules: Path | None,
+    request: ImportRequest,
     top: int,
     outputs: tuple[str, ...],
     *,
@@ -82,38 +76,24 @@ def command(
 ) -> None:
     """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces."""
     from pptrace.hooks.registry import Registry
-    from pptrace.stepdiff.diff import diff
-    from pptrace.stepdiff.document import diff_document
-    from pptrace.stepdiff.outputs import check_targets, write_diff
-    from pptrace.stepdiff.text import diff_lines
-    from pptrace.steps.read import notes_on, side_of, steps_of
-    from pptrace.timeline.measurement import ImportRequest
+    from pptrace.present.diff.comparison import compare_steps
+    from pptrace.present.diff.files import check_targets
 
     check_targets(outputs)
-    registry = Registry.load()
-    request = ImportRequest(layout=layout, replica=replica, rules=rules)
-    sides = [
-        side_of(text, own, registry, request) for text, own in zip((first, second), steps_of(step), strict=True)
-    ]
-    found = diff(sides[0], sides[1], tolerance)
-    notes = notes_on(sides, step, request)
-    click.echo(
-        json.dumps(diff_document(found, top, notes), indent=2)
-        if as_json
-        else "\n".join(diff_lines(found, top, notes))
-    )
-    for path in write_diff(outputs, found, sides, notes, top):
+    difference = compare_steps(first, second, tolerance, step, request, Registry.load())
+    echo_documents(difference.document(top), as_json=as_json)
+    for path in difference.save(*outputs, top=top):
         click.echo(f"wrote {path}", err=True)
-    sys.exit(_code(found, fail_over))
+    sys.exit(_code(difference.findings, fail_over))
 
 
-def _code(found: StepDiff, fail_over: float | None) -> int:
+def _code(findings: StepDiff, fail_over: float | None) -> int:
     from pptrace.errors import TraceError
 
     if fail_over is not None:
-        if found.ranks[0] != found.ranks[1]:
-            first, second = found.ranks
+        if findings.ranks[0] != findings.ranks[1]:
+            first, second = findings.ranks
             message = f"--fail-over gates steps of as many ranks: the first has {first}, this one {second}"
-            raise TraceError(message, file=found.names[1])
-        return _DIFFERENT if found.change > fail_over else _SAME
-    return _SAME if found.same else _DIFFERENT
+            raise TraceError(message, file=findings.names[1])
+        return _DIFFERENT if findings.change > fail_over else _SAME
+    return _SAME if findings.same else _DIFFERENT

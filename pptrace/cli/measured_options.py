@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pptrace.timeline.measurement import Measurement
+    from pptrace.timeline.measurement import ImportRequest, Measurement
 
 __all__ = ["measured_options", "read"]
 
@@ -24,27 +25,30 @@ _OPTIONS = (
 
 
 def measured_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--layout``, ``--replica`` and ``--rules`` to a command."""
+    """Add ``--layout``, ``--replica`` and ``--rules`` to a command, which gets them as one ``request``."""
+
+    @wraps(function)
+    def command(layout: str, replica: str, rules: Path | None, **given: Any) -> Any:
+        from pptrace.timeline.measurement import ImportRequest
+
+        return function(request=ImportRequest(layout=layout, replica=replica, rules=rules), **given)
+
     for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
-def read(
-    traces: Sequence[Path], layout: str, replica: str, rules: Path | None, *, without_actions: bool = False
-) -> Measurement:
+def read(traces: Sequence[Path], request: ImportRequest, *, without_actions: bool = False) -> Measurement:
     """Read measured traces, or ours; what is noted goes to standard error.
 
     Raises:
         TraceError: they cannot be read, or hold no action of a pipeline and are not taken ``without_actions``.
     """
+    from pptrace.analysis.steps.sides import NO_ACTIONS
     from pptrace.errors import TraceError
     from pptrace.experiment.measured import read_measurement
     from pptrace.hooks.registry import Registry
-    from pptrace.steps.sides import NO_ACTIONS
-    from pptrace.timeline.measurement import ImportRequest
 
-    request = ImportRequest(layout=layout, replica=replica, rules=rules)
     measurement, _ = read_measurement(traces, Registry.load(), request)
     if not measurement.steps and not without_actions:
         raise TraceError(NO_ACTIONS, file=traces[0])

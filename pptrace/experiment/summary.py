@@ -1,7 +1,9 @@
-"""A run in at most 25 lines of 80 columns."""
+"""A run in at most 25 lines, those that are wider than the terminal folded; nothing is cut."""
 
 from __future__ import annotations
 
+import shutil
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pptrace.config.choices import PolicyName, StreamPer
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["job_text", "setting_text", "summary_lines", "time_text"]
 
 WIDTH = 80
-"""Columns that every line fits."""
+"""Columns at which lines are folded where there is no terminal."""
 
 LINES = 25
 """Lines that a terminal shows at once."""
@@ -38,16 +40,26 @@ def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
 
     Where all would be too many lines, blank ones go first, then the data-parallel one, then those about links.
     """
+    width = shutil.get_terminal_size((WIDTH, LINES)).columns
     head = [*_headline(run), *_notes(run), _figures(run)]
     parts = [
-        head, [""], _where_time_goes(run), _reduction(run), _busiest(run), [""], _ranks(run), _warning(run),
-        _last(run, written),
+        head, [""], _where_time_goes(run, width), _reduction(run), _busiest(run), [""], _ranks(run), _warning(run),
+        _last(run, written, width),
     ]  # fmt: skip
+    parts = [[part for line in lines for part in _folded(line, width)] for lines in parts]
     for dropped in ([], [1, 5], [1, 3, 5], [1, 3, 4, 5]):
         lines = [line for index, part in enumerate(parts) if index not in dropped for line in part]
         if len(lines) <= LINES:
             break
-    return [line[:WIDTH].rstrip() for line in lines]
+    return lines
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """Return a line as lines that fit, if it can be broken between words."""
+    line = line.rstrip()
+    if len(line) <= width:
+        return [line]
+    return wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def time_text(run: Run, time_ns: float) -> str:
@@ -120,15 +132,16 @@ def _figures(run: Run) -> str:
     return "  ".join(parts)
 
 
-def _where_time_goes(run: Run) -> list[str]:
+def _where_time_goes(run: Run, width: int) -> list[str]:
     metrics = run.metrics
     whole = metrics.ranks * metrics.step_ns or 1
     idle = [(name, f"{time / whole:.1%}") for name, time in metrics.idle_by_cause_ns.items()]
     causes = [f"{name} {share}" for name, share in idle if share != "0.0%"]
-    return [*_wrapped("idle by cause  ", causes or ["none"]), _path(run)]
+    return [*_wrapped("idle by cause  ", causes or ["none"], width), _path(run, width)]
 
 
-def _path(run: Run) -> str:
+def _path(run: Run, width: int) -> str:
+    """Return the kinds on the path, as many as one line has room for."""
     path, step = run.metrics.path, run.metrics.step_ns or 1
     most = ""
     if path.slowest_stage >= 0 and run.prepared.schedule.stages > 1:
@@ -136,7 +149,7 @@ def _path(run: Run) -> str:
     line = "critical path  "
     for kind, time in path.by_kind_ns.items():
         part = f"{'' if line.endswith('  ') else ', '}{kind} {time / step:.1%}"
-        if time * 2000 >= step and len(line + part + most) <= WIDTH:
+        if time * 2000 >= step and len(line + part + most) <= width:
             line += part
     return line + most
 
@@ -173,11 +186,11 @@ def _hops(use: LinkUse) -> str:
     return f" (ranks {shown}{', …' if len(use.hops) > _SHOWN else ''})"
 
 
-def _wrapped(title: str, parts: list[str]) -> list[str]:
+def _wrapped(title: str, parts: list[str], width: int) -> list[str]:
     lines = [title]
     for part in parts:
         joined = f"{lines[-1]}{'' if lines[-1].endswith('  ') else ', '}{part}"
-        if len(joined) > WIDTH:
+        if len(joined) > width:
             lines[-1] += ","
             joined = " " * len(title) + part
             lines.append(joined)
@@ -217,9 +230,9 @@ def _warning(run: Run) -> list[str]:
     return [f"warning: rank {rank} is {format_size(size)} over its memory at {time_text(run, at)}"]
 
 
-def _last(run: Run, written: Sequence[Path]) -> list[str]:
+def _last(run: Run, written: Sequence[Path], width: int) -> list[str]:
     traces = [path for path in written if path.name.lower().endswith((".pftrace", ".json", ".gz"))]
     lever = f"lever: {run.lever}"
     following = f"next: pptrace open {traces[0]}" if traces else "next: add -o step.pftrace"
     joined = f"{lever}; {following}"
-    return [joined] if len(joined) <= WIDTH else [lever, following]
+    return [joined] if len(joined) <= width else [lever, following]

@@ -9,9 +9,9 @@ import numpy as np
 
 from pptrace.config.quantity import format_rate
 from pptrace.export.kernels import first_free
+from pptrace.export.kinds import CARRIES, NAMES, RECEIVES
 from pptrace.export.kineto.peers import Peers
 from pptrace.kernel import run
-from pptrace.model.action import COMMUNICATION, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Hops", "link_title", "routed"]
-
-_RECEIVES = (Kind.RECV_F, Kind.RECV_B)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,13 +85,13 @@ class Hops:
 
     def titles(self, timeline: Timeline) -> NDArray[np.bytes_]:
         """Return a title such as ``SEND_F 3 0>1`` for each of :attr:`sent`."""
-        kinds = np.array([kind.name for kind in Kind], dtype=np.bytes_)
+        names = np.array(NAMES, dtype=np.bytes_)
         kind = timeline.kind[self.sent]
         rank = timeline.rank_of_row()[self.sent]
         unit, span = timeline.unit[self.sent], timeline.span[self.sent]
-        into = np.isin(kind, _RECEIVES)
+        into = RECEIVES[kind]
         ends = np.where(into, self.peer, rank), np.where(into, rank, self.peer)
-        what = np.strings.add(kinds[kind], _texts(unit, span, _units))
+        what = np.strings.add(names[kind], _texts(unit, span, _units))
         titles: NDArray[np.bytes_] = np.strings.add(what, _texts(*ends, _between))
         return titles
 
@@ -134,7 +132,7 @@ def _spread(timeline: Timeline, row: Int32s, hops: Int64s) -> tuple[Int64s, Int6
 def _peers(timeline: Timeline, rows: Int32s) -> Int32s:
     """Take the lane's peer where it serves one only, else the neighbour that the placement tells."""
     peer = np.repeat(timeline.lane_peer, np.diff(timeline.lane_ptr))[rows]
-    carried = np.isin(timeline.kind[rows], tuple(COMMUNICATION))
+    carried = CARRIES[timeline.kind[rows]]
     told = np.where(carried, Peers.of(timeline.placement).among(timeline, rows), np.int32(-1))
     return np.where(peer >= 0, peer, told)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from pptrace.timeline.actions import actions_in_parts, segment_rows
 from pptrace.timeline.row_index import index_timeline
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pptrace.model.columns import Int32s
     from pptrace.timeline.timeline import Timeline
 
@@ -37,27 +39,32 @@ def messages(timeline: Timeline) -> Messages:
     An action that spans several units is found by any of them; where several consumers share a
     message, the one that started first counts.
     """
-    placement = timeline.placement
-    index = index_timeline(timeline)
-    edges, units = placement.edges.shape[0], placement.units
-    cell = np.flatnonzero((index.send >= 0) | (index.recv >= 0))
-    forward = cell < edges * units
-    edge, unit = (cell % (edges * units)) // max(units, 1), cell % max(units, 1)
-    low, high = placement.edges[edge, 0] * units + unit, placement.edges[edge, 1] * units + unit
-    found = np.stack([
-        index.send[cell],
-        index.recv[cell],
-        np.where(forward, index.forward[low], index.gradient[high]),
-        np.where(forward, index.forward[high], index.gradient[low]),
-    ])  # fmt: skip
-    first = np.where(found[0] >= 0, found[0], found[1])
-    starts = np.where(found[3] >= 0, timeline.start_ns[found[3]], 0) if len(timeline) else first
-    found[3] = _first_segments(timeline, found[3])
+    index, edges = index_timeline(timeline), timeline.placement.edges
+    stages, units = timeline.placement.stages, timeline.placement.units
+    shown = ((index.send >= 0) | (index.recv >= 0)).reshape(2 * len(edges), units)
+    computed = np.concatenate([index.forward, index.gradient])
+    ends = np.concatenate([edges, edges[:, ::-1] + stages]).astype(np.int64)
+    away = (ends - np.arange(2 * len(edges))[:, None]) * units
+    cell, count = np.flatnonzero(shown), np.count_nonzero(shown, axis=1)
+    send, recv = index.send[cell], index.recv[cell]
+    producer, consumer = (computed[cell + np.repeat(column, count)] for column in away.T)
+    consumer = _first_segments(timeline, consumer)
+    order = _order(timeline, np.where(send >= 0, send, recv), consumer)
+    return Messages(send=send[order], recv=recv[order], producer=producer[order], consumer=consumer[order])
+
+
+def _order(timeline: Timeline, first: Int32s, consumer: Int32s) -> NDArray[np.integer[Any]]:
+    """Return messages by their first slices, each slice once."""
+    place = np.full(len(timeline), -1, dtype=np.int32)
+    place[first] = np.arange(first.size)
+    order: NDArray[np.integer[Any]] = place[place >= 0]
+    if order.size == first.size:
+        return order
+    starts = np.where(consumer >= 0, timeline.start_ns[consumer], 0)
     order = np.lexsort((starts, first))
     keep = np.ones(order.size, dtype=bool)
     keep[1:] = first[order][1:] != first[order][:-1]
-    send, recv, producer, consumer = found[:, order[keep]].astype(np.int32)
-    return Messages(send=send, recv=recv, producer=producer, consumer=consumer)
+    return order[keep]
 
 
 def _first_segments(timeline: Timeline, rows: Int32s) -> Int32s:

@@ -101,6 +101,7 @@ def perfetto_ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PerfettoUi
             executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         )
         page = browser.new_page(viewport={"width": 1600, "height": 1100})
+        page.set_default_timeout(PATIENCE_MS)
         page.route(lambda url: not url.startswith(address), lambda route: route.abort())
         yield PerfettoUi(page, address, folder)
         browser.close()

@@ -8,9 +8,9 @@ import pytest
 from compared_steps import compared, one_step, side_of_step
 from recorded_side import recorded
 
-from pptrace.stepdiff.diff import diff
-from pptrace.stepdiff.outputs import write_diff
-from pptrace.steps.times import performed
+from pptrace.analysis.diff.step_diff import diff
+from pptrace.analysis.steps.times import performed
+from pptrace.present.diff.files import write_diff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,7 @@ def test_differences_and_counters_say_the_same(both: Path, perfetto_ui: Any) -> 
     found, _ = compared()
     assert named == pytest.approx(counted)
     last = perfetto_ui.query("SELECT value FROM counter ORDER BY ts DESC LIMIT 1")[0][0]
-    assert last == pytest.approx((found.step_ns[1] - found.step_ns[0]) / 1e6)
+    assert last == pytest.approx(found.step_ns.change.value / 1e6)
 
 
 def test_pictures_are_kept(both: Path, perfetto_ui: Any, screenshots: Path) -> None:

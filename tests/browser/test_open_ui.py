@@ -60,6 +60,7 @@ def page(perfetto_ui: Any, dist: Path) -> Iterator[Any]:
     with suppress(sync_api.Error):
         for origin in (PUBLIC_UI, OTHER_SITE):
             context.grant_permissions(["local-network-access"], origin=origin)
+    context.set_default_timeout(PATIENCE_S * 1000)
     page = context.new_page()
 
     def answer(route: Any) -> None:

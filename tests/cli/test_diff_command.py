@@ -116,7 +116,7 @@ def test_json_holds_what_the_text_says(pptrace: Callable[..., Any]) -> None:
 
     found = json.loads(answer.out)
     first, second = found["step_ns"]
-    assert sum(rung["change_ns"] for rung in found["ladder"]) == second - first
+    assert sum(one["change_ns"] for one in found["ladder"]) == second - first
     assert len(found["actions"]) == 1
     assert not found["same"]
 

@@ -46,6 +46,23 @@ def test_an_explanation_names_parts_ranks_and_what_would_shorten_the_step(pptrac
     assert "without any bubble" in text
 
 
+@pytest.mark.parametrize("planned", ["step.yaml", "table.csv"])
+def test_a_configuration_and_a_table_are_steps_to_explain(pptrace: Any, planned: str) -> None:
+    document = json.loads(pptrace("explain", planned, "--json").out)
+    answer = pptrace("explain", planned, "--step", "2")
+
+    assert sum(document["parts_ns"].values()) == document["step_ns"]
+    assert document["unattributed"] == document["notes"] == []
+    assert answer.out.startswith(f"{planned}, simulated: step ")
+    assert answer.err == f"note: --step does nothing: {planned} is no measurement\n"
+
+
+def test_a_configuration_is_explained_as_its_trace_is(pptrace: Any) -> None:
+    plan, trace = (json.loads(pptrace("explain", name, "--json").out) for name in ("step.yaml", "step.pftrace"))
+
+    assert plan == trace
+
+
 def test_a_fit_of_a_simulation_gives_its_costs_back(pptrace: Any, folder: Path) -> None:
     found = json.loads(pptrace("calibrate", "step.pftrace", "--json", "-o", "costs.yaml").out)
 
@@ -135,6 +152,8 @@ def test_wires_of_a_node_have_a_bandwidth(pptrace: Any, folder: Path) -> None:
     [
         (("explain", "nothing"), "nothing: No such file or directory"),
         (("explain", "empty"), "empty: is an empty folder"),
+        (("explain", "gone.yaml"), "gone.yaml: no such file"),
+        (("explain", "step.yaml", "step.pftrace"), "step.pftrace: a configuration or a table is explained alone"),
         (("replay", "table.csv"), "no importer recognises it"),
         (("replay", "step.yaml"), "pip install pptrace-profilers"),
         (("calibrate", "step.pftrace", "-o", "costs.json"), "a calibration is written as .yaml"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -62,6 +63,20 @@ def test_the_summary_fits_25_lines_of_80_columns(pptrace: Pptrace) -> None:
         lines = answer.out.splitlines()
         assert len(lines) <= 25
         assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(("columns", "lines"), [("100", 1), ("40", 2)])
+def test_lines_are_as_wide_as_the_terminal_and_never_cut(
+    columns: str, lines: int, pptrace: Pptrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--set", "costs.activation=100 GiB"]
+    monkeypatch.setenv("COLUMNS", columns)
+
+    text = pptrace("simulate", "step.yaml", *options).out
+
+    (figures,) = re.findall(r"^step .*?(?=\n+idle by)", text, re.DOTALL | re.MULTILINE)
+    assert figures.split()[-2:] == ["18", "GiB"]
+    assert len(figures.splitlines()) == lines
 
 
 def test_json_holds_what_the_summary_tells(pptrace: Pptrace) -> None:

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 LAYERS = (
     {"commands", "errors", "version"},
-    {"kernel", "model", "config"},
+    {"kernel", "model", "config", "present.svg"},
     {"network", "schedule", "viewer"},
     {"timeline"},
     {"sim", "hooks.offers"},
     {"export", "builtin", "show"},
     {"hooks"},
     {"experiment"},
-    {"study", "steps"},
-    {"stepdiff", "calibration", "explanation"},
+    {"study", "analysis"},
+    {"present"},
     {"api", "plugin", "testing"},
     {"cli"},
 )

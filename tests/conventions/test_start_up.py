@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-HEAVY = {"google", "matplotlib", "numba", "numpy", "perfetto", "pydantic", "rich", "yaml"}
+HEAVY = {"google", "jinja2", "markupsafe", "matplotlib", "numba", "numpy", "perfetto", "pydantic", "rich", "yaml"}
 """``google`` is where protobuf lives."""
 
 TABLE = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
@@ -80,7 +80,7 @@ def test_a_small_simulation_never_imports_numba_or_what_it_does_not_use(tmp_path
     loaded = modules_after(command(["simulate", "--schedule", "table.csv"]), tmp_path)
 
     assert "numpy" in loaded
-    assert tops(loaded) & {"google", "matplotlib", "numba", "perfetto"} == set()
+    assert tops(loaded) & {"google", "jinja2", "matplotlib", "numba", "perfetto"} == set()
 
 
 def test_a_small_trace_never_imports_numba(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_neither_document_nor_trace_holds_a_folder(table: Path, tmp_path: Path) 
         assert b"secret folder" not in (tmp_path / name).read_bytes()
 
 
-def test_the_document_holds_plain_values_that_agree_with_the_metrics(table: Path) -> None:
+def test_the_document_holds_plain_that_agree_with_the_metrics(table: Path) -> None:
     made = run(table)
 
     document = made.to_dict()

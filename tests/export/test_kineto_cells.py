@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.export.kineto.cells import microseconds, number, scattered, stacked, words
+from pptrace.export.kineto.cells import Choice, Some, microseconds, number, stacked, words
 
 INT64 = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 SMALL = st.integers(min_value=-(10**6), max_value=10**6)
@@ -38,6 +38,16 @@ def test_a_word_on_every_line_is_no_cell() -> None:
     assert words(np.array([1, 1]), [b"a", b"bc"]) == b"bc"
 
 
-def test_lines_between_scattered_ones_are_blank() -> None:
-    block = stacked(1, [b"ab"])
-    assert scattered(block, np.array([1]), 3).tobytes() == b"  ab  "
+def test_words_that_are_all_the_same_are_no_cell() -> None:
+    assert Choice.of(np.array([0, 1])).among([b"a", b"a", b"bc"]) == b"a"
+
+
+def test_lines_between_some_are_blank() -> None:
+    some = Some(stacked(1, [b"ab"]), np.array([1]))
+    assert stacked(3, [b"x", some]).tobytes() == b"x  xabx  "
+
+
+def test_many_lines_are_put_together_as_few_are() -> None:
+    numbers = np.arange(5000)
+    lines = stacked(5000, [b"x" * 1000, number(numbers), b"\n"])
+    assert lines.tobytes().decode() == "".join(f"{'x' * 1000}{value:4}\n" for value in numbers)

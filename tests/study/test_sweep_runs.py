@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -208,6 +210,16 @@ def test_an_executor_takes_options_as_text_or_as_a_mapping(executor: Any) -> Non
 
     assert plugin.threads
     assert all(name.startswith("tcp://host:8786") for name in plugin.threads)
+
+
+def test_the_executor_of_the_page_runs_points(root: Path) -> None:
+    page = (root / "docs" / "sweep.md").read_text(encoding="utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "hookimpl" in block]
+    module = ModuleType("page")
+    exec(compile(code, "page", "exec", dont_inherit=True), vars(module))  # noqa: S102 - our own page
+    registry = Registry.load(entry_points=False, plugins={"page": module})
+
+    assert sweep(executor="threads:prefix=mine", registry=registry).rows == sweep().rows
 
 
 @pytest.mark.parametrize(

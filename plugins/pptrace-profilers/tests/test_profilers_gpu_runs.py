@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from strategies import valid_schedules
 
 import pptrace
+from pptrace.analysis.diff.step_diff import diff
+from pptrace.analysis.steps.replay import replay
 from pptrace.errors import DeadlockError
 from pptrace.model.action import COMMUNICATION
 from pptrace.model.workload import Workload
@@ -23,8 +25,6 @@ from pptrace.network.flat import Flat
 from pptrace.schedule.issue_order import with_messages
 from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.simulate import simulate
-from pptrace.stepdiff.diff import diff
-from pptrace.steps.replay import replay
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.metrics import IdleCause
 from pptrace_profilers.importers import measure_kineto
@@ -172,8 +172,8 @@ def test_a_simulated_step_does_not_differ_from_its_kernels(name: str, policy: Po
 
     assert (result.change, result.changes, result.orders, result.culprits) == (0, (), (), ())
     assert result.divergence is None
-    assert [rung.change_ns for rung in result.rungs] == [0] * 6
-    assert batches or all(way.median_ns[0] == way.median_ns[1] for way in result.ways)
+    assert [one.change_ns.value for one in result.ladder] == [0] * 6
+    assert batches or all(way.median_ns.first == way.median_ns.second for way in result.ways.values())
     again = replay(step)
     assert again.replayed_ns == again.step.span_ns
 
@@ -202,7 +202,7 @@ def test_a_slow_way_is_that_link_and_waits_for_peers_are_none(name: str) -> None
         step = read_back(GpuRun(timeline=timeline, said="posts", shift_ns=shift)).steps[0].timeline
         found = diff(side_of_step(plan), side_of_step(step, measured=True))
         blamed[type(network)] = [(one.sort, one.what) for one in found.culprits]
-        assert max(found.rungs, key=lambda rung: rung.change_ns).name == "transfers"
+        assert max(found.ladder, key=lambda one: one.change_ns.value).name == "transfers"
 
     assert blamed == {Flat: [], OneSlowWay: [("slow link", "rank 1 to rank 2")]}
 

@@ -44,7 +44,7 @@ def test_a_run_does_not_differ_from_itself() -> None:
     assert found["actions"] == found["orders"] == found["culprits"] == []
     assert found["divergence"] is None
     assert found["step_ns"][0] == found["step_ns"][1]
-    assert {rung["change_ns"] for rung in found["ladder"]} == {0}
+    assert {one["change_ns"] for one in found["ladder"]} == {0}
 
 
 @pytest.mark.parametrize("name", ["2F4", "1B2", "0B7"])
@@ -242,6 +242,6 @@ def test_a_braid_s_time_is_shared_as_its_members_take_alone() -> None:
     found = json.loads(CliRunner().invoke(cli, ["calibrate", str(run), "--json"]).stdout)
     fitted = {(one["kind"], one["stage"]): one for one in found["fitted"]}
 
-    assert fitted["B", 0]["in_braids"]
+    assert fitted["B", 0]["in_overlapped_pairs"]
     assert fitted["B", 0]["median_ns"] == pytest.approx(fitted["B", 1]["median_ns"], rel=0.05)
     assert fitted["F", 0]["median_ns"] == pytest.approx(10_300_000, rel=0.02)

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pptrace.cli.annotate import module_for
 from pptrace.model.action import Kind
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.timeline import Stream, Timeline
+from pptrace_profilers.annotate.command import module_for
 from pptrace_profilers.importers import measure_kineto
 
 HERE = Path(__file__).parent

@@ -54,13 +54,13 @@ def test_every_figure_of_a_recording_has_its_spread_beside_a_plan(step: str, tmp
 
     found = diffed(plan, RUN, "--step", step)
 
-    assert found["step_varies_ns"][0] is None
-    assert found["step_varies_ns"][1] > 0
-    assert all(pair[0] is None and pair[1] is not None for pair in found["parts_vary_ns"].values())
-    assert all(rung["spread_ns"] is not None for rung in found["ladder"])
-    assert all(row["ratio_varies"] > 0 for row in found["kinds"])
-    assert all(one["noise_ns"] > 0 for one in found["actions"])
-    assert sum(rung["change_ns"] for rung in found["ladder"]) == found["step_ns"][1] - found["step_ns"][0]
+    assert found["step_ns_deviation"][0] is None
+    assert found["step_ns_deviation"][1] > 0
+    assert all(pair[0] is None and pair[1] is not None for pair in found["parts_ns_deviation"].values())
+    assert all(one["change_ns_deviation"] is not None for one in found["ladder"])
+    assert all(row["ratio_deviation"] > 0 for row in found["kinds"])
+    assert all(one["change_ns_deviation"] > 0 for one in found["actions"])
+    assert sum(one["change_ns"] for one in found["ladder"]) == found["step_ns"][1] - found["step_ns"][0]
 
 
 def test_medians_over_five_steps_tell_more_actions_from_noise_than_one_step_does(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_an_explanation_says_by_how_much_its_figures_vary() -> None:
     found = json.loads(invoked("explain", RUN, "--json"))
 
     assert len(found["lengths_ns"]) == 5
-    assert found["varies"]["step_ns"] > 0
-    assert all(rank["busy_ns"] > 0 for rank in found["varies"]["ranks"])
+    assert found["step_ns_deviation"] > 0
+    assert all(rank["busy_ns_deviation"] > 0 for rank in found["ranks"])
     assert "±" in invoked("explain", RUN)
     assert "5 steps: " in invoked("replay", RUN)

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_gpu_trace import SmallGpuTrace
 
-from pptrace.explanation.summed import summed_document, summed_lines
+from pptrace.present.explanation import operations_document
+from pptrace.present.text import text_of
+from pptrace.present.values import plain
 from pptrace.timeline.measurement import ImportRequest, Occupied
 from pptrace_profilers.importers import measure_kineto
 
@@ -25,8 +27,8 @@ def test_computing_exposed_communication_and_idle_time_are_told(tmp_path: Path) 
     found = measure_kineto([trace.write(tmp_path)], ImportRequest())
 
     assert found.occupied == (Occupied(rank=0, computing_ns=40_000, exposed_ns=20_000, idle_ns=20_000),)
-    assert summed_document(found)["occupied"][0]["idle_ns"] == 20_000
-    (line,) = [line for line in summed_lines(found, "run") if "50.0%" in line]
+    assert plain(operations_document(found, "run"))["occupied"][0]["idle_ns"] == 20_000
+    (line,) = [line for line in text_of(operations_document(found, "run")).splitlines() if "50.0%" in line]
     assert line.split() == ["rank", "0", "0.080", "ms", "0.040", "ms", "50.0%", *("0.020", "ms", "25.0%") * 2]
 
 

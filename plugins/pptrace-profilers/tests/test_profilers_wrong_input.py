@@ -13,14 +13,8 @@ from click.testing import CliRunner
 from pptrace.cli.explain import command
 from pptrace.errors import ConfigError, TraceError
 from pptrace.timeline.measurement import ImportRequest
+from pptrace_profilers import importers
 from pptrace_profilers.events import blocks, unpacking
-from pptrace_profilers.importers import (
-    measure_inspector,
-    measure_kineto,
-    measure_nccl,
-    measure_nsys,
-    measure_pftrace,
-)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +35,7 @@ def written(folder: Path, *events: dict[str, Any], name: str = "rank0.json", **i
 
 
 def measured(*paths: Path, **request: Any) -> Measurement:
-    return measure_kineto(list(paths), ImportRequest(**request))
+    return importers.measure_kineto(list(paths), ImportRequest(**request))
 
 
 GOOD = (span("PP:0F0", 0, 5), span("PP:0B0", 10, 5))
@@ -85,9 +79,9 @@ def test_a_file_that_unfolds_without_end_is_refused(tmp_path: Path, monkeypatch:
 
 
 BOMBS = {
-    "pytorch-perfetto": (measure_pftrace, b"\n\x00", 200_000),
-    "nccl-inspector": (measure_inspector, b"\n", 400_000),
-    "nccl-profiler": (measure_nccl, b"{},", 200_000),
+    "pytorch-perfetto": (importers.measure_pftrace, b"\n\x00", 200_000),
+    "nccl-inspector": (importers.measure_inspector, b"\n", 400_000),
+    "nccl-profiler": (importers.measure_nccl, b"{},", 200_000),
 }
 
 
@@ -284,7 +278,7 @@ def test_a_damaged_gzip_file_among_others_is_named_and_left_out(pipeline: Any, t
 def test_a_database_without_kernels_says_whose_time_its_actions_have(pipeline: Any, tmp_path: Path) -> None:
     path = pipeline.nsys(tmp_path / "run.sqlite", drop="CUPTI_ACTIVITY_KIND_KERNEL")
 
-    notes = " ".join(measure_nsys([path], ImportRequest()).notes)
+    notes = " ".join(importers.measure_nsys([path], ImportRequest()).notes)
 
     assert "has no CUPTI_ACTIVITY_KIND_KERNEL: actions last as long as their ranges on the host" in notes
 
@@ -298,6 +292,6 @@ def test_a_message_of_a_microbatch_that_nobody_computed_is_no_part_of_a_step(
     trace["traceEvents"] = [one for one in trace["traceEvents"] if one["name"] not in {"PP:1F1", "PP:1B1"}]
     path.write_bytes(gzip.compress(json.dumps(trace).encode()))
 
-    (step,) = measure_kineto([path], ImportRequest()).steps
+    (step,) = importers.measure_kineto([path], ImportRequest()).steps
 
     assert {str(one.action) for one in step.timeline} == {"1F0", "1B0", "1RECV_F0", "1SEND_B0"}

@@ -7,11 +7,12 @@ it where times are equal.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.export.kineto.cells import Block, Part, microseconds, number, scattered, stacked, words
+from pptrace.export.kineto.cells import Block, Part, Some, microseconds, number, stacked, words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,10 +45,14 @@ class Arrows:
         ptr = self.points.row_ptr[rows.start : rows.stop + 1]
         per_row = np.diff(ptr)
         most = int(per_row.max(initial=0))
-        slots: list[Block] = []
+        if most <= _USUAL_FLOWS and most == per_row.min():
+            return stacked(
+                count, [*parts, *chain(*(self._parts(ptr[:-1] + slot, place) for slot in range(most))), b"\n"]
+            )
+        slots: list[Some] = []
         for slot in range(most):
             hit = np.flatnonzero(per_row > slot)
-            slots.append(scattered(self._lines(ptr[hit] + slot, place), hit, count))
+            slots.append(Some(stacked(hit.size, self._parts(ptr[hit] + slot, place)), hit))
         block = stacked(count, [*parts, *slots, b"\n"])
         if most <= _USUAL_FLOWS:
             return block
@@ -58,9 +63,8 @@ class Arrows:
             end += cells.shape[1]
         return block[keep]
 
-    def _lines(self, points: NDArray[np.int64], place: bytes) -> Block:
+    def _parts(self, points: NDArray[np.int64], place: bytes) -> list[Part]:
         flow = number(self.points.flow[points].astype(np.int64) + self.first)
         at = microseconds(self.points.at_ns[points], whole=False)
         phase = words(self.points.phase[points], _PHASES)
-        fixed = b',"cat":"p2p","name":"p2p"},'
-        return stacked(points.size, [b'\n{"ph":', phase, b',"id":', flow, place, *at, fixed])
+        return [b'\n{"ph":', phase, b',"id":', flow, place, *at, b',"cat":"p2p","name":"p2p"},']

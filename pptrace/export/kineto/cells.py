@@ -6,25 +6,70 @@ whitespace, and the widths follow the values at hand.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import accumulate
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Block", "Part", "fraction", "microseconds", "number", "scattered", "stacked", "words"]
+__all__ = ["Block", "Choice", "Part", "Some", "fraction", "microseconds", "number", "stacked", "words"]
 
 Block: TypeAlias = NDArray[np.uint8]
 """Shape (lines, width)."""
-Part: TypeAlias = "bytes | Block"
-"""What a line is made of: the same bytes on each line, or a cell per line."""
+Part: TypeAlias = "bytes | Block | Some"
+"""What a line is made of: the same bytes on each line, or a cell per line or per some of the lines."""
 
 _BLANK, _MINUS, _ZERO = b" -0"
+_AT_ONCE = 1 << 19
+"""Bytes of lines that are put together at once: as many as the processor's nearer caches hold."""
 _GROUP = 10_000
 _SHORT = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Some:
+    """Cells that some lines have; the others are blank there."""
+
+    cells: Block
+    """In the order of the lines."""
+    lines: NDArray[np.integer]
+    """Which lines have them, ascending."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of :attr:`cells`."""
+        return self.cells.shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """Which of several texts each line has."""
+
+    codes: NDArray[np.integer]
+    """Shape (lines,)."""
+    used: list[int]
+    """The codes that occur, ascending."""
+
+    @classmethod
+    def of(cls, codes: NDArray[np.integer]) -> Self:
+        """Find the codes that occur."""
+        return cls(codes, np.flatnonzero(np.bincount(codes)).tolist())
+
+    def among(self, texts: Sequence[bytes] | Mapping[int, bytes]) -> Part:
+        """Return ``texts[code]`` per line; the text itself where all lines have the same."""
+        words = {code: texts[code] for code in self.used}
+        if len(set(words.values())) == 1:
+            return next(iter(words.values()))
+        width = max(map(len, words.values()), default=1)
+        table = np.zeros(max(self.used, default=0) + 1, dtype=f"V{width}")
+        for code, word in words.items():
+            table[code] = word.ljust(width)
+        return table.take(self.codes).view(np.uint8).reshape(-1, width)
 
 
 def number(values: NDArray[np.integer], negative: NDArray[np.bool_] | None = None) -> Block:
@@ -34,12 +79,12 @@ def number(values: NDArray[np.integer], negative: NDArray[np.bool_] | None = Non
     [b'    7', b'12345', b'    0']
     """
     rest = values.astype(np.int64, copy=False)
-    minus = rest < 0 if negative is None else negative
-    signed = bool(minus.any())
+    if negative is None and rest.min(initial=0) < 0:
+        negative = rest < 0
     # The magnitude of the lowest integer only fits unsigned.
-    rest = np.abs(rest).view(np.uint64) if signed else rest
+    rest = rest if negative is None else np.abs(rest).view(np.uint64)
     most = int(rest.max(initial=0))
-    rest = rest.astype(np.uint32) if most <= _SHORT else rest
+    rest = rest.astype(np.uint32 if most <= _SHORT else rest.dtype)
     digits = len(str(most))
     groups = -(-digits // 4)
     ten_thousand = rest.dtype.type(_GROUP)
@@ -47,15 +92,14 @@ def number(values: NDArray[np.integer], negative: NDArray[np.bool_] | None = Non
     for group in range(groups - 1, -1, -1):
         digits_of = _digits(last=group == groups - 1)
         if group == 0:
-            cells[:, 0] = digits_of[rest]
+            cells[:, 0] = digits_of.take(rest)
             break
         higher = rest // ten_thousand
-        index = rest - higher * ten_thousand
-        index[higher > 0] += ten_thousand
-        cells[:, group] = digits_of[index]
+        rest -= (higher - (higher > 0)) * ten_thousand
+        cells[:, group] = digits_of.take(rest)
         rest = higher
     block = cells.view(np.uint8)
-    return _with_sign(block, minus) if signed else block[:, 4 * groups - digits :]
+    return block[:, 4 * groups - digits :] if negative is None else _with_sign(block, negative)
 
 
 def fraction(thousandths: NDArray[np.integer]) -> Block:
@@ -64,7 +108,7 @@ def fraction(thousandths: NDArray[np.integer]) -> Block:
     >>> bytes(fraction(np.array([7]))[0])
     b'.007'
     """
-    return np.ascontiguousarray(_decimals()[thousandths]).reshape(-1, 1).view(np.uint8)
+    return _decimals().take(thousandths).reshape(-1, 1).view(np.uint8)
 
 
 def microseconds(times_ns: NDArray[np.int64], *, whole: bool) -> list[Part]:
@@ -73,8 +117,8 @@ def microseconds(times_ns: NDArray[np.int64], *, whole: bool) -> list[Part]:
     >>> [bytes(part[0]) for part in microseconds(np.array([1234005]), whole=False)]
     [b'1234', b'.005']
     """
-    negative = times_ns < 0
-    magnitude = np.abs(times_ns)
+    negative = times_ns < 0 if times_ns.min(initial=0) < 0 else None
+    magnitude = times_ns if negative is None else np.abs(times_ns)
     units = magnitude // 1000
     if whole:
         return [number(units, negative)]
@@ -87,42 +131,33 @@ def words(codes: NDArray[np.integer], texts: Sequence[bytes]) -> Part:
     >>> [bytes(row) for row in words(np.array([1, 0]), [b"ab", b"c"])]
     [b'c ', b'ab']
     """
-    used = np.flatnonzero(np.bincount(codes, minlength=len(texts)))
-    if used.size == 1:
-        return texts[int(used[0])]
-    width = max((len(texts[int(code)]) for code in used), default=0)
-    table = np.zeros(len(texts), dtype=f"S{max(width, 1)}")
-    for code in used:
-        table[code] = texts[int(code)].ljust(width)
-    block: Block = table[codes].view(np.uint8).reshape(codes.size, -1)
-    return block
+    return Choice.of(codes).among(texts)
 
 
 def stacked(lines: int, parts: Iterable[Part]) -> Block:
     """Return ``lines`` lines, each made of the parts in order."""
     parts = list(parts)
     widths = [len(part) if isinstance(part, bytes) else part.shape[1] for part in parts]
-    blank = b"".join(p if isinstance(p, bytes) else bytes(w) for p, w in zip(parts, widths, strict=True))
+    blank = b"".join(p if isinstance(p, bytes) else b" " * w for p, w in zip(parts, widths, strict=True))
     block = np.empty((lines, len(blank)), dtype=np.uint8)
-    block[:] = np.frombuffer(blank, dtype=np.uint8)
-    offset = 0
-    for part, width in zip(parts, widths, strict=True):
-        if not isinstance(part, bytes) and part.size:
-            _cells(block[:, offset : offset + width])[...] = _cells(part)
-        offset += width
+    places = zip(accumulate(widths, initial=0), widths, parts, strict=False)
+    cells = [
+        (_items(block[:, at : at + width]), part) for at, width, part in places if not isinstance(part, bytes)
+    ]
+    whole = [(target, _items(part)) for target, part in cells if not isinstance(part, Some)]
+    step = max(1, _AT_ONCE // max(1, len(blank)))
+    for start in range(0, lines, step):
+        some = slice(start, start + step)
+        block[some] = np.frombuffer(blank, dtype=np.uint8)
+        for target, source in whole:
+            target[some] = source[some]
+    for target, part in cells:
+        if isinstance(part, Some):
+            target[part.lines] = _items(part.cells)
     return block
 
 
-def scattered(block: Block, rows: NDArray[np.integer], lines: int) -> Block:
-    """Return ``lines`` lines, blank but for ``rows``, which hold the lines of ``block`` in order."""
-    if rows.size == lines:
-        return block
-    spread = np.full((lines, block.shape[1]), _BLANK, dtype=np.uint8)
-    spread[rows] = block
-    return spread
-
-
-def _cells(block: Block) -> NDArray[np.void]:
+def _items(block: Block) -> NDArray[np.void]:
     """View each line of a block as one item, which numpy copies many times faster than its bytes."""
     return block.view(f"V{block.shape[1]}")
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from pptrace.errors import TraceError
 from pptrace.export.hops import routed
+from pptrace.export.kinds import NAMES
 from pptrace.export.kineto.lanes import process_of
-from pptrace.model.action import Kind
 from pptrace.model.placement import Placement
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.routes import Routes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "joined"]
 
-_KINDS = {kind.name: int(kind) for kind in Kind}
+_KINDS = {name: kind for kind, name in enumerate(NAMES)}
 _KERNELS = frozenset({"kernel", "gpu_memcpy"})
 _KEYS = {
     "stage": "stage",

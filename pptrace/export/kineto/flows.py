@@ -22,6 +22,8 @@ __all__ = ["END", "START", "STEP", "Points", "flow_points"]
 START, STEP, END = range(3)
 """Phases ``s``, ``t`` and ``f`` of a flow."""
 
+_AT_ONCE = 1 << 14
+"""Messages that are taken at once: as many as the processor's nearer caches hold."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -43,17 +45,17 @@ def flow_points(timeline: Timeline, hops: Hops) -> Points:
     """Return the flows of all messages that touch two slices at least; hop ``h`` counts as row ``rows + h``."""
     found = messages(timeline)
     transfer = np.where(found.send >= 0, found.send, found.recv)
-    rows = np.stack([found.producer, found.send, *_along(hops, found, len(timeline)), found.recv, found.consumer])
-    if not len(timeline):
-        rows, transfer = rows[:, :0], transfer[:0]
+    along = [found.producer, found.send, *_along(hops, found, len(timeline)), found.recv, found.consumer]
+    rows = np.stack([row for row in along if (row >= 0).any()] or along[:1])
     start_ns = np.concatenate([timeline.start_ns, timeline.start_ns[hops.row]])
     end_ns = np.concatenate([timeline.end_ns, timeline.end_ns[hops.row]])
-    rows = _in_time(rows, start_ns)
-    at, kept = _times(rows, start_ns, end_ns)
-    count = kept.sum(axis=0)
-    kept &= count > 1
-    position = np.cumsum(kept, axis=0) - 1
-    phase = np.where(position == 0, START, np.where(position < count - 1, STEP, END)).astype(np.int8)
+    at, kept = np.empty(rows.shape, dtype=np.int64), np.empty(rows.shape, dtype=bool)
+    phase = np.empty(rows.shape, dtype=np.int8)
+    for first in range(0, transfer.size, _AT_ONCE):
+        part = np.s_[:, first : first + _AT_ONCE]
+        rows[part] = _in_time(rows[part], start_ns)
+        at[part], kept[part] = _times(rows[part], start_ns, end_ns)
+        phase[part] = _phases(kept[part])
     row = rows[kept]
     order = np.argsort(row, kind="stable")
     return Points(
@@ -62,6 +64,14 @@ def flow_points(timeline: Timeline, hops: Hops) -> Points:
         at_ns=at[kept][order],
         flow=np.broadcast_to(transfer, rows.shape)[kept][order],
     )
+
+
+def _phases(kept: NDArray[np.bool_]) -> Int8s:
+    """Return the phase of each point; flows with one point only lose it."""
+    count = kept.sum(axis=0, dtype=np.int16)
+    kept &= count > 1
+    position = np.cumsum(kept, axis=0, dtype=np.int16) - np.int16(1)
+    return np.where(position == 0, np.int8(START), np.where(position < count - 1, np.int8(STEP), np.int8(END)))
 
 
 def _along(hops: Hops, found: Messages, rows: int) -> Int32s:

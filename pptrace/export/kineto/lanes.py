@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.export.streams import stream_title
 from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS, Stream
 
 if TYPE_CHECKING:
@@ -19,15 +20,6 @@ HOST = 1
 
 _COMPUTE = 7
 _OTHERS = 20
-_TITLES = {
-    Stream.COMPUTE: "compute",
-    Stream.COMM: "communication",
-    Stream.SEND: "send",
-    Stream.RECV: "receive",
-    Stream.COPY_OUT: "copy out",
-    Stream.COPY_IN: "copy in",
-    Stream.DATA_PARALLEL: "data parallel",
-}
 _TOWARDS = {Stream.SEND: "to", Stream.RECV: "from"}
 
 
@@ -50,7 +42,7 @@ class Lane:
     def title(self) -> str:
         """Say what the lane is, as its row in a viewer is called."""
         peer = f" {_TOWARDS.get(self.stream, 'with')} rank {self.peer}" if self.peer >= 0 else ""
-        return f"stream {self.thread} {_TITLES[self.stream]}{peer}"
+        return f"stream {self.thread} {stream_title(self.stream)}{peer}"
 
 
 def lanes_of(timeline: Timeline) -> list[Lane]:

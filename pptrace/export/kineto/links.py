@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from pptrace.export.hops import Hops, link_title
+from pptrace.export.kinds import NAMES
 from pptrace.export.kineto.cells import Block, Part, microseconds, number, words
 from pptrace.export.kineto.lanes import process_of
 from pptrace.export.kineto.slices import color_of, shared_number
-from pptrace.model.action import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LinkEncoder", "thread_names", "thread_of"]
 
 _BLANK = ord(" ")
-_KINDS = [b'"%s"' % kind.name.encode() for kind in Kind]
+_KINDS = [b'"%s"' % name.encode() for name in NAMES]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

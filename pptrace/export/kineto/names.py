@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from pptrace.export.kineto.cells import Block
+    from pptrace.export.kineto.cells import Block, Choice, Part
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Names"]
+__all__ = ["Names", "named"]
 
 _BLANK = ord(" ")
 _DENSE = 1 << 24
@@ -42,23 +40,30 @@ class Names:
         padded = b"".join(text.ljust(width) for text in texts)
         return cls(ends=np.frombuffer(padded, dtype=np.uint8).reshape(-1, width), end=end)
 
-    def after(
-        self,
-        prefix: NDArray[np.integer],
-        texts: Mapping[int, bytes],
-        rows: slice,
-        plain: frozenset[int] = frozenset(),
-    ) -> Block:
-        """Return ``texts[prefix]`` and the row's end, or for the ``plain`` prefixes only a quote."""
-        width = max((len(text) for text in texts.values()), default=0) + self.ends.shape[1]
-        block = np.full((prefix.size, width), _BLANK, dtype=np.uint8)
-        for code, text in texts.items():
-            hit = np.flatnonzero(prefix == code)
-            head = text + b'"' if code in plain else text
-            block[hit, : len(head)] = np.frombuffer(head, dtype=np.uint8)
-            if code not in plain:
-                block[hit, len(head) : len(head) + self.ends.shape[1]] = self.ends[self.end[rows][hit]]
-        return block
+    def of_rows(self, rows: slice) -> Block:
+        """Return the ends of some rows."""
+        width = self.ends.shape[1]
+        return self.ends.view(f"V{width}").take(self.end[rows]).view(np.uint8).reshape(-1, width)
+
+
+def named(
+    prefix: Choice, texts: Sequence[bytes] | Mapping[int, bytes], ends: Block, plain: frozenset[int] = frozenset()
+) -> list[Part]:
+    """Return ``texts[prefix]`` and at once behind it an end, or for the ``plain`` prefixes only a quote."""
+    heads = {code: texts[code] + b'"' * (code in plain) for code in prefix.used}
+    longest = max(map(len, heads.values()))
+    width = max(len(texts[code]) for code in heads) + ends.shape[1]
+    if plain.isdisjoint(heads) and longest == min(map(len, heads.values())):
+        return [prefix.among(heads), ends]
+    if plain.issuperset(heads):
+        return [prefix.among(heads), b" " * (width - longest)]
+    block = np.full((len(ends), width), _BLANK, dtype=np.uint8)
+    for code, head in heads.items():
+        hit = np.flatnonzero(prefix.codes == code)
+        block[hit, : len(head)] = np.frombuffer(head, dtype=np.uint8)
+        if code not in plain:
+            block[hit, len(head) : len(head) + ends.shape[1]] = ends[hit]
+    return [block]
 
 
 def _end(unit: int, span: int) -> bytes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.model.action import Kind
+from pptrace.export.kinds import TOWARDS_NEXT
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Peers"]
-
-_FORWARD = (Kind.SEND_F, Kind.RECV_B)
-"""Kinds whose peer holds the next stage; that of any other holds the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +45,8 @@ class Peers:
         route = np.zeros_like(unit)
         route[known] = self.unit_route[unit[known]]
         stage = np.where(known, stage, 0)
-        peer = np.where(
-            np.isin(timeline.kind[rows], _FORWARD), self.after[route, stage], self.before[route, stage]
-        )
+        onward = TOWARDS_NEXT[timeline.kind[rows]]
+        peer = np.where(onward, self.after[route, stage], self.before[route, stage])
         return np.where(known, peer, np.int32(-1))
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from pptrace.export import kinds
 from pptrace.export.kineto.arrows import Arrows
-from pptrace.export.kineto.cells import Block, Part, microseconds, number, words
+from pptrace.export.kineto.cells import Block, Choice, Part, microseconds, number, words
 from pptrace.export.kineto.flows import flow_points
 from pptrace.export.kineto.lanes import HOST, process_of
-from pptrace.export.kineto.names import Names
+from pptrace.export.kineto.names import Names, named
 from pptrace.export.kineto.peers import Peers
 from pptrace.export.kineto.words import COLORS, WORDS, collective
-from pptrace.model.action import COMMUNICATION, Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoder", "color_of", "shared_number"]
 
-_LAUNCH = [b'"%s"' % word.launch.encode() for word in WORDS.values()]
-_CATEGORY = [b'"%s"' % word.category.encode() for word in WORDS.values()]
-_KIND = [b'"%s"' % kind.name.encode() for kind in WORDS]
-_KERNEL = {int(kind): word.name.encode() for kind, word in WORDS.items()}
-_UNNUMBERED = frozenset(int(kind) for kind, word in WORDS.items() if not word.numbered)
-_KIND_COLORS = [b'"%s"' % word.color.encode() for word in WORDS.values()]
+_LAUNCH = [b'"%s"' % word.launch.encode() for word in WORDS]
+_CATEGORY = [b'"%s"' % word.category.encode() for word in WORDS]
+_KIND = [b'"%s"' % name.encode() for name in kinds.NAMES]
+_KERNEL = [b'"%s%s' % (word.name.encode(), b" " * bool(n)) for word, n in zip(WORDS, kinds.NUMBERED, strict=True)]
+_UNNUMBERED = frozenset(np.flatnonzero(~kinds.NUMBERED).tolist())
+_KIND_COLORS = [b'"%s"' % color.encode() for color in kinds.COLORS]
 _COLORS = [b'"%s"' % color.encode() for color in COLORS]
 _OPTIONAL = {
     "span": b',"span":',
@@ -82,23 +82,25 @@ class Encoder:
     def encode(self, lane: Lane, rows: slice) -> Block:
         """Return the lines of some rows of one lane."""
         timeline = self.timeline
-        kinds = timeline.kind[rows]
+        kind, ends = Choice.of(timeline.kind[rows]), self.names.of_rows(rows)
+        kernel = named(kind, _KERNEL, ends, plain=_UNNUMBERED)
         row_id = number(np.arange(rows.start, rows.stop) + self.arrows.first)
-        enter = self._time(timeline.enter_ns[rows])
         start = self._time(timeline.start_ns[rows])
+        at_once = np.array_equal(timeline.enter_ns[rows], timeline.start_ns[rows])
+        enter = start if at_once else self._time(timeline.enter_ns[rows])
         dur = self._time(timeline.end_ns[rows] - timeline.start_ns[rows])
         host = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), HOST)
         device = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), lane.thread)
         lines = [
-            b'{"ph":"X","cat":"user_annotation","name":', self._action(rows), host, *enter,
+            b'{"ph":"X","cat":"user_annotation","name":', *self._action(rows, ends), host, *enter,
             b',"dur":0,"args":{"External id":', row_id, b"}},\n",
-            b'{"ph":"X","cat":"cuda_runtime","name":', words(kinds, _LAUNCH), host, *enter,
+            b'{"ph":"X","cat":"cuda_runtime","name":', kind.among(_LAUNCH), host, *enter,
             b',"dur":0,"args":{"External id":', row_id, b',"correlation":', row_id, b"}},\n",
             b'{"ph":"s","id":', row_id, host, *enter, b',"cat":"ac2g","name":"ac2g"},\n',
-            b'{"ph":"X","cat":', words(kinds, _CATEGORY), b',"name":', self._kernel(rows), device, *start,
+            b'{"ph":"X","cat":', kind.among(_CATEGORY), b',"name":', *kernel, device, *start,
             b',"dur":', *dur, b',"cname":', color_of(timeline, rows, self.color),
             b',"args":{"device":0,"stream":%d,"correlation":' % lane.thread, row_id,
-            *self._facts(rows), self._message(lane, rows), b"}},\n",
+            b',"kind":', kind.among(_KIND), *self._facts(rows), self._message(lane, rows), b"}},\n",
             b'{"ph":"f","id":', row_id, device, *start, b',"cat":"ac2g","name":"ac2g","bp":"e"},',
         ]  # fmt: skip
         return self.arrows.behind(lines, device, rows)
@@ -106,29 +108,15 @@ class Encoder:
     def _time(self, times_ns: NDArray[np.int64]) -> list[Part]:
         return microseconds(times_ns, whole=self.whole)
 
-    def _action(self, rows: slice) -> Block:
-        stage = self.timeline.stage[rows].astype(np.int64)
-        code = stage * len(WORDS) + self.timeline.kind[rows]
-        texts = {
-            int(c): b'"PP:%d%s' % (c // len(WORDS), Kind(int(c) % len(WORDS)).name.encode())
-            for c in np.unique(code)
-        }
-        return self.names.after(code, texts, rows)
-
-    def _kernel(self, rows: slice) -> Block:
-        kinds = self.timeline.kind[rows]
-        texts = {int(kind): b'"' + _KERNEL[int(kind)] for kind in np.flatnonzero(np.bincount(kinds))}
-        return self.names.after(kinds, texts, rows, plain=_UNNUMBERED)
+    def _action(self, rows: slice, ends: Block) -> list[Part]:
+        code = Choice.of(self.timeline.stage[rows].astype(np.int64) * len(WORDS) + self.timeline.kind[rows])
+        texts = {c: b'"PP:%d%s' % (c // len(WORDS), kinds.NAMES[c % len(WORDS)].encode()) for c in code.used}
+        return named(code, texts, ends)
 
     def _facts(self, rows: slice) -> list[Part]:
         timeline = self.timeline
-        parts: list[Part] = [b',"kind":', words(timeline.kind[rows], _KIND)]
-        parts += [
-            b',"stage":',
-            shared_number(timeline.stage[rows]),
-            b',"microbatch":',
-            shared_number(timeline.unit[rows]),
-        ]
+        stage, unit = shared_number(timeline.stage[rows]), shared_number(timeline.unit[rows])
+        parts: list[Part] = [b',"stage":', stage, b',"microbatch":', unit]
         cause = timeline.cause[rows].astype(np.int64)
         assumed = {"span": 1, "uncontended_ns": timeline.end_ns[rows] - timeline.start_ns[rows], "braid": -1}
         for name, key in _OPTIONAL.items():
@@ -140,18 +128,16 @@ class Encoder:
     def _message(self, lane: Lane, rows: slice) -> Part:
         """Return what NCCL's profiler hook tells of a send or receive."""
         timeline = self.timeline
-        kinds = timeline.kind[rows]
-        if not np.isin(kinds, list(COMMUNICATION)).any():
+        kind = timeline.kind[rows]
+        if not kinds.CARRIES[kind].any():
             return b""
-        peer = (
-            self.peers.among(timeline, rows) if lane.peer < 0 else np.full_like(kinds, lane.peer, dtype=np.int32)
-        )
-        size, sized = np.unique(timeline.size_bytes[rows], return_inverse=True)
+        peer = self.peers.among(timeline, rows) if lane.peer < 0 else np.full_like(kind, lane.peer, dtype=np.int32)
+        size, sized = _distinct(timeline.size_bytes[rows])
         peer_count = timeline.ranks + 1
-        keys, code = np.unique((sized * len(WORDS) + kinds) * peer_count + peer + 1, return_inverse=True)
+        keys, code = _distinct((sized * len(WORDS) + kind) * peer_count + peer + 1)
         texts = [
             collective(
-                Kind(int(key) // peer_count % len(WORDS)),
+                int(key) // peer_count % len(WORDS),
                 size_bytes=int(size[int(key) // peer_count // len(WORDS)]),
                 peer=int(key) % peer_count - 1,
                 ranks=timeline.ranks,
@@ -166,6 +152,13 @@ def color_of(timeline: Timeline, rows: slice | Int32s, by: str) -> Part:
     if by == "kind":
         return words(timeline.kind[rows], _KIND_COLORS)
     return words(np.maximum(timeline.unit[rows], 0) % len(_COLORS), _COLORS)
+
+
+def _distinct(values: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """Return the distinct values and each one's place among them."""
+    if (values == values[0]).all():
+        return values[:1], np.zeros(values.size, dtype=np.int64)
+    return np.unique(values, return_inverse=True)
 
 
 def shared_number(values: NDArray[np.integer]) -> Part:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pptrace.model.action import Kind
+from pptrace.export.kinds import CARRIES, CATEGORY, NAMES, RECEIVES
 
 __all__ = ["COLORS", "WORDS", "Word", "collective"]
 
 _LISTED_RANKS = 30
 """PyTorch cuts its list of a group's ranks here."""
+_COLLECTIVES = {"UNSHARD": "AllGather_RING_LL", "REDUCE_GRAD": "AllReduce_Sum_f32_RING_LL"}
+"""NCCL's kernels of kinds that have one."""
+_COPIES = {"OFFLOAD": "Memcpy DtoH (Device -> Pinned)", "RELOAD": "Memcpy HtoD (Pinned -> Device)"}
+"""CUDA's names of kinds that copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,46 +21,24 @@ class Word:
     """How the profiler shows one kind of action."""
 
     name: str
-    """The kernel's name, with the unit behind it where :attr:`numbered`."""
-    color: str
-    """A reserved colour name of chrome://tracing (``cname``)."""
-    numbered: bool = False
-    """Whether the unit belongs to the name."""
+    """The kernel's name; of a kind that is numbered, without its microbatch."""
     category: str = "kernel"
     """Its ``cat``."""
     launch: str = "cudaLaunchKernel"
     """The runtime call that launches it."""
 
 
-def _compute(name: str, color: str) -> Word:
-    return Word(name=f"{name} ", color=color, numbered=True)
+def _word(name: str, category: str) -> Word:
+    """Return the profiler's words for a kind, which goes by its own name where the profiler has none."""
+    if category == "copy":
+        return Word(name=_COPIES.get(name, name), category="gpu_memcpy", launch="cudaMemcpyAsync")
+    kernel = "SendRecv" if category == "communication" else _COLLECTIVES.get(name)
+    if kernel is None:
+        return Word(name=name)
+    return Word(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC")
 
 
-def _nccl(name: str, color: str) -> Word:
-    return Word(name=f"ncclDevKernel_{name}", color=color, launch="cudaLaunchKernelExC")
-
-
-def _copy(name: str, color: str) -> Word:
-    return Word(name=name, color=color, category="gpu_memcpy", launch="cudaMemcpyAsync")
-
-
-WORDS = {
-    Kind.F: _compute("F", "thread_state_runnable"),
-    Kind.B: _compute("B", "thread_state_running"),
-    Kind.I: _compute("I", "rail_animation"),
-    Kind.W: _compute("W", "rail_idle"),
-    Kind.SEND_F: _nccl("SendRecv", "thread_state_iowait"),
-    Kind.RECV_F: _nccl("SendRecv", "thread_state_iowait"),
-    Kind.SEND_B: _nccl("SendRecv", "rail_response"),
-    Kind.RECV_B: _nccl("SendRecv", "rail_response"),
-    Kind.UNSHARD: _nccl("AllGather_RING_LL", "olive"),
-    Kind.RESHARD: Word(name="RESHARD", color="grey"),
-    Kind.REDUCE_GRAD: _nccl("AllReduce_Sum_f32_RING_LL", "startup"),
-    Kind.OFFLOAD: _copy("Memcpy DtoH (Device -> Pinned)", "grey"),
-    Kind.RELOAD: _copy("Memcpy HtoD (Pinned -> Device)", "grey"),
-    Kind.RECOMPUTE: _compute("RECOMPUTE", "rail_load"),
-    Kind.OPTIMIZER: Word(name="OPTIMIZER", color="generic_work"),
-}
+WORDS = tuple(map(_word, NAMES, CATEGORY))
 """One per kind, in the kinds' order."""
 
 COLORS = (
@@ -74,15 +56,15 @@ COLORS = (
 """Colours that microbatches take in turn."""
 
 
-def collective(kind: Kind, *, size_bytes: int, peer: int, ranks: int) -> bytes:
+def collective(kind: int, *, size_bytes: int, peer: int, ranks: int) -> bytes:
     """Return the arguments that PyTorch adds to the kernel of a send or receive, nothing for another kind.
 
-    >>> collective(Kind.SEND_F, size_bytes=8, peer=1, ranks=2)[:52]
+    >>> collective(NAMES.index("SEND_F"), size_bytes=8, peer=1, ranks=2)[:52]
     b',"Collective name":"send","In msg nelems":8,"Out msg'
     """
-    name, key = {"SEND": ("send", "Dst Rank"), "RECV": ("recv", "Src Rank")}.get(kind.name[:4], ("", ""))
-    if not name:
+    if not CARRIES[kind]:
         return b""
+    name, key = ("recv", "Src Rank") if RECEIVES[kind] else ("send", "Dst Rank")
     listed = ", ".join(map(str, range(min(ranks, _LISTED_RANKS))))
     group = f"[{listed}{', ...' if ranks > _LISTED_RANKS else ''}]"
     with_peer = f',"{key}":{peer}' if peer >= 0 else ""

@@ -8,8 +8,6 @@ thousands are made.
 from __future__ import annotations
 
 import json
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from pptrace.export.kineto.lanes import lanes_of, part_of, process_of
 from pptrace.export.kineto.links import LinkEncoder
 from pptrace.export.kineto.slices import Encoder
 from pptrace.export.kineto.spans import spans, step_of
+from pptrace.export.write_behind import write_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,14 +54,8 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
     part, first_row = (timeline, 0) if rank is None else part_of(timeline, rank)
     hops = Hops.of(part)
     encoder = LinkEncoder.of(Encoder.of(part, hops, first_row, color), hops)
-    with path.open("wb") as file, ThreadPoolExecutor(max_workers=1) as writer:
-        waiting: deque[Future[int]] = deque()
-        for text in _texts(encoder, rank, step_of(timeline)):
-            waiting.append(writer.submit(file.write, text))
-            if len(waiting) > _IN_FLIGHT:
-                waiting.popleft().result()
-        for future in waiting:
-            future.result()
+    with path.open("wb") as file:
+        write_behind(file, _texts(encoder, rank, step_of(timeline)), waiting=_IN_FLIGHT)
 
 
 def _checked(timeline: Timeline, options: Mapping[str, Any]) -> tuple[int | None, str]:

@@ -42,7 +42,7 @@ class PlainColumn:
 
     def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
         """Return the rows' values."""
-        return self.values[rows]
+        return self.values.take(rows)
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -61,8 +61,8 @@ class SparseColumn:
 
     def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
         """Return the rows' values."""
-        values = self.values[rows]
-        expected = self.expected if isinstance(self.expected, int) else self.expected[rows]
+        values = self.values.take(rows)
+        expected = self.expected if isinstance(self.expected, int) else self.expected.take(rows)
         return np.where(values == expected, -1, values)
 
     @property
@@ -101,7 +101,7 @@ class TakenColumn:
 
     def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
         """Return the rows' values."""
-        return self.column.at(self.rows[rows])
+        return self.column.at(self.rows.take(rows))
 
     @property
     def bounds(self) -> tuple[int, int]:

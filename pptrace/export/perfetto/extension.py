@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.model.action import Kind
+from pptrace.export.kinds import NAMES
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -51,8 +51,8 @@ def descriptor_set(*, links: bool = True) -> FileDescriptorSet:
     file.dependency.append("protos/perfetto/trace/perfetto_trace.proto")
     message = file.message_type.add(name=MESSAGE)
     kinds = message.enum_type.add(name="Kind")
-    for kind in Kind:
-        kinds.value.add(name=kind.name, number=kind.value)
+    for kind, name in enumerate(NAMES):
+        kinds.value.add(name=name, number=kind)
     for name, number in FIELD_NUMBERS.items():
         if name in _OF_LINKS and not links:
             continue

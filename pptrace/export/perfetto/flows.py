@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.model.action import COMMUNICATION
+from pptrace.export.kinds import CARRIES
 from pptrace.timeline.messages import messages
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace.model.columns import Int32s
     from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Timeline
@@ -28,17 +30,20 @@ class FlowIds:
     """Ids, not zero."""
 
     @classmethod
-    def of(cls, rows: Int32s, ids: Int32s, size: int) -> Self:
-        """Sort pairs of row and id by row; rows of -1 are left out."""
-        rows, ids = rows[rows >= 0], ids[rows >= 0]
-        per_row = np.bincount(rows, minlength=size)
-        if per_row.max(initial=0) > 1:
-            ids = ids[np.argsort(rows, kind="stable")]
-        else:
-            place = np.zeros(size, dtype=np.int32)
-            place[rows] = ids
-            ids = place[per_row > 0]
-        return cls(row_ptr=np.concatenate([[0], np.cumsum(per_row)]).astype(np.int32), ids=ids)
+    def of(cls, ends: Sequence[Int32s], ids: Int32s, size: int) -> Self:
+        """Sort the ids by the rows that have them, which stand in each of ``ends``, -1 for none."""
+        of_row = np.full(size + 1, -1, dtype=np.int32)
+        for rows in ends:
+            of_row[rows] = ids
+        has = of_row[:-1] >= 0
+        row_ptr = np.zeros(size + 1, dtype=np.int32)
+        if np.count_nonzero(has) == sum(np.count_nonzero(rows >= 0) for rows in ends):
+            np.cumsum(has, out=row_ptr[1:])
+            return cls(row_ptr=row_ptr, ids=of_row[:-1][has])
+        rows, repeated = np.concatenate(ends), np.tile(ids, len(ends))
+        rows, repeated = rows[rows >= 0], repeated[rows >= 0]
+        np.cumsum(np.bincount(rows, minlength=size), out=row_ptr[1:])
+        return cls(row_ptr=row_ptr, ids=repeated[np.argsort(rows, kind="stable")])
 
     @property
     def per_row(self) -> Int32s:
@@ -47,11 +52,13 @@ class FlowIds:
 
     def at(self, rows: Int32s, place: int) -> Int32s:
         """Return the rows' ids at ``place``, -1 for rows that have fewer."""
-        index = self.row_ptr[rows] + place
-        inside = index < self.row_ptr[rows + 1]
-        found = np.full(rows.size, -1, dtype=np.int32)
-        found[inside] = self.ids[index[inside]]
-        return found
+        index = self.row_ptr.take(rows) + place
+        inside = index < self.row_ptr[1:].take(rows)
+        if inside.all():
+            return self.ids.take(index)
+        ids = np.full(rows.size, -1, dtype=np.int32)
+        ids[inside] = self.ids[index[inside]]
+        return ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +77,9 @@ class Flows:
         """Find them; a flow's id is its transfer's row, counted from 1 over all ranks."""
         found = messages(timeline)
         ids = np.where(found.send >= 0, found.send, found.recv) + np.int32(first_row + 1)
-        rows = np.concatenate([found.producer, found.send, found.recv])
         return cls(
-            leaving=FlowIds.of(rows, np.tile(ids, 3), len(timeline)),
-            ending=FlowIds.of(found.consumer, ids, len(timeline)),
+            leaving=FlowIds.of([found.producer, found.send, found.recv], ids, len(timeline)),
+            ending=FlowIds.of([found.consumer], ids, len(timeline)),
             peer=_peers(timeline, found),
         )
 
@@ -82,7 +88,7 @@ def _peers(timeline: Timeline, found: Messages) -> Int32s:
     """Take the lane's peer where it serves one only, else the rank of the message's other end."""
     rank, sizes = timeline.rank_of_row(), np.diff(timeline.lane_ptr)
     peer = np.repeat(timeline.lane_peer, sizes)
-    open_ended = (peer < 0) & np.isin(timeline.kind, tuple(COMMUNICATION))
+    open_ended = (peer < 0) & CARRIES[timeline.kind]
     if not open_ended.any():
         return peer
     other = np.full(len(timeline), -1, dtype=np.int32)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pptrace.export.kinds import CARRIES
 from pptrace.export.perfetto.columns import PlainColumn, TakenColumn
 from pptrace.export.perfetto.layout import Layout, Run
 from pptrace.export.perfetto.names import LINK_CATEGORY
 from pptrace.export.perfetto.records import Records
 from pptrace.export.perfetto.slices import begin_place
 from pptrace.export.perfetto.wire import varint
-from pptrace.model.action import COMMUNICATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ def spelt_names(titles: NDArray[np.bytes_], first_name: int) -> bytes:
 
 
 def _columns(timeline: Timeline, hops: Hops, slices: Slices, tracks: Int32s, first_name: int) -> dict[str, Column]:
-    carried = np.isin(timeline.kind[hops.row], tuple(COMMUNICATION))
+    carried = CARRIES[timeline.kind[hops.row]]
     flow = np.where(carried, slices.flows.leaving.at(hops.row, 0), -1)
     columns: dict[str, Column] = {
         name: TakenColumn(slices.columns[name], hops.row) for name in _REPEATED if name in slices.columns

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from pptrace.model.action import COMMUNICATION, COMPUTE, PER_STAGE, Kind
+from pptrace.export.kinds import CATEGORY, NAMES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,15 +31,7 @@ _DENSE = 1 << 24
 """Keys below this are numbered by marking them; above, by sorting them."""
 
 
-def _category(kind: Kind) -> str:
-    if kind in COMPUTE:
-        return "compute"
-    if kind in COMMUNICATION:
-        return "communication"
-    return "collective" if kind in PER_STAGE else "copy"
-
-
-KIND_CATEGORY = np.array([CATEGORIES.index(_category(kind)) + 1 for kind in Kind], dtype=np.int8)
+KIND_CATEGORY = np.array([CATEGORIES.index(category) + 1 for category in CATEGORY], dtype=np.int8)
 """The category's number of each kind."""
 
 
@@ -62,10 +54,9 @@ class Names:
         spans, span = numbered(timeline.span.astype(np.int64))
         units = int(timeline.unit.max(initial=-1)) + 2
         pair = span.astype(np.int64) * units + timeline.unit + 1
-        keys, name = numbered(pair * len(Kind) + timeline.kind)
-        kinds = [kind.name for kind in Kind]
-        texts = _units((keys // len(Kind)).tolist(), units, spans.tolist())
-        names = tuple(kinds[kind] + text for kind, text in zip((keys % len(Kind)).tolist(), texts, strict=True))
+        keys, name = numbered(pair * len(NAMES) + timeline.kind)
+        texts = _units((keys // len(NAMES)).tolist(), units, spans.tolist())
+        names = tuple(NAMES[kind] + text for kind, text in zip((keys % len(NAMES)).tolist(), texts, strict=True))
         if not by_microbatch:
             return cls(names=names, name=name + np.int32(1))
         keys, place = numbered(pair)

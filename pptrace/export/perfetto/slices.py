@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pptrace.export.kinds import CARRIES, RECEIVES
 from pptrace.export.perfetto.columns import FlowColumn, event_columns, field_columns
 from pptrace.export.perfetto.flows import Flows
 from pptrace.export.perfetto.layout import Layout, Run
 from pptrace.export.perfetto.names import numbered
 from pptrace.export.perfetto.records import Records
-from pptrace.model.action import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Slices", "begin_place"]
 
-_INT32 = 1 << 31
-_SENDS, _RECEIVES = (Kind.SEND_F, Kind.SEND_B), (Kind.RECV_F, Kind.RECV_B)
-_CLASS = np.array([0 if kind in _SENDS else 2 if kind in _RECEIVES else 4 for kind in Kind], dtype=np.int8)
+_CLASS = np.where(RECEIVES, 2, np.where(CARRIES, 0, 4)).astype(np.int8)
 """Place of each kind among slices that begin at once."""
 
 
@@ -89,10 +87,10 @@ def _places(chosen: NDArray[np.bool_]) -> Int32s:
 def _combined(keys: list[NDArray[Any]]) -> NDArray[np.integer[Any]]:
     """Return numbers that are equal where all keys are, in the order of the keys."""
     bounds = [int(key.max(initial=0)) + 1 for key in keys]
-    combined: NDArray[np.integer[Any]] = np.zeros(keys[0].size, np.int32 if prod(bounds) < _INT32 else np.int64)
+    combined: NDArray[np.integer[Any]] = np.zeros(keys[0].size, dtype=np.min_scalar_type(-prod(bounds)))
     for key, bound in zip(keys, bounds, strict=True):
         combined *= bound
-        combined += key
+        combined += key.astype(combined.dtype, copy=False)
     return combined
 
 

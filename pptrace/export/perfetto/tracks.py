@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.export.hops import link_title
 from pptrace.export.perfetto.layout import SEQUENCE
+from pptrace.export.streams import stream_title
 from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
@@ -36,20 +37,10 @@ _TABLES_SEQUENCE = SEQUENCE + 1
 _SHARE = "%"
 """The unit of counters that are worth the same on any link; bytes/s are not."""
 
-_STREAM_NAMES = {
-    Stream.COMPUTE: "compute",
-    Stream.COMM: "communication",
-    Stream.SEND: "send",
-    Stream.RECV: "receive",
-    Stream.COPY_OUT: "copy out",
-    Stream.COPY_IN: "copy in",
-    Stream.DATA_PARALLEL: "data parallel",
-}
-
 
 def stream_name(stream: Stream, peer: int) -> str:
     """Return a lane's name, such as ``send → rank 1``."""
-    name = _STREAM_NAMES[stream]
+    name = stream_title(stream)
     if peer < 0:
         return name
     return f"{name} {'←' if stream is Stream.RECV else '→'} rank {peer}"

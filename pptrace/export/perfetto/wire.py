@@ -8,7 +8,7 @@ copy of the event's ``type``, and all records of a layout have one length.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,8 @@ _STEPS = (
     (14, 0x0FFFC0000FFFC000, 0x00003FFF00003FFF, 2),
     (7, 0x3F803F803F803F80, _LOW, 1),
 )
+_LARGEST_TABLE = 1 << 12
+"""Values below this are looked up where as many come at once: that is quicker than computing them."""
 _FULL = 8
 """Bytes of a varint in one machine word: 56 bits of the value."""
 _LONGEST_FILLER = 11
@@ -91,13 +93,21 @@ class Cell:
             at += width
         return tuple(words)
 
-    def encode(self, values: NDArray[np.integer[Any]]) -> list[NDArray[np.uint64]]:
+    def encode(self, values: NDArray[np.integer[Any]]) -> list[NDArray[np.unsignedinteger]]:
         """Return the words of each record's cell."""
+        largest = int(values.max(initial=0))
+        entries = (1 << largest.bit_length()) + 1
+        if len(self.pieces) == 1 and entries <= min(values.size, _LARGEST_TABLE):
+            return [_table(self, entries).take(values, mode="wrap")]
+        return self.computed(values, largest)
+
+    def computed(self, values: NDArray[np.integer[Any]], largest: int) -> list[NDArray[np.uint64]]:
+        """Return the words of each record's cell, none of whose values is above ``largest``."""
         raw = values.astype(np.uint64)
         tag = np.uint64(int.from_bytes(self.tag, "little"))
-        words = [np.full_like(raw, tag), raw] if self.fixed else self._varints(raw, tag)
-        if self.optional:
-            absent = values < 0
+        words = [np.full_like(raw, tag), raw] if self.fixed else self._varints(raw, tag, largest)
+        absent = values < 0
+        if self.optional and absent.any():
             words = [np.where(absent, np.uint64(f), w) for f, w in zip(self.filler, words, strict=True)]
         return words
 
@@ -111,18 +121,21 @@ class Cell:
         same = all(np.array_equal(one, other) for one, other in zip(back, words, strict=True))
         return values if same else None
 
-    def _varints(self, raw: NDArray[np.uint64], tag: np.uint64) -> list[NDArray[np.uint64]]:
+    def _varints(self, raw: NDArray[np.uint64], tag: np.uint64, largest: int) -> list[NDArray[np.uint64]]:
         width = self.size - len(self.tag)
         shift = np.uint64(8 * len(self.tag))
         inner = min(width, _FULL)
         more = 0x8080808080808080 >> 8 * (_FULL - inner)
         if width == inner:
             more &= ~(0x80 << 8 * (inner - 1))
-        word = _spread(raw if width <= _FULL else raw & np.uint64(2**56 - 1), inner)
+        word = raw if width == inner else raw & np.uint64(2**56 - 1)
+        _spread(word, largest.bit_length() if width == inner else 7 * _FULL)
         word |= np.uint64(more)
-        low = (word << shift) | tag
         if len(self.pieces) == 1:
-            return [low]
+            word <<= shift
+            word |= tag
+            return [word]
+        low = (word << shift) | tag
         high = word >> (np.uint64(64) - shift)
         return [low, high | (self._above(raw) << shift)]
 
@@ -145,16 +158,23 @@ class Cell:
         return _gather(word) | ninth | sign
 
 
-def _spread(raw: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
-    """Move each 7 bits of a value to a byte of its own."""
-    if width == 1:
-        return raw.copy()
-    word = raw
-    for bits, high, low, by in _STEPS:
-        if 7 * width <= bits:
-            continue
-        word = ((word & np.uint64(high)) << np.uint64(by)) | (word & np.uint64(low))
-    return word
+@cache
+def _table(cell: Cell, entries: int) -> NDArray[np.unsignedinteger]:
+    """Return the words of the values from 0, and in the last place, which is -1's, those of an absent one."""
+    values = np.arange(entries)
+    values[-1] = -1 if cell.optional else 0
+    words = cell.computed(values, entries)[0]
+    return words.astype(cell.pieces[0])
+
+
+def _spread(word: NDArray[np.uint64], bits: int) -> None:
+    """Move each 7 bits of values that have so many to a byte of their own."""
+    for reach, high, low, by in _STEPS:
+        if bits > reach:
+            upper = word & np.uint64(high)
+            upper <<= np.uint64(by)
+            word &= np.uint64(low)
+            word |= upper
 
 
 def _gather(word: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, BinaryIO
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,10 +26,11 @@ from pptrace.export.perfetto.marker import (
 from pptrace.export.perfetto.names import LINK_CATEGORY, Names
 from pptrace.export.perfetto.slices import Slices
 from pptrace.export.perfetto.tracks import Tracks
+from pptrace.export.write_behind import write_behind
 from pptrace.timeline.phases import phases
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
@@ -74,8 +76,7 @@ def write_packets(path: Path, head: bytes, runs: Sequence[Run]) -> None:
     """Write packets that describe a trace, and behind them its runs of records."""
     with path.open("wb") as file:
         file.write(head)
-        for run in runs:
-            _write_run(file, run)
+        write_behind(file, (piece for run in runs for piece in _pieces(run)), waiting=1)
 
 
 def _encoded(timeline: Timeline, first_row: int, color: str, title: str) -> tuple[bytes, list[Run]]:
@@ -131,13 +132,16 @@ def _write_phases(head: Trace, parts: Sequence[Phase], tracks: Mapping[int, int]
         end.track_event.type, end.track_event.track_uuid = END, tracks[part.rank]
 
 
-def _write_run(file: BinaryIO, run: Run) -> None:
+def _pieces(run: Run) -> Iterator[memoryview]:
+    """Yield a run's records in pieces, each valid until the next but one is made."""
     layout, rows = run.layout, run.rows
-    records = layout.blank(min(layout.chunk_rows, rows.size))
+    size = min(layout.chunk_rows, rows.size)
+    buffers = cycle([layout.blank(size) for _ in range(1 if size == rows.size else 2)])
     for start in range(0, rows.size, layout.chunk_rows):
+        records = next(buffers)
         chosen = rows[start : start + layout.chunk_rows]
         layout.encode(run.values(layout, chosen), records[: chosen.size])
-        file.write(records[: chosen.size].data)
+        yield records[: chosen.size].data
 
 
 def _checked(timeline: Timeline, options: Mapping[str, Any]) -> str:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from pptrace.plugin import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pptrace.plugin import Action
     from pptrace_profilers.recording.recording import Execution, Recording
 
-    Arrivals = Mapping[tuple[bool, int, int], int]
+__all__ = ["Arrivals", "TimesAlone", "arrival"]
 
-__all__ = ["TimesAlone", "arrival"]
+Arrivals = dict[tuple[bool, int, int], int]
+"""When inputs were there: of forwards or of backwards, by stage and microbatch."""
 
 
 class TimesAlone:

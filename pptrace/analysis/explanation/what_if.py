@@ -1,0 +1,80 @@
+"""What a measured step would take if something were gone: its communication, its bubble, its slowest rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.analysis.figure import Figure
+from pptrace.analysis.steps.replay import run_order
+from pptrace.analysis.steps.times import performed
+
+if TYPE_CHECKING:
+    from pptrace.analysis.steps.times import Performed
+
+__all__ = ["RankBusy", "WhatIf", "busy_by_rank", "what_if"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBusy:
+    """What one rank computed."""
+
+    rank: int
+    """The rank."""
+    busy_ns: Figure
+    """Its computations."""
+    share: Figure
+    """By how much that is more than the median rank's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Lengths of a pipeline's step, from its first computation to its last."""
+
+    replayed_ns: Figure
+    """As it was, replayed; the others are against this."""
+    free_communication_ns: Figure
+    """With every message there at once."""
+    no_host_gaps_ns: Figure
+    """With no host gaps."""
+    no_bubble_ns: Figure
+    """With nothing to wait for: the most that any rank computes."""
+    repaired_ns: Figure
+    """With the slowest rank as fast as the median one."""
+    slowest: RankBusy
+    """That rank."""
+
+
+def what_if(step: Performed) -> WhatIf:
+    """Replay a step without one thing after another.
+
+    Raises:
+        ScheduleError: its order is no pipeline's.
+    """
+    ranks = busy_by_rank(step)
+    slowest = max(ranks, key=lambda one: (one.busy_ns.value, -one.rank))
+    longer = 1 + max(slowest.share.value, 0.0)
+    repaired = np.where(step.rank == slowest.rank, (step.duration_ns / longer).astype(np.int64), step.duration_ns)
+    nothing = np.zeros_like(step.transfers.took_ns)
+    at_once = replace(step.transfers, took_ns=nothing, held_ns=nothing)
+    return WhatIf(
+        replayed_ns=_length(step), free_communication_ns=_length(replace(step, transfers=at_once)),
+        no_host_gaps_ns=_length(replace(step, gap_ns=np.zeros_like(step.gap_ns))), no_bubble_ns=slowest.busy_ns,
+        repaired_ns=_length(replace(step, duration_ns=repaired)), slowest=slowest,
+    )  # fmt: skip
+
+
+def busy_by_rank(step: Performed) -> tuple[RankBusy, ...]:
+    """Return what each rank computed, against the median."""
+    busy = np.bincount(step.rank, weights=step.duration_ns, minlength=step.placement.ranks).astype(np.int64)
+    middle = float(np.median(busy)) or 1.0
+    return tuple(
+        RankBusy(rank=rank, busy_ns=Figure(time), share=Figure(time / middle - 1))
+        for rank, time in enumerate(busy.tolist())
+    )
+
+
+def _length(step: Performed) -> Figure:
+    return Figure(performed(run_order(step.order, step.times())).span_ns)

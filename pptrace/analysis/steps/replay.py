@@ -1,0 +1,51 @@
+"""Replay a step: its order and its actions' own times, never when they started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pptrace.analysis.steps.times import Performed, performed
+from pptrace.model.workload import Workload
+from pptrace.sim.simulate import simulate
+
+if TYPE_CHECKING:
+    from pptrace.schedule.table import Schedule
+    from pptrace.sim.action_times import ActionTimes
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Replayed", "replay", "run_order"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A step and its replay."""
+
+    step: Performed
+    """The step, taken apart."""
+    timeline: Timeline
+    """The replay."""
+    replayed_ns: int
+    """From its first computation to its last."""
+
+    @property
+    def explained(self) -> float:
+        """The replay's length as a share of the step's."""
+        return self.replayed_ns / self.step.span_ns if self.step.span_ns else 1.0
+
+
+def replay(timeline: Timeline) -> Replayed:
+    """Replay a step with its own order, durations, transfers and host gaps.
+
+    Raises:
+        ScheduleError: its order is no pipeline's, for an action is missing or comes before what it needs.
+    """
+    step = performed(timeline)
+    again = run_order(step.order, step.times())
+    return Replayed(step=step, timeline=again, replayed_ns=performed(again).span_ns)
+
+
+def run_order(order: Schedule, times: ActionTimes) -> Timeline:
+    """Simulate an order with every time given."""
+    costs = Workload.uniform(order.stages, edges=len(order.placement.edges), f_ns=0, b_ns=0)
+    return simulate(order, costs, times=times)

@@ -1,0 +1,281 @@
+"""A step's computations and messages, each with its own time: what a replay needs, and what a diff compares.
+
+The times of a timeline are taken apart so that a replay of the same order gives the step again, and a replay with
+another's times says what those change: a computation's duration, the gap that the host left before it, the way of
+a message from when both ends were ready until it was there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from pptrace.model.action import Action, Kind
+from pptrace.schedule.table import Schedule
+from pptrace.sim.action_times import ActionTimes
+from pptrace.timeline.messages import messages
+from pptrace.timeline.order import compute_rows
+from pptrace.timeline.timeline import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.model.placement import Placement
+    from pptrace.timeline.messages import Messages
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Performed", "Transfers", "action_at", "performed"]
+
+_MESSAGES = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
+_WAITED_NS, _WAITED_UNSEEN_NS = 50_000, 200_000
+"""From how long a wait on a message shows when that was there; longer where the wait itself is not recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """One value per message, by action of the sending stage."""
+
+    source: Int32s
+    """The sending rank."""
+    target: Int32s
+    """The receiving rank."""
+    kind: Int8s
+    """``SEND_F`` or ``SEND_B``."""
+    stage: Int32s
+    """The sending stage."""
+    unit: Int32s
+    """The microbatch."""
+    size_bytes: Int64s
+    """Its size; 0 where unknown."""
+    took_ns: Int64s
+    """From when both ends were ready until it was there; -1 where unknown."""
+    held_ns: Int64s
+    """What else lay between its producer's end and its consumer's start for its sake: until both ends were ready,
+    and until whatever it shared its kernel with was there. 0 where that is not known."""
+    observed: NDArray[np.bool_]
+    """Whether its arrival was seen: its consumer waited for it, or a simulation knows."""
+
+    def __len__(self) -> int:
+        return int(self.stage.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Performed:
+    """One value per computation, rank by rank, in the order in which they ran."""
+
+    placement: Placement
+    """Where each stage is."""
+    rank: Int32s
+    """The rank."""
+    kind: Int8s
+    """The kind."""
+    stage: Int32s
+    """The stage."""
+    unit: Int32s
+    """The first microbatch."""
+    span: Int32s
+    """How many."""
+    braid: Int32s
+    """The braid; -1 for none."""
+    row: Int64s
+    """Its row in the timeline; of two that are folded, the second's."""
+    start_ns: Int64s
+    """When it started."""
+    end_ns: Int64s
+    """When it ended."""
+    duration_ns: Int64s
+    """What it took; of two that are folded, both in sum."""
+    gap_ns: Int64s
+    """From when it could start, its rank free and its inputs there, to its start."""
+    transfers: Transfers
+    """The messages between ranks."""
+
+    def __len__(self) -> int:
+        return int(self.rank.size)
+
+    @property
+    def order(self) -> Schedule:
+        """The table of what was computed."""
+        ptr = np.searchsorted(self.rank, np.arange(self.placement.ranks + 1))
+        return Schedule.from_columns(
+            self.placement, ptr, self.kind, self.stage, self.unit, span=self.span, braid=self.braid
+        )
+
+    @property
+    def cells(self) -> Int64s:
+        """The place of each among all kinds, stages and microbatches."""
+        stages, units = self.placement.stages, self.placement.units
+        places: Int64s = (self.kind.astype(np.int64) * stages + self.stage) * units + self.unit
+        return places
+
+    @property
+    def span_ns(self) -> int:
+        """From the first one's start to the last one's end."""
+        return int(self.end_ns.max() - self.start_ns.min()) if len(self) else 0
+
+    def equals(self, other: Performed) -> bool:
+        """Return whether another step did the same at the same times, to the nanosecond, on the same ranks."""
+        columns = ("rank", "kind", "stage", "unit", "span", "braid", "start_ns", "end_ns", "duration_ns", "gap_ns")
+        of_messages = ("source", "target", "kind", "stage", "unit", "size_bytes", "took_ns")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns) and all(
+            np.array_equal(getattr(self.transfers, name), getattr(other.transfers, name)) for name in of_messages
+        )
+
+    @property
+    def lacks_ranks(self) -> bool:
+        """Whether ranks are missing whose recordings nobody has."""
+        return bool(np.setdiff1d(np.arange(self.placement.ranks), self.rank).size)
+
+    @property
+    def lacks_stages(self) -> bool:
+        """Whether nobody computed on some stage."""
+        return bool(np.setdiff1d(np.arange(self.placement.stages), self.stage).size)
+
+    def renumbered(self, numbers: Sequence[int], ranks: int) -> Self:
+        """Return this with other, ascending numbers for its ranks, of ``ranks`` in all."""
+        new = np.array(numbers, dtype=np.int32)
+        table = self.placement.stage_rank
+        placement = replace(self.placement, ranks=ranks, stage_rank=np.where(table >= 0, new[table], -1))
+        transfers = replace(self.transfers, source=new[self.transfers.source], target=new[self.transfers.target])
+        return replace(self, placement=placement, rank=new[self.rank], transfers=transfers)
+
+    def folded(self, stages: Collection[int]) -> Self:
+        """Return this with each input gradient of some stages made one backward with its weight gradient.
+
+        Only stages whose gradient goes nowhere can be folded: nothing then waits for the first of the two.
+        """
+        chosen = np.isin(self.stage, list(stages))
+        first, second = chosen & (self.kind == Kind.I), chosen & (self.kind == Kind.W)
+        earlier = dict(
+            zip(zip(self.stage[first], self.unit[first], strict=True), self.duration_ns[first], strict=True)
+        )
+        duration = self.duration_ns.copy()
+        for index in np.flatnonzero(second).tolist():
+            duration[index] += earlier.get((self.stage[index], self.unit[index]), 0)
+        kind = np.where(second, np.int8(Kind.B), self.kind)
+        columns = {name.name: getattr(self, name.name) for name in fields(self)}
+        columns |= {"kind": kind, "duration_ns": duration}
+        kept = {
+            name: values[~first] if isinstance(values, np.ndarray) else values for name, values in columns.items()
+        }
+        return type(self)(**kept)
+
+    def times(
+        self, *, durations: Self | None = None, transfers: Self | None = None, gaps: Self | None = None
+    ) -> ActionTimes:
+        """Return times by action, each sort from another step where one is given; what it lacks stays ours."""
+        cells = len(Kind) * self.placement.stages * self.placement.units
+        duration, transfer = (np.full(cells, -1, dtype=np.int64) for _ in range(2))
+        gap = np.zeros(cells, dtype=np.int64)
+        for times, column, other in ((duration, "duration_ns", durations), (gap, "gap_ns", gaps)):
+            times[self.cells] = getattr(self, column)
+            if other is not None:
+                there = np.isin(other.cells, self.cells)
+                times[other.cells[there]] = getattr(other, column)[there]
+        for step in (self, transfers):
+            if step is not None:
+                at = _sends(step.transfers, self.placement)
+                whole = step.transfers.took_ns + step.transfers.held_ns
+                transfer[at] = np.where(step.transfers.took_ns >= 0, whole, transfer[at])
+        return ActionTimes(duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
+
+
+def performed(timeline: Timeline) -> Performed:
+    """Take a step's times apart.
+
+    Where a consumer did not wait, its message may have been there long before it was looked for: then the median
+    of the same way's messages stands for it, if that is less.
+    """
+    by_rank = compute_rows(timeline)
+    rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
+    pairs = messages(timeline)
+    before = np.zeros(len(timeline), dtype=np.int64)
+    for row in by_rank:
+        before[row[1:]] = timeline.end_ns[row[:-1]]
+    ready = np.maximum(before, _arrivals(timeline, pairs))[rows]
+    first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)
+    gap = np.where(_brought(timeline)[rows], 0, np.maximum(timeline.start_ns[rows] - ready, 0))
+    gap[first[first < rows.size]] = 0  # what comes before a rank's first action is no gap between two
+    return Performed(
+        placement=timeline.placement, rank=timeline.rank_of_row()[rows], kind=timeline.kind[rows],
+        stage=timeline.stage[rows], unit=timeline.unit[rows], span=timeline.span[rows], braid=timeline.braid[rows],
+        row=rows.astype(np.int64), start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
+        duration_ns=(timeline.end_ns - timeline.start_ns)[rows], gap_ns=gap,
+        transfers=_transfers(timeline, pairs, before),
+    )  # fmt: skip
+
+
+def action_at(step: Performed, index: int) -> Action:
+    """Return what one computation is."""
+    return Action(
+        kind=Kind(int(step.kind[index])), stage=int(step.stage[index]), unit=int(step.unit[index]),
+        span=int(step.span[index]),
+    )  # fmt: skip
+
+
+def _sends(transfers: Transfers, placement: Placement) -> Int64s:
+    """Return the cell of each message's send; those of stages and microbatches that are not here, none."""
+    here = (transfers.stage < placement.stages) & (transfers.unit < placement.units)
+    cells: Int64s = (
+        transfers.kind.astype(np.int64) * placement.stages + transfers.stage
+    ) * placement.units + transfers.unit
+    return np.where(here, cells, 0)
+
+
+def _arrivals(timeline: Timeline, pairs: Messages) -> Int64s:
+    """Return, per row, when the last of its inputs from other ranks was there; 0 where there is none."""
+    there = np.zeros(len(timeline), dtype=np.int64)
+    rows = np.where(pairs.recv >= 0, pairs.recv, pairs.send)
+    consumed = pairs.consumer >= 0
+    np.maximum.at(there, pairs.consumer[consumed], (timeline.end_ns[rows] + timeline.lag_ns[rows])[consumed])
+    return there
+
+
+def _brought(timeline: Timeline) -> NDArray[np.bool_]:
+    """Return, per row, whether it is known that a message released it: its own, or one that came with that."""
+    beside = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
+    carries = np.isin(timeline.kind, [int(kind) for kind in _MESSAGES]) & beside
+    brought: NDArray[np.bool_] = np.append(carries, False)[timeline.cause]
+    return brought
+
+
+def _transfers(timeline: Timeline, pairs: Messages, before: Int64s) -> Transfers:
+    known = (pairs.producer >= 0) & (pairs.consumer >= 0)
+    producer, consumer = pairs.producer[known], pairs.consumer[known]
+    send, recv = pairs.send[known], pairs.recv[known]
+    rows = np.where(recv >= 0, recv, send)
+    arrived = timeline.end_ns[rows] + timeline.lag_ns[rows]
+    # A simulation, and a GPU's recording, know what released each slice, and when both ends were ready.
+    caused = timeline.cause[consumer] >= 0
+    ready = np.where(caused, timeline.start_ns[rows], np.where(recv >= 0, timeline.enter_ns[rows], 0))
+    ready = np.maximum(ready, timeline.end_ns[producer])
+    took = np.maximum(arrived - ready, 0)
+    held = np.where(caused, ready - timeline.end_ns[producer], 0)
+    joined = caused & _brought(timeline)[consumer]
+    held[joined] += np.maximum(timeline.start_ns[consumer] - arrived, 0)[joined]
+    enter, start = timeline.enter_ns[consumer], timeline.start_ns[consumer]
+    waited = np.where(enter < start, start - np.maximum(before[consumer], enter) > _WAITED_NS,
+                      arrived - before[consumer] > _WAITED_UNSEEN_NS)  # fmt: skip
+    observed = caused | waited
+    rank = timeline.rank_of_row()
+    way = rank[producer].astype(np.int64) * timeline.ranks + rank[consumer]
+    for one in np.unique(way):
+        same = way == one
+        seen = took[same & observed] if (same & observed).any() else took[observed]
+        if seen.size:
+            unseen = same & ~observed
+            took[unseen] = np.minimum(took[unseen], int(np.median(seen)))
+    kind, stage = timeline.kind[rows], timeline.stage[rows]
+    received_f, received_b = kind == Kind.RECV_F, kind == Kind.RECV_B
+    return Transfers(
+        source=rank[producer], target=rank[consumer],
+        kind=np.where(received_f, Kind.SEND_F, np.where(received_b, Kind.SEND_B, kind)).astype(np.int8),
+        stage=(stage - received_f + received_b).astype(np.int32), unit=timeline.unit[rows],
+        size_bytes=np.maximum(timeline.size_bytes[rows], np.where(send >= 0, timeline.size_bytes[send], 0)),
+        took_ns=took, held_ns=held, observed=observed,
+    )  # fmt: skip

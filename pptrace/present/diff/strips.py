@@ -1,0 +1,138 @@
+"""Both steps by rank and time, one below the other, aligned where they start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.analysis.steps.times import action_at
+from pptrace.model.action import Kind
+from pptrace.present import svg
+from pptrace.present.document import Picture
+from pptrace.present.figures import ms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from markupsafe import Markup
+
+    from pptrace.analysis.diff.step_diff import StepDiff
+    from pptrace.analysis.steps.times import Performed
+
+__all__ = ["strips"]
+
+_WIDTH, _LEFT, _RIGHT, _TOP, _BAR, _BETWEEN = 1020, 66, 12, 6, 15, 9
+_MOST = 3000
+"""Actions that are drawn; beyond, ranks are left out, then time."""
+_FEWEST_RANKS = 8
+_LETTERS = 7
+_CLASSES = {Kind.F: "f", Kind.B: "b", Kind.I: "i", Kind.W: "w"}
+_MEANINGS = {"f": "forward", "b": "backward", "i": "input gradient", "w": "weight gradient", "x": "other"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What is drawn of two steps."""
+
+    ranks: list[int]
+    """Which ranks."""
+    until_ns: int
+    """Up to when, from the steps' start."""
+    note: str
+    """What is left out."""
+
+
+def strips(findings: StepDiff) -> tuple[Picture, str]:
+    """Return the picture, and what is left out of it."""
+    begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
+    shown = _chosen(findings.steps, begins)
+    classes = {_CLASSES.get(Kind(kind), "x") for step in findings.steps for kind in np.unique(step.kind).tolist()}
+    picture = Picture(
+        draw=lambda: _drawn(findings, shown, begins),
+        keys=(("one", "first"), ("two", "second"), *(key for key in _MEANINGS.items() if key[0] in classes)),
+    )
+    return picture, shown.note
+
+
+def _drawn(findings: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
+    scale = (_WIDTH - _LEFT - _RIGHT) / max(shown.until_ns, 1)
+    rows = [
+        part
+        for place, rank in enumerate(shown.ranks)
+        for side in (0, 1)
+        for part in _row(findings, side, rank, _y(place, side), begins[side], shown.until_ns, scale)
+    ]
+    bottom = _y(len(shown.ranks), 0)
+    marks = _divergence(findings, shown, scale)
+    axis = _axis(shown.until_ns, bottom, scale)
+    return svg.drawing(_WIDTH, bottom + 26, "both steps by rank and time", *axis, *rows, *marks)
+
+
+def _chosen(steps: Sequence[Performed], begins: Sequence[int]) -> _Shown:
+    """Return what fits: every rank if there are few actions, else some ranks, and of those the beginning."""
+    ranks = sorted({int(rank) for step in steps for rank in np.unique(step.rank)})
+    whole = max((step.span_ns for step in steps), default=0)
+    total = sum(map(len, steps))
+    if total <= _MOST:
+        return _Shown(ranks=ranks, until_ns=whole, note="")
+    wanted = min(max(_MOST * len(ranks) // total, _FEWEST_RANKS), len(ranks))
+    places = np.linspace(0, len(ranks) - 1, wanted).round().astype(int)
+    kept = [ranks[place] for place in places]
+    ends = np.sort(
+        np.concatenate(
+            [step.end_ns[np.isin(step.rank, kept)] - begin for step, begin in zip(steps, begins, strict=True)]
+        )
+    )
+    until = whole if ends.size <= _MOST else int(ends[_MOST])
+    some = f"{wanted} of {len(ranks)} ranks" if wanted < len(ranks) else "all ranks"
+    cut = f", the first {ms(until)}" if until < whole else ""
+    return _Shown(ranks=kept, until_ns=until, note=f" Drawn: {some}{cut}; a .pftrace shows all {total:,} actions.")
+
+
+def _y(place: int, side: int) -> int:
+    return _TOP + place * (2 * _BAR + _BETWEEN) + side * _BAR
+
+
+def _row(
+    findings: StepDiff, side: int, rank: int, y: int, begin: int, until: int, scale: float
+) -> Iterator[Markup]:
+    step, path = findings.steps[side], frozenset(findings.chains[side].positions)
+    if side == 0:
+        yield svg.text(_LEFT - 18, y + _BAR + 4, f"rank {rank}", anchor="end")
+    yield svg.rectangle(_LEFT - 12, y + 1, 5, _BAR - 2, ("one", "two")[side])
+    yield svg.rectangle(_LEFT, y + 1, until * scale, _BAR - 2, "row")
+    for index in np.flatnonzero((step.rank == rank) & (step.start_ns - begin < until)).tolist():
+        start, end = int(step.start_ns[index]) - begin, min(int(step.end_ns[index]) - begin, until)
+        x, width = _LEFT + start * scale, max((end - start) * scale - 0.5, 0.4)
+        kind, microbatch = Kind(int(step.kind[index])), int(step.unit[index])
+        title = f"{action_at(step, index)}, {ms(start)} to {ms(int(step.end_ns[index]) - begin)}"
+        class_ = _CLASSES.get(kind, "x")
+        yield svg.rectangle(x, y + 1, width, _BAR - 2, f"{class_} path" if index in path else class_, title)
+        if microbatch >= 0 and len(str(microbatch)) * _LETTERS < width:
+            yield svg.text(x + width / 2, y + _BAR - 4, str(microbatch), "on small", anchor="middle")
+
+
+def _divergence(findings: StepDiff, shown: _Shown, scale: float) -> list[Markup]:
+    one = findings.divergence
+    if one is None or one.rank not in shown.ranks or one.at_ns >= shown.until_ns:
+        return []
+    step = findings.steps[1]
+    begin = int(step.start_ns.min())
+    begun = np.flatnonzero((step.rank == one.rank) & (step.start_ns - begin == one.at_ns))
+    end = min(int(step.end_ns[begun[-1]]) - begin, shown.until_ns) if begun.size else one.at_ns
+    y = _y(shown.ranks.index(one.rank), 1)
+    width = max((end - one.at_ns) * scale, 3)
+    return [svg.rectangle(_LEFT + one.at_ns * scale - 1, y, width + 2, _BAR, "mark")]
+
+
+def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:
+    """Yield about ten marks at round times."""
+    tick = 10 ** max(len(str(until_ns // 10)) - 1, 0)
+    tick = next(tick * by for by in (1, 2, 5, 10) if until_ns / (tick * by) <= 10)  # noqa: PLR2004 - about ten
+    for at in range(0, until_ns + 1, tick):
+        x = _LEFT + at * scale
+        yield svg.line(x, _TOP, x, bottom, "rule")
+        yield svg.text(x, bottom + 14, f"{at / 1e6:,g}", "soft small", anchor="middle")
+    yield svg.text(_LEFT - 18, bottom + 14, "ms", "soft small", anchor="end")

@@ -1,0 +1,37 @@
+"""Replays as a document: how much of each step they give back."""
+
+from __future__ import annotations
+
+from statistics import mean, stdev
+from typing import TYPE_CHECKING
+
+from pptrace.present.document import Document, Line
+from pptrace.present.figures import ms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pptrace.analysis.steps.replay import Replayed
+
+__all__ = ["replay_document"]
+
+
+def replay_document(replays: Mapping[str, Replayed]) -> Document:
+    """Return a line per step, and one over all."""
+    shares = [one.explained for one in replays.values()]
+    lines = [
+        f"{label}: measured {ms(one.step.span_ns)}, replayed {ms(one.replayed_ns)}: {one.explained:.2%} explained"
+        for label, one in replays.items()
+    ]
+    if len(shares) > 1:
+        lines.append(f"{len(shares)} steps: {mean(shares):.2%} ±{stdev(shares):.2%} explained")
+    return Document(
+        title="replays", lead=tuple(Line(text=line) for line in lines),
+        values=[
+            {
+                "step": label, "measured_ns": one.step.span_ns, "replayed_ns": one.replayed_ns,
+                "explained": one.explained,
+            }
+            for label, one in replays.items()
+        ],
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""SVG and HTML elements; whatever is not markup already is escaped."""
+
+from __future__ import annotations
+
+from markupsafe import Markup, escape
+
+__all__ = ["drawing", "element", "line", "number", "rectangle", "text"]
+
+_EMPTY = frozenset({"line", "rect"})
+
+
+def element(name: str, /, *children: str, **attributes: str | float) -> Markup:
+    """Return an element; ``class_`` is the attribute ``class``, ``text_anchor`` is ``text-anchor``.
+
+    >>> element("b", "a < b", class_="key")
+    Markup('<b class="key">a &lt; b</b>')
+    """
+    given = "".join(f' {_name(key)}="{escape(_value(value))}"' for key, value in attributes.items())
+    if name in _EMPTY:
+        return Markup(f"<{name}{given}/>")  # noqa: S704 - escaped above
+    return Markup(f"<{name}{given}>{Markup().join(children)}</{name}>")  # noqa: S704 - as above
+
+
+def number(value: float) -> str:
+    """Return a coordinate with two digits behind the point, and none that are 0.
+
+    >>> number(12.5), number(3.0), number(-0.001)
+    ('12.5', '3', '0')
+    """
+    shown = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if shown == "-0" else shown
+
+
+def drawing(width: float, height: float, label: str, *children: str) -> Markup:
+    """Return a drawing that scales with the page."""
+    return element("svg", *children, viewBox=f"0 0 {number(width)} {number(height)}", role="img", aria_label=label)
+
+
+def rectangle(x: float, y: float, width: float, height: float, class_: str, title: str = "") -> Markup:
+    """Return a rectangle; its title shows where the pointer rests on it."""
+    shown = element("rect", x=x, y=y, width=width, height=height, class_=class_)
+    return element("g", element("title", title), shown) if title else shown
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    """Return a line."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def text(x: float, y: float, shown: str, class_: str = "label", anchor: str = "start") -> Markup:
+    """Return a text."""
+    return element("text", shown, x=x, y=y, class_=class_, text_anchor=anchor)
+
+
+def _name(key: str) -> str:
+    return key if key == "viewBox" else key.rstrip("_").replace("_", "-")
+
+
+def _value(value: str | float) -> str:
+    return value if isinstance(value, str) else number(value)

@@ -1,0 +1,104 @@
+"""A document as text: aligned tables on lines as wide as the terminal, or as wide as they are; nothing is cut."""
+
+from __future__ import annotations
+
+from io import StringIO
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from pptrace.present.document import Line, Picture
+from pptrace.present.figures import MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from pptrace.present.document import Block, Document, Table
+
+__all__ = ["text_of"]
+
+_GAP = 2
+_NARROWEST = 20
+"""Letters that a column of words has at least."""
+_USUAL = 120
+"""Columns that a table which splits may take where no terminal says."""
+
+
+def text_of(document: Document, width: int | None = None) -> str:
+    """Return a document's text for a terminal of ``width`` columns; for a file, of lines as long as they are."""
+    lines = [*_blocks(document.lead, width, indent=0), ""]
+    for section in document.sections:
+        if inner := list(_blocks(section.blocks, width, indent=_GAP)):
+            lines += [section.title, *inner, ""]
+    return "\n".join(
+        [*lines[:-1], *(line for note in document.notes for line in _wrapped(f"note: {note}", width))]
+    )
+
+
+def _blocks(blocks: Iterable[Block], width: int | None, indent: int) -> Iterator[str]:
+    inner = None if width is None else max(width - indent, 1)
+    for block in blocks:
+        shown = block.instead if isinstance(block, Picture) else block
+        if isinstance(shown, Line):
+            lines = _wrapped(shown.text, inner)
+        else:
+            lines = [] if shown is None else _table(shown, inner)
+        yield from (f"{'':{indent}}{line}".rstrip() for line in lines)
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    if width is None or len(text) <= width:
+        return [text]
+    return wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _table(table: Table, width: int | None) -> list[str]:
+    rows = [tuple(map(str, row)) for row in (table.head, *table.rows) if row]
+    columns = list(zip(*rows, strict=True))
+    parts = _parts(columns, width or _USUAL) if table.splits else [columns]
+    return [line for part in parts for line in _aligned(part, table.words, width)]
+
+
+def _parts(columns: Sequence[Sequence[str]], width: int) -> Iterator[Sequence[Sequence[str]]]:
+    """Yield as many columns as fit, each time behind the first."""
+    part = [columns[0]]
+    for column in columns[1:]:
+        if len(part) > 1 and sum(map(_wide, (*part, column))) > width + _GAP:
+            yield part
+            part = [columns[0]]
+        part.append(column)
+    yield part
+
+
+def _wide(column: Sequence[str]) -> int:
+    return max(map(len, column)) + _GAP
+
+
+def _aligned(columns: Sequence[Sequence[str]], words: int, width: int | None) -> list[str]:
+    """Return aligned lines: words to the left, folded where they do not fit, and marks behind their figures."""
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    grid = Grid.grid(padding=(0, _GAP, 0, 0))
+    for at in range(len(columns)):
+        grid.add_column(justify="left" if at < words else "right", no_wrap=at >= words, overflow="fold")
+    for row in zip(*(_cells(column) for column in columns), strict=True):
+        grid.add_row(*row)
+    console = Console(file=StringIO(), width=1 << 16, color_system=None, legacy_windows=False)
+    natural = console.measure(grid).maximum
+    if width is not None and natural > width:
+        spare = sum(max(_wide(column) - _GAP - _NARROWEST, 0) for column in columns[:words])
+        natural = max(width, natural - spare)
+    lines = console.render_lines(grid, console.options.update_width(natural), pad=False)
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
+
+
+def _cells(column: Sequence[str]) -> Iterator[RenderableType]:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    marked = any(cell.endswith(MARK) for cell in column)
+    for cell in column:
+        behind = len(MARK) if marked and not cell.endswith(MARK) else 0
+        yield Padding(Text(cell), (0, behind, 0, 0)) if behind else Text(cell)
