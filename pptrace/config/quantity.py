@@ -183,7 +183,7 @@ def parse_share(value: object, key: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share < float("inf"):
-        raise ConfigError(f"{text!r} is no share: write such as 2% or 0.02", key=key)
+        raise ConfigError(f"{text!r} is no share of 1: write such as 2% or 0.02", key=key)
     return share
 
 
