@@ -92,7 +92,13 @@ def cell_columns(actions: Iterable[Action]) -> CellColumns:
     pairs = 0
     for action in actions:
         for member in action.sub_actions or (action,):
-            values = (int(member.kind), member.stage, member.unit, member.span, pairs if action.sub_actions else -1)
+            values = (
+                int(member.kind),
+                member.stage,
+                member.unit,
+                member.span,
+                pairs if action.sub_actions else -1,
+            )
             for values_so_far, value in zip(found, values, strict=True):
                 values_so_far.append(value)
         pairs += bool(action.sub_actions)

@@ -344,7 +344,10 @@ def kind_table() -> KindTable:
     second = [int(row.results[1]) if len(row.results) > 1 else -1 for row in rows]
     computes = [row.role is Role.COMPUTE for row in rows]
     fed = {Result.ACTIVATION: 0, Result.GRADIENT: 1}
-    feeds = [fed.get(row.results[0], -1) if does and row.results else -1 for does, row in zip(computes, rows, strict=True)]
+    feeds = [
+        fed.get(row.results[0], -1) if does and row.results else -1
+        for does, row in zip(computes, rows, strict=True)
+    ]
     wait = [[int(Kind[name]) for name in row.waits_for] for row in rows]
     awaited = {kind for kinds in wait for kind in kinds}
     columns = (

@@ -34,18 +34,18 @@ class Segment:
     stream: Stream = Stream.COMPUTE
     """Where it runs: computation, or communication of one of the rank's own groups."""
     needs: tuple[int, ...] | None = None
-    """Places of earlier segments of its action that it waits for, one or more; None for the one before it. The first
-    waits for what the action needs."""
+    """Places of earlier segments of its action that it waits for, one or more; None for the one before it.
+    The first waits for what the action needs."""
     result: bool = False
-    """Whether the action's message may leave, and its own stage go on, at its end. Where no segment of an action says
-    so, that takes all that no other segment needs. An action alone is done when all of it is."""
+    """Whether the action's message may leave, and its own stage go on, at its end. Where no segment of an
+    action says so, that takes all that no other segment needs. An action alone is done when all of it is."""
     size_bytes: int = 0
     """Bytes that it moves; 0 where unknown."""
     link: str = ""
-    """The network's link that the bytes go over and share; then they, and not ``duration_ns``, say what it takes."""
+    """The network's link that the bytes go over and share; then they say what it takes, and not ``duration_ns``."""
     activation_bytes: int | None = None
-    """Bytes that it takes at its start or, below zero, frees at its end. Where no segment of an action says it, the
-    first takes and the last frees what the action does."""
+    """Bytes that it takes at its start or, below zero, frees at its end. Where no segment of an action says
+    it, the first takes and the last frees what the action does."""
 
     def scaled(self, share: Fraction) -> Segment:
         """Return the segment of a microbatch that holds ``share`` as much, rounded down."""

@@ -131,7 +131,7 @@ class Workload:
     microbatch_class: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     """Shape (units,): which costs each microbatch has, 0 for these here; empty where all are alike."""
     classes: tuple[Workload, ...] = ()
-    """Costs of microbatches of classes 1, 2 and so on; what belongs to a stage alone is said here and not there."""
+    """Costs of microbatches of classes 1, 2 and so on; what belongs to a stage alone is said here, not there."""
     notes: tuple[str, ...] = field(default=())
     """How figures were counted, one sentence each, for the detailed output."""
 
@@ -201,7 +201,9 @@ class Workload:
             name = kind.traits.cost
             if not name:
                 continue
-            columns[f"{name}_ns"] = np.array([sum(one.duration_ns for one in own) for own in stages], dtype=np.int64)
+            columns[f"{name}_ns"] = np.array(
+                [sum(one.duration_ns for one in own) for own in stages], dtype=np.int64
+            )
             if hasattr(self, f"{name}_collective_ns"):
                 apart = [sum(one.duration_ns for one in own if not one.is_computation) for own in stages]
                 columns[f"{name}_collective_ns"] = np.array(apart, dtype=np.int64)

@@ -10,6 +10,8 @@ import numpy as np
 from pptrace.model.columns import Int32s, Int64s, column
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["NO_ROUTE", "UNLIMITED", "Links", "Network", "Paths", "transfer_ns"]

@@ -11,7 +11,6 @@ from pptrace.config.choices import Receive
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.cells import CELL, CellColumns, Cells
-from pptrace.model.columns import Int32s
 from pptrace.model.kinds import RECEIVES, TABLE, Kind, KindSet
 from pptrace.schedule.kernels import tables
 from pptrace.schedule.neighbours import graph_of
@@ -19,6 +18,7 @@ from pptrace.schedule.neighbours import graph_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pptrace.model.columns import Int32s
     from pptrace.model.placement import Placement
     from pptrace.schedule.table import Schedule
 
@@ -133,9 +133,7 @@ def _empty(rows: int, ranks: int) -> _Issued:
 
 
 def _issued(placement: Placement, columns: _Issued) -> IssueOrder:
-    return IssueOrder(
-        placement=placement, row_ptr=columns.row_ptr, edge=columns.edge, **columns.cells._asdict()
-    )
+    return IssueOrder(placement=placement, row_ptr=columns.row_ptr, edge=columns.edge, **columns.cells._asdict())
 
 
 def _count(schedule: Schedule) -> tuple[Int32s, Int32s]:

@@ -19,14 +19,13 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.cells import Cells
-from pptrace.model.columns import Int32s
 from pptrace.model.kinds import Kind
 from pptrace.schedule.kernels.heap import OUTSIDE, Heap
 from pptrace.schedule.kernels.listing import Playing, Queues, Rooms, Work, list_actions
 from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int64s
+    from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.placement import Placement
 
 __all__ = ["Actions", "InFlight", "Priority", "backward_first", "list_schedule"]

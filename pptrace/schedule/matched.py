@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_copies", "check_messages", "check_stage_ends"]
 
+
 def check_messages(schedule: Schedule, positions: Positions) -> None:
     """Check that every hop between ranks has both ends, and that no message goes where no hop is.
 

@@ -1,4 +1,4 @@
-"""The stages' graph over the ranks, as kernels read it: who holds which stage, what each feeds, and what feeds it."""
+"""The stages' graph over the ranks, as kernels read it: who holds which stage, what it feeds and what feeds it."""
 
 from __future__ import annotations
 

@@ -58,7 +58,9 @@ class Schedule(Cells):
         """Build a schedule from columns; every span is 1 and nothing overlaps unless given."""
         count = np.asarray(kind).size
         cells = CellColumns(
-            *map(np.asarray, (kind, stage, unit)),
+            kind=np.asarray(kind),
+            stage=np.asarray(stage),
+            unit=np.asarray(unit),
             span=np.ones(count, dtype=np.int32) if span is None else np.asarray(span),
             braid=np.full(count, -1, dtype=np.int32) if braid is None else np.asarray(braid),
         )
@@ -138,7 +140,9 @@ class Schedule(Cells):
 
     def selected(self, rows: NDArray[np.integer]) -> Self:
         """Return some actions alone, in their order."""
-        return replace(self, row_ptr=np.searchsorted(rows, self.row_ptr), **self.cells.taken(rows)._asdict())
+        return replace(
+            self, row_ptr=np.searchsorted(rows, self.row_ptr).astype(np.int32), **self.cells.taken(rows)._asdict()
+        )
 
     def rows(self) -> list[list[str]]:
         """Return every rank's actions as text."""

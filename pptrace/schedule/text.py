@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+
 import numpy as np
 
 from pptrace.errors import ScheduleError, TableError
@@ -111,4 +112,6 @@ def _schedule(rows: list[CellColumns], source: Source) -> Schedule:
         raise source.locate(error, ptr.tolist()) from None
     pairs = np.array([max(row.braid, default=-1) + 1 for row in rows])
     before = np.repeat(np.cumsum(pairs) - pairs, np.diff(ptr))
-    return Schedule.of_cells(placement, ptr, cells._replace(braid=np.where(cells.braid < 0, -1, cells.braid + before)))
+    return Schedule.of_cells(
+        placement, ptr, cells._replace(braid=np.where(cells.braid < 0, -1, cells.braid + before))
+    )

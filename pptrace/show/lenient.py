@@ -57,9 +57,7 @@ class _Feeds:
         self._stages = schedule.stages
         self._rows = [
             (int(TABLE.feeds[kind]), stage, range(unit, unit + span))
-            for kind, stage, unit, span in zip(
-                *(values.tolist() for values in schedule.cells[:4]), strict=True
-            )
+            for kind, stage, unit, span in zip(*(values.tolist() for values in schedule.cells[:4]), strict=True)
         ]
         self._made = {made for row in range(len(schedule)) for made in self.makes(row)}
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.model.action import Action
 from pptrace.model.kinds import COMMUNICATION, COMPUTE, STAGE_ENDS, Kind, KindSet
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from fractions import Fraction
 
+    from pptrace.model.action import Action
     from pptrace.schedule.table import Schedule
     from pptrace.timeline.timeline import Timeline
 

@@ -90,14 +90,18 @@ def lower(
         mode=lanes.mode, receive=_RECEIVE.get(policy.name, lowering.NO_RECEIVE),
         batched=int(policy.name is PolicyName.BATCHED), eager_bytes=policy.largest_eager, rows=len(issued),
     )  # fmt: skip
-    lowering_of = _Lowering(issued, expansion, graph, lanes, _messages(issued, lanes, network, expansion.links), rules)
+    lowering_of = _Lowering(
+        issued, expansion, graph, lanes, _messages(issued, lanes, network, expansion.links), rules
+    )
     placed = lowering_of.place(workload)
     if times is not None:
         times.laid_over(placed.cells, placed.task, issued.placement)
     check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
     hub = behind_all_ranks(placed.cells, lanes, lowering_of.tasks, barrier=barrier)
     holders = behind_holders(placed.cells, lanes, issued.placement) if stage_replicas and not barrier else None
-    graph_of_tasks = lowering_of.link(placed, [needs for needs in (hub, holders) if needs is not None], int(hub is not None))
+    graph_of_tasks = lowering_of.link(
+        placed, [needs for needs in (hub, holders) if needs is not None], int(hub is not None)
+    )
     if graph_of_tasks is None:
         raise explain_deadlock(schedule)
     return graph_of_tasks
@@ -155,10 +159,11 @@ class _Lowering:
             ))
         )  # fmt: skip
         out = CellColumns(*(np.empty(rows, dtype=values.dtype) for values in self.issued.cells))
-        sizes = (np.int64, np.int32, np.int32, np.int64, np.int64, np.int64)
+        long, short = (np.empty((4, rows), dtype=np.int64), np.empty((2, rows), dtype=np.int32))
         placed = _Rows(
-            np.empty(rows, dtype=np.int32), found, out, TaskColumns(*(np.empty(rows, dtype=one) for one in sizes))
-        )
+            np.empty(rows, dtype=np.int32), found, out,
+            TaskColumns(long[0], short[0], short[1], long[1], long[2], long[3]),
+        )  # fmt: skip
         run(
             lowering.place_rows,
             (
@@ -199,7 +204,9 @@ class _Lowering:
         run(lowering.sort_edges, (source, target, source.size), (ptr, edge), work=rows)
         own = placed.task._asdict()
         for name in ("duration_ns", "lag_ns"):
-            own[name] = np.concatenate([own[name], np.zeros(tasks - rows, dtype=np.int64)]) if tasks > rows else own[name]
+            own[name] = (
+                np.concatenate([own[name], np.zeros(tasks - rows, dtype=np.int64)]) if tasks > rows else own[name]
+            )
         lanes = self.lanes
         return TaskGraph(
             placement=self.issued.placement, paths=self.between.paths, source=self.between.source,

@@ -25,7 +25,7 @@ class Placed(NamedTuple):
     number: int
     """Its place in that action."""
     release: int
-    """The computation behind which it is issued, as a place in the order; :data:`ROW` or :data:`STREAM` for none."""
+    """The computation behind which it is issued, as a place in the order; else :data:`ROW` or :data:`STREAM`."""
 
 
 ROW, STREAM = -1, -2
@@ -122,7 +122,7 @@ def _turns(members: Sequence[Sequence[Segment]], interleave: Sequence[int]) -> l
 
 
 def _first_ready(members: Sequence[Sequence[Segment]]) -> list[int]:
-    """Return whose computation comes next where each stream runs what is ready first; the first member on a tie."""
+    """Return whose computation comes next where streams run what is ready first, the first member on a tie."""
     end: dict[tuple[int, int], int] = {}
     free: dict[Stream, int] = {}
     turns: list[int] = []
@@ -140,7 +140,8 @@ def _first_ready(members: Sequence[Sequence[Segment]]) -> list[int]:
             (member, number)
             for member, segments in enumerate(members)
             for number, segment in enumerate(segments)
-            if (member, number) not in end and all((member, need) in end for need in segment.needs_of(number))
+            if (member, number) not in end
+            and all((member, need) in end for need in segment.needs_of(number))
             and all((member, i) in end for i in range(number) if segments[i].stream is segment.stream)
         ]
         communication = [one for one in waiting if not members[one[0]][one[1]].is_computation]

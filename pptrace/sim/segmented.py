@@ -91,7 +91,9 @@ def timed(workload: Workload, links: Links) -> Workload:
             return segment
         if segment.link not in links.name:
             known = f"known: {', '.join(links.name[:_SHOWN])}" if len(links) else "it has none"
-            raise ScheduleError(f"segment {segment.name} goes over link {segment.link!r}, which the network lacks; {known}")
+            raise ScheduleError(
+                f"segment {segment.name} goes over link {segment.link!r}, which the network lacks; {known}"
+            )
         link = links.name.index(segment.link)
         path = Paths.along(links, [0, 1], [link])
         took = transfer_ns(np.array([segment.size_bytes]), path.overhead_ns, path.rate_kbps)
@@ -133,7 +135,7 @@ def in_segments(
 
 
 def _alike(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield the rows with which actions, messages and pairs begin, those that are alike together, and their rows."""
+    """Yield the rows with which actions, messages and pairs begin, the alike together, and how many rows each has."""
     begins = np.ones(len(issued), dtype=bool)
     begins[1:] = (issued.braid[1:] < 0) | (issued.braid[1:] != issued.braid[:-1])
     begins[issued.row_ptr[issued.row_ptr < len(issued)]] = True
@@ -228,7 +230,9 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
         columns.size_bytes[place] = [one.size_bytes for one in segments]
         columns.release[place] = _released(rows, at[start])
         for member, places in enumerate(rows.results):
-            begin[start + member] = at[start] + rows.order.index(next(one for one in rows.order if one[:2] == (member, 0)))
+            begin[start + member] = at[start] + rows.order.index(
+                next(one for one in rows.order if one[:2] == (member, 0))
+            )
             results[: len(places), start + member] = at[start] + np.array(places)[:, None]
         needs += [np.stack([at[start] + before, at[start] + behind]) for before, behind in rows.needs]
     whole = replace(
@@ -236,7 +240,9 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
     )
     needs += _behind_results(issued, columns, begin, results, policy)
     both = np.concatenate(needs, axis=1).astype(np.int32)
-    return whole, Expansion(columns=columns, name=name, names=tuple(names), links=tuple(links), needs=(both[0], both[1]))
+    return whole, Expansion(
+        columns=columns, name=name, names=tuple(names), links=tuple(links), needs=(both[0], both[1])
+    )
 
 
 def _most_results(groups: Sequence[_Group]) -> int:
@@ -282,7 +288,11 @@ def _behind_results(
     found = []
     for result in results:
         ends = np.where(makers < 0, -1, result[makers])
-        pairs = [(ends[before], begins[behind]), (ends[sent], begin[sends]), _to_next(issued, begin, result, single)]
+        pairs = [
+            (ends[before], begins[behind]),
+            (ends[sent], begin[sends]),
+            _to_next(issued, begin, result, single),
+        ]
         source, target = (np.concatenate(side) for side in zip(*pairs, strict=True))
         kept = (source >= 0) & (target >= 0)
         kept &= columns.stream[source] != Stream.COMPUTE  # whose order says so

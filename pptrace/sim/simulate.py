@@ -142,8 +142,8 @@ def _timeline(graph: TaskGraph, ran: Ran) -> Timeline:
     run(running.enter_times, (graph.lane_ptr, graph.twin, graph.fork, start, end), (enter,), work=rows)
     return Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,
-        lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, **graph.cells._asdict(), enter_ns=enter, start_ns=start, end_ns=end, lag_ns=lag,
-        uncontended_ns=duration, collective_ns=graph.collective_ns, size_bytes=graph.size_bytes,
+        lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, **graph.cells._asdict(),
+        enter_ns=enter, start_ns=start, end_ns=end, lag_ns=lag, uncontended_ns=duration, collective_ns=graph.collective_ns, size_bytes=graph.size_bytes,
         cause=cause, parts=graph.parts,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Actions of a timeline whose rows are segments: their own starts and ends, and what of their communication is hidden."""
+"""Actions of a timeline whose rows are segments: their own starts and ends, and what is hidden of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.model.cells import Cells
-from pptrace.model.columns import Int32s, Int64s
 from pptrace.model.kinds import COMPUTE, Stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pptrace.model.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Actions", "GroupTime", "actions_in_parts", "group_times", "in_group", "last_segments", "segment_rows"]
@@ -134,7 +134,11 @@ def actions_in_parts(timeline: Timeline) -> Actions:
     start, end = np.full(count, np.iinfo(np.int64).max), np.zeros(count, dtype=np.int64)
     np.minimum.at(start, action, timeline.start_ns[rows])
     np.maximum.at(end, action, timeline.end_ns[rows])
-    took, hidden, own = timeline.end_ns[rows] - timeline.start_ns[rows], _hidden(timeline)[rows], in_group(timeline)[rows]
+    took, hidden, own = (
+        timeline.end_ns[rows] - timeline.start_ns[rows],
+        _hidden(timeline)[rows],
+        in_group(timeline)[rows],
+    )
     sums = np.zeros((3, count), dtype=np.int64)
     for total, values in zip(sums, (took * ~own, hidden * own, (took - hidden) * own), strict=True):
         np.add.at(total, action, values)

@@ -42,7 +42,7 @@ class Parts:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Parts):
             return NotImplemented
-        texts = [np.array([*one.names, ""], dtype=object)[one.name] for one in (self, other)]
-        return np.array_equal(self.number, other.number) and np.array_equal(*texts)
+        own, others = (np.array([*one.names, ""], dtype=object)[one.name] for one in (self, other))
+        return np.array_equal(self.number, other.number) and np.array_equal(own, others)
 
     __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable

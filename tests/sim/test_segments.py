@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 BLOCK_A = {(Kind.F, Kind.B): (0, 1, 1, 0, 1, 1)}
 """Attn(F), MLP-Act(B), MLP-W(B), MLP(F), Attn-Act(B), Attn-W(B)."""
 
-PAIRS = [["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "(1F2;1B1)OVERLAP_F_B", "1B2"]]
+PAIRS = [
+    ["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"],
+    ["1F0", "(1F1;1B0)OVERLAP_F_B", "(1F2;1B1)OVERLAP_F_B", "1B2"],
+]
 
 
 def layers(count: int, all_reduce: int) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
@@ -126,7 +129,9 @@ def test_segments_and_plain_durations_are_the_same_step_where_nothing_overlaps(s
     apart = [*rows, ["2F0", "(2F1;2B0)OVERLAP_F_B", "2F2", "2B1", "2B2"]]
     network = Flat(overhead_ns=2, latency_ns=3, rate_kbps=10**6)
 
-    whole, same = (simulate(Schedule.from_rows(rows), one, network) for one in (workload, replace(workload, segments={})))
+    whole, same = (
+        simulate(Schedule.from_rows(rows), one, network) for one in (workload, replace(workload, segments={}))
+    )
     assert whole.difference(same) == ""
     # A pair elsewhere takes all actions apart; the ranks without one still are as they were.
     three = Workload.uniform(3, boundary_bytes=3, activation_bytes=7)
@@ -156,7 +161,9 @@ def test_computation_beside_its_groups_communication_is_slowed() -> None:
     reduce = Segment(name="all-reduce", duration_ns=3364, stream=Stream.TENSOR_PARALLEL)
     forward = (Segment(name="start"), reduce)
     workload = Workload.uniform(1).segmented({Kind.F: [forward], Kind.B: [(matmul,)]})
-    table = replace(Schedule.from_rows([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]]), interleave={(Kind.F, Kind.B): (0, 1)})
+    table = replace(
+        Schedule.from_rows([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]]), interleave={(Kind.F, Kind.B): (0, 1)}
+    )
     slowed = Contention(compute_permille=828, communication_permille=896)
 
     timeline = simulate(table, workload, contention=slowed)
@@ -167,15 +174,23 @@ def test_computation_beside_its_groups_communication_is_slowed() -> None:
 
 
 def test_memory_changes_at_the_ends_of_segments() -> None:
-    frees = [Segment(name="mlp", duration_ns=5, activation_bytes=-6), Segment(name="attention", duration_ns=3, activation_bytes=-4)]
-    takes = [Segment(name="attention", duration_ns=3, activation_bytes=4), Segment(name="mlp", duration_ns=5, activation_bytes=6)]
+    frees = [
+        Segment(name="mlp", duration_ns=5, activation_bytes=-6),
+        Segment(name="attention", duration_ns=3, activation_bytes=-4),
+    ]
+    takes = [
+        Segment(name="attention", duration_ns=3, activation_bytes=4),
+        Segment(name="mlp", duration_ns=5, activation_bytes=6),
+    ]
     whole = Workload.uniform(1, activation_bytes=10)
     workload = whole.segmented({Kind.F: [tuple(takes)], Kind.B: [tuple(frees)]})
     table = Schedule.from_rows([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]])
     late = replace(table, interleave={(Kind.F, Kind.B): (0, 1, 1, 0)})
     early = replace(table, interleave={(Kind.F, Kind.B): (1, 0, 0, 1)})
 
-    peaks = [measure(simulate(one, workload), workload).memory.peak_activation_bytes.tolist() for one in (late, early)]
+    peaks = [
+        measure(simulate(one, workload), workload).memory.peak_activation_bytes.tolist() for one in (late, early)
+    ]
 
     assert peaks == [[14], [14]]
     first = replace(table, interleave={(Kind.F, Kind.B): (1, 1, 0)})
@@ -195,7 +210,9 @@ def test_folded_pairs_share_their_time_one_after_the_other() -> None:
     whole = folded(timeline)
 
     assert whole.parts is None
-    assert len({str(one.action) + one.stream.name for one in map(whole.__getitem__, range(len(whole)))}) == len(whole)
+    assert len({str(one.action) + one.stream.name for one in map(whole.__getitem__, range(len(whole)))}) == len(
+        whole
+    )
     members = [one for one in map(whole.__getitem__, range(len(whole))) if one.braid >= 0]
     assert [one.end_ns - one.start_ns for one in members] == [8, 16, 8, 16]
     assert members[0].end_ns == members[1].start_ns
@@ -208,7 +225,10 @@ def test_costs_may_differ_from_microbatch_to_microbatch() -> None:
     rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
 
     timeline = simulate(Schedule.from_rows(rows), workload, Flat(rate_kbps=10**6))
-    took = {str(one.action): (one.end_ns - one.start_ns, one.size_bytes) for one in map(timeline.__getitem__, range(len(timeline)))}
+    took = {
+        str(one.action): (one.end_ns - one.start_ns, one.size_bytes)
+        for one in map(timeline.__getitem__, range(len(timeline)))
+    }
 
     assert took["0F0"] == (10, 0)
     assert took["1B1"] == (60, 0)

@@ -14,7 +14,7 @@ LAYERS = (
     {"rules", "inference"},
     {"pytorch", "assembly"},
     {"formats"},
-    {"importers"},
+    {"importers", "annotate"},
     {"plugin"},
 )
 """From the bottom; packages of one layer do not know each other."""

@@ -1,9 +1,9 @@
 """Kernels over schedule tables: index the actions, put messages in place, defer receives.
 
 Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
-:class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`, ``kinds``
-the :class:`~pptrace.model.kinds.KindTable`. An action *feeds* the forwards of the next stages (0), the backwards of
-the stages before (1), or neither (-1).
+:class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`,
+``kinds`` the :class:`~pptrace.model.kinds.KindTable`. An action *feeds* the forwards of the next stages (0), the
+backwards of the stages before (1), or neither (-1).
 """
 
 from pptrace.model.kinds import Kind, Role
@@ -47,10 +47,10 @@ def index_actions(row_ptr, cells, graph, kinds, flat, problem):
 
 
 def _holds(graph, rank, stage):
+    held = False
     for route in range(graph.routes):
-        if graph.stage_rank[route * graph.stages + stage] == rank:
-            return True
-    return False
+        held = held or graph.stage_rank[route * graph.stages + stage] == rank
+    return held
 
 
 def _index(row, rank, result, cells, graph, flat, problem):

@@ -1,8 +1,8 @@
 """Kernels that lower an issue order to tasks.
 
 Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
-:class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`, ``kinds``
-the :class:`~pptrace.model.kinds.KindTable`, ``parts`` are :class:`~pptrace.sim.segmented.PartColumns`; the other
+:class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`,
+``kinds`` the :class:`~pptrace.model.kinds.KindTable`, ``parts`` are :class:`~pptrace.sim.segmented.PartColumns`; the other
 records are in :mod:`pptrace.sim.records`.
 """
 

@@ -201,7 +201,7 @@ def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
     ]
     ptr = np.searchsorted([row.rank for row in rows], np.arange(ranks + 1))
     try:
-        return infer_placement(ptr, CellColumns(*columns, braid=None))
+        return infer_placement(ptr, CellColumns(columns[0], columns[1], columns[2], columns[3], None))
     except ScheduleError as error:
         raise TraceError(f"its actions are no pipeline's: {error}") from error
 
