@@ -161,8 +161,8 @@ def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
     kinds, stage, unit, width = (np.concatenate(column) for column in columns)
     route = placement.unit_route[unit]
     return Actions(
-        kind=kinds.astype(np.int8), stage=stage, unit=unit, span=width, braid=np.full(unit.size, -1, dtype=np.int32),
-        rank=placement.stage_rank[route, stage], route=route,
+        kind=kinds.astype(np.int8), stage=stage, unit=unit, span=width,
+        braid=np.full(unit.size, -1, dtype=np.int32), rank=placement.stage_rank[route, stage], route=route,
     )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.model.kinds import COMPUTE, SENDS, TABLE, Kind, Stream
 from pptrace.model.segments import Segment
-from pptrace.network.contract import Paths, transfer_ns
 from pptrace.sim.pairs import STREAM, Braided, alone, braided
 from pptrace.sim.policy import PolicyName
 from pptrace.timeline.parts import Parts
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.placement import Placement
     from pptrace.model.workload import Workload
-    from pptrace.network.contract import Links
     from pptrace.schedule.issue_order import IssueOrder
     from pptrace.sim.policy import Policy
 
-__all__ = ["WHOLE", "Expansion", "PartColumns", "in_segments", "timed"]
+__all__ = ["WHOLE", "Expansion", "PartColumns", "in_segments"]
 
 _NONE = np.zeros(0, dtype=np.int32)
-_SHOWN = 8
 _KEEPS_MESSAGES = {PolicyName.ASYNC, PolicyName.ORDERED}
 """Policies under which a message leaves when its own member of a pair is done, not when the whole pair is."""
 
@@ -79,33 +76,6 @@ class Expansion(NamedTuple):
         return Parts(number=number, name=name, names=self.names)
 
 
-def timed(workload: Workload, links: Links) -> Workload:
-    """Return the costs with what bytes over links take alone, latency included.
-
-    Raises:
-        ScheduleError: the network has no link of that name.
-    """
-
-    def over(segment: Segment) -> Segment:
-        if not segment.link:
-            return segment
-        if segment.link not in links.name:
-            known = f"known: {', '.join(links.name[:_SHOWN])}" if len(links) else "it has none"
-            raise ScheduleError(
-                f"segment {segment.name} goes over link {segment.link!r}, which the network lacks; {known}"
-            )
-        link = links.name.index(segment.link)
-        path = Paths.along(links, [0, 1], [link])
-        took = transfer_ns(np.array([segment.size_bytes]), path.overhead_ns, path.rate_kbps)
-        return replace(segment, duration_ns=int(took[0] + path.latency_ns[0]))
-
-    if not any(one.link for stages in workload.segments.values() for own in stages for one in own):
-        return workload
-    segments = {kind: [tuple(map(over, own)) for own in stages] for kind, stages in workload.segments.items()}
-    whole = replace(workload, segments={}, classes=tuple(timed(one, links) for one in workload.classes))
-    return whole.segmented(segments)
-
-
 class _Group(NamedTuple):
     """Actions or pairs that are alike, and the rows that stand for each of them."""
 
@@ -135,7 +105,7 @@ def in_segments(
 
 
 def _alike(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield the rows with which actions, messages and pairs begin, the alike together, and how many rows each has."""
+    """Yield the rows with which actions, messages and pairs begin, the alike together, and the rows of each."""
     begins = np.ones(len(issued), dtype=bool)
     begins[1:] = (issued.braid[1:] < 0) | (issued.braid[1:] != issued.braid[:-1])
     begins[issued.row_ptr[issued.row_ptr < len(issued)]] = True

@@ -93,7 +93,9 @@ def segments_of(random: Random, kind: Kind) -> tuple[Segment, ...]:
     count, computes = random.randint(1, 6), random.randrange(6)
     return tuple(
         Segment(
-            name=f"{kind.name}{place}", duration_ns=random.randint(0, 9), stream=streams[0] if place == computes % count else random.choice(streams),
+            name=f"{kind.name}{place}",
+            duration_ns=random.randint(0, 9),
+            stream=streams[0] if place == computes % count else random.choice(streams),
             needs=None if not place or random.random() < 0.5 else tuple(
                 sorted(random.sample(range(place), random.randint(1, place)))
             ),
@@ -109,7 +111,7 @@ def random_kinds(random: Random) -> dict[Kind, list[tuple[Segment, ...]]]:
 
 @pytest.mark.parametrize("seed", range(120))
 def test_random_pairs_run_as_a_slow_second_implementation_says(seed: int) -> None:
-    random = Random(seed)
+    random = Random(seed)  # noqa: S311 - nothing secret
     kinds, turns = random_kinds(random), random.choice([(0, 1), (0, 1, 1), (1, 0), (0, 0, 1, 1, 1), (1,)])
     network = Flat(overhead_ns=random.randint(0, 3), latency_ns=random.randint(0, 5))
     workload = Workload.uniform(2, boundary_bytes=0).segmented(kinds)
@@ -123,7 +125,7 @@ def test_random_pairs_run_as_a_slow_second_implementation_says(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(40))
 def test_segments_and_plain_durations_are_the_same_step_where_nothing_overlaps(seed: int) -> None:
-    kinds = random_kinds(Random(seed))
+    kinds = random_kinds(Random(seed))  # noqa: S311 - nothing secret
     workload = Workload.uniform(2, boundary_bytes=3, activation_bytes=7).segmented(kinds)
     rows = [["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"], ["1F0", "1F1", "1B0", "1F2", "1B1", "1B2"]]
     apart = [*rows, ["2F0", "(2F1;2B0)OVERLAP_F_B", "2F2", "2B1", "2B2"]]
