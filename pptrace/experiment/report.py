@@ -10,6 +10,7 @@ from pptrace.timeline.metrics import IdleCause
 
 if TYPE_CHECKING:
     from pptrace.experiment.run import Run
+    from pptrace.timeline.metrics import Metrics
 
 __all__ = ["document", "rank_rows"]
 
@@ -31,6 +32,7 @@ def document(run: Run) -> dict[str, Any]:
         "idle_ns": int(metrics.idle_ns.sum()),
         "idle_by_cause_ns": metrics.idle_by_cause_ns,
         "exposed_communication_ns": int(metrics.exposed_ns.sum()),
+        "communication": _communication(metrics),
         "reduction_ns": int(metrics.reduction_ns.max(initial=0)),
         "peak_memory_bytes": int(metrics.memory.peak_bytes.max(initial=0)),
         "device_memory_bytes": metrics.memory.capacity_bytes or None,
@@ -81,6 +83,24 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
         }
         rows.append(row)
     return rows
+
+
+def _communication(metrics: Metrics) -> dict[str, dict[str, float]]:
+    """Return, by group, how long its ranks communicated in sum and how much of it computation hid.
+
+    Where no action is in segments, what is inside actions is one entry, of which nothing is hidden.
+    """
+    found: dict[str, dict[str, float]] = {
+        group.name: {
+            "total_ns": int(group.total_ns.sum()),
+            "hidden_ns": int(group.hidden_ns.sum()),
+            "hidden": group.hidden,
+        }
+        for group in metrics.groups
+    }
+    if not any(group.stream.is_group for group in metrics.groups) and metrics.collective_ns.any():
+        found["inside-actions"] = {"total_ns": int(metrics.collective_ns.sum()), "hidden_ns": 0, "hidden": 0.0}
+    return found
 
 
 def _links(run: Run) -> list[dict[str, Any]] | None:
