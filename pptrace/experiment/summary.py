@@ -43,8 +43,8 @@ def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
     width = shutil.get_terminal_size((WIDTH, LINES)).columns
     head = [*_headline(run), *_notes(run), _figures(run)]
     parts = [
-        head, [""], _where_time_goes(run, width), _communication(run), _busiest(run), [""], _ranks(run), _warning(run),
-        _last(run, written, width),
+        head, [""], _where_time_goes(run, width), _communication(run), _busiest(run), [""], _ranks(run),
+        _warning(run), _last(run, written, width),
     ]  # fmt: skip
     parts = [[part for line in lines for part in _folded(line, width)] for lines in parts]
     for dropped in ([], [1, 5], [1, 3, 5], [1, 3, 4, 5]):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int8s, Int32s
     from pptrace.schedule.issue_order import IssueOrder
     from pptrace.schedule.neighbours import StageGraph
-    from pptrace.sim.segmented import PartColumns
+    from pptrace.sim.records import PartColumns
 
 __all__ = ["Lanes", "assign_lanes"]
 

@@ -21,8 +21,8 @@ from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.limits import check_total
 from pptrace.sim.needs import behind_all_ranks, behind_holders
 from pptrace.sim.policy import Policy, PolicyName
-from pptrace.sim.records import CostColumns, Found, Pairs, RouteColumns, Rules, TaskColumns
-from pptrace.sim.segmented import Expansion, PartColumns, in_segments
+from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, RouteColumns, Rules, TaskColumns
+from pptrace.sim.segmented import Expansion, in_segments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
