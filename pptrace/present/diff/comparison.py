@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.diff.step_diff import diff
-from pptrace.config.quantity import parse_share
 from pptrace.analysis.steps.sides import measured_side, simulated_side
 from pptrace.analysis.steps.sources import notes_on, side_of, steps_of
+from pptrace.config.quantity import parse_share
 from pptrace.experiment.run import Run
 from pptrace.present.diff.document import diff_document
 from pptrace.present.diff.files import write_diff
