@@ -86,8 +86,7 @@ def assign_lanes(issued: IssueOrder, policy: Policy, parts: PartColumns, graph: 
 def _mode(policy: Policy) -> int:
     if policy.name is PolicyName.ORDERED:
         return _STREAMS[policy.stream]
-    blocks = policy.name in {PolicyName.BLOCKING, PolicyName.SENDER_BLOCKING}
-    return lowering.ON_COMPUTE if blocks else lowering.PER_DIRECTION
+    return lowering.ON_COMPUTE if policy.blocks else lowering.PER_DIRECTION
 
 
 def _streams(ranks: int) -> tuple[Int8s, Int32s]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import COMPUTE, SENDS, TABLE, Kind, Stream
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, SENDS, TABLE, Kind, KindSet, Stream
 from pptrace.sim.pairs import STREAM
 from pptrace.sim.policy import PolicyName
 
@@ -56,7 +56,7 @@ def behind_results(
         pairs = [
             (ends[before], begins[behind]),
             (ends[sent], begin[sends]),
-            _to_next(issued, begin, result, single),
+            _to_next(issued, begin, result, single, policy),
         ]
         source, target = (np.concatenate(side) for side in zip(*pairs, strict=True))
         kept = (source >= 0) & (target >= 0)
@@ -87,10 +87,15 @@ def _on_own_rank(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def _to_next(
-    issued: IssueOrder, begin: NDArray[np.int64], result: NDArray[np.int64], rows: NDArray[np.int64]
+    issued: IssueOrder,
+    begin: NDArray[np.int64],
+    result: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    policy: Policy,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each row's result with the first part of the computation that its rank issues next."""
-    computes = np.flatnonzero(COMPUTE.mask(issued.kind))
+    """Return each row's result with the first part of what its rank issues next on its compute stream."""
+    on_stream = KindSet(COMPUTE | COMMUNICATION) if policy.blocks else COMPUTE
+    computes = np.flatnonzero(on_stream.mask(issued.kind))
     place = np.searchsorted(computes, rows, side="right")
     rows, following = rows[place < computes.size], computes[place[place < computes.size]]
     rank = np.searchsorted(issued.row_ptr, np.arange(len(issued)), side="right")

@@ -19,9 +19,11 @@ from pptrace.model.placement import Placement
 from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal
+from pptrace.schedule.issue_order import Receive
 from pptrace.schedule.table import Schedule
 from pptrace.sim import simulate as module
 from pptrace.sim.contention import Contention, Sharing
+from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.shared import shared_links
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.actions import actions_in_parts
@@ -163,6 +165,30 @@ def test_both_kernels_run_segments_alike(seed: int) -> None:
         clocked = simulate(table, workload, Wires(endpoints=2, **figures))
 
     assert swept.difference(clocked) == ""
+
+
+POLICIES = [
+    *(Policy(name=name, receive=receive) for name in PolicyName for receive in Receive),
+    Policy(name=PolicyName.ORDERED, stream=StreamPer.DIRECTION),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_laws_hold_under_every_policy(policy: Policy) -> None:
+    for seed in range(12):
+        random = Random(seed)  # noqa: S311 - nothing secret
+        workload = Workload.uniform(2, boundary_bytes=random.randint(0, 5)).segmented(random_kinds(random))
+        table = replace(Schedule.from_rows(PAIRS), interleave={(Kind.F, Kind.B): (0, 1, 1)})
+
+        timeline = simulate(table, workload, Flat(rate_kbps=10**6, latency_ns=2), policy)
+        metrics = measure(timeline, workload)
+
+        assert (metrics.busy_ns + metrics.idle_ns.sum(axis=1)).tolist() == [metrics.step_ns] * 2
+        assert min(metrics.idle_ns.min(), metrics.busy_ns.min()) >= 0
+        for one in (timeline, folded(timeline)):
+            lane = one.lane_of_row()
+            follows = lane[1:] == lane[:-1]
+            assert (one.start_ns[1:] >= one.end_ns[:-1])[follows].all()
 
 
 def test_bytes_of_segments_share_a_link_of_the_network() -> None:

@@ -84,6 +84,7 @@ def place_rows(
     key, role, in_parts = lanes.key, kinds.role, len(parts.stream) > 0
     for rank in range(graph.ranks):
         compute = -1
+        behind = -1  # the last row on the compute stream, be it a message
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             k = kind[row]
             at = cursor[key[row]]
@@ -99,17 +100,21 @@ def place_rows(
                 task.fork[at] = -1 if parts.release[row] == NO_FORK else place[parts.release[row]]
             if role[k] == SENDS or role[k] == RECEIVES:
                 _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task)
+                if rules.mode == ON_COMPUTE:
+                    behind = at
             elif in_parts and parts.stream[row] >= 0:
                 _place_part(row, at, parts, routes, task)
                 if parts.number[row] == 0:
                     _note(row, at, cells, graph, kinds, found)
                 if parts.stream[row] == COMPUTE_STREAM:
-                    compute = at
+                    compute = behind = at
                     task.fork[at] = -1
+                elif parts.release[row] == -1:
+                    task.fork[at] = behind
             else:
                 _place_action(row, at, cells, graph, costs, task)
                 if role[k] == COMPUTES:
-                    compute = at
+                    compute = behind = at
                     task.fork[at] = -1
                     _note(row, at, cells, graph, kinds, found)
 
