@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pptrace.timeline.actions import actions_in_parts
 from pptrace.timeline.link_use import busiest_links, delays
 from pptrace.timeline.metrics import IdleCause
 
 if TYPE_CHECKING:
     from pptrace.experiment.run import Run
     from pptrace.timeline.metrics import Metrics
+    from pptrace.timeline.timeline import Timeline
 
-__all__ = ["document", "rank_rows"]
+__all__ = ["document", "member_rows", "rank_rows"]
 
 _MOST = 64
 """Links, and pairs that a link held up, that are listed."""
@@ -83,6 +85,21 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
         }
         rows.append(row)
     return rows
+
+
+def member_rows(timeline: Timeline) -> list[dict[str, Any]]:
+    """Return each action in segments with its own start, end, and what of it computed, was hidden, was exposed."""
+    actions = actions_in_parts(timeline)
+    names = ("rank", "start_ns", "end_ns", "busy_ns", "hidden_ns", "exposed_ns")
+    columns = [getattr(actions, name).tolist() for name in names]
+    return [
+        {
+            "action": str(actions.action(row)),
+            "pair": int(actions.braid[row]),
+            **dict(zip(names, values, strict=True)),
+        }
+        for row, values in enumerate(zip(*columns, strict=True))
+    ]
 
 
 def _communication(metrics: Metrics) -> dict[str, dict[str, float]]:

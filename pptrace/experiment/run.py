@@ -92,6 +92,15 @@ class Run:
 
         return rank_rows(self)
 
+    def members(self) -> list[dict[str, Any]]:
+        """Return one row per action in segments, members of overlapped pairs among them; times in nanoseconds.
+
+        Empty where the table has no overlapped pair, or its costs no segments.
+        """
+        from pptrace.experiment.report import member_rows
+
+        return member_rows(self.timeline)
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything measured as plain JSON values."""
         from pptrace.experiment.report import document
