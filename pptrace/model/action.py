@@ -14,9 +14,9 @@ import re
 from dataclasses import dataclass
 
 from pptrace.errors import TableError
-from pptrace.model.kinds import COMMUNICATION, COMPUTE, PER_STAGE, Kind
+from pptrace.model.kinds import PER_STAGE, Kind
 
-__all__ = ["COMMUNICATION", "COMPUTE", "PER_STAGE", "Action", "Kind", "parse_action"]
+__all__ = ["Action", "parse_action"]
 
 
 _KINDS = sorted((kind.name for kind in Kind), key=len, reverse=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.analysis.calibration.network_fit import network_of
 from pptrace.config.quantity import format_duration, format_rate, format_size
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.present.document import Document, Line, Section, Table
 
 if TYPE_CHECKING:

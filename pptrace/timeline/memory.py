@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.kinds import TABLE, Kind
+from pptrace.model.kinds import TABLE, Kind, Stream
 from pptrace.timeline import kernels
 from pptrace.timeline.changes import memory_changes
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.folded import folded
 from pptrace.timeline.row_index import lanes_of
-from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s

@@ -14,7 +14,8 @@ from pptrace.timeline.actions import last_segments
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
-    from pptrace.timeline.timeline import Stream, Timeline
+    from pptrace.model.kinds import Stream
+    from pptrace.timeline.timeline import Timeline
 
 __all__ = ["RowIndex", "index_timeline", "lanes_of"]
 

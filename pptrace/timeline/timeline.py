@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.parts import Parts
     from pptrace.timeline.routes import Routes
 
-__all__ = ["LANE_COLUMNS", "ROW_COLUMNS", "Slice", "Stream", "Timeline"]
+__all__ = ["LANE_COLUMNS", "ROW_COLUMNS", "Slice", "Timeline"]
 
 
 LANE_COLUMNS = ("lane_rank", "lane_stream", "lane_peer", "lane_ptr")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pptrace.errors import ScheduleError
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement, chain
 from pptrace.schedule.list_scheduler import InFlight, list_schedule
 

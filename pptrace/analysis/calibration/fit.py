@@ -15,7 +15,7 @@ import numpy as np
 
 from pptrace.analysis.figure import Figure, median_of
 from pptrace.analysis.steps.times import Transfers
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

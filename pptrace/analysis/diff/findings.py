@@ -11,13 +11,14 @@ from pptrace.analysis.figure import Figure, Sides, median_of
 from pptrace.analysis.steps.match import first_difference, same_stages
 from pptrace.analysis.steps.pooled import over_steps, share_of_deviation
 from pptrace.analysis.steps.times import action_at
-from pptrace.model.action import Action, Kind
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pptrace.analysis.steps.match import Matched
     from pptrace.analysis.steps.times import Performed, Transfers
+    from pptrace.model.action import Action
     from pptrace.model.columns import Int64s
 
 __all__ = [

@@ -11,7 +11,7 @@ import numpy as np
 from pptrace.analysis.steps.match import first_difference, same_stages
 from pptrace.analysis.steps.releases import releases_of
 from pptrace.analysis.steps.times import action_at
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
 from pptrace.schedule.table import Schedule
 from pptrace.sim.action_times import ActionTimes
 from pptrace.timeline.messages import messages
 from pptrace.timeline.order import compute_rows
-from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

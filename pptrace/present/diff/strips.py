@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.analysis.steps.times import action_at
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.present import svg
 from pptrace.present.document import Picture
 from pptrace.present.figures import ms
