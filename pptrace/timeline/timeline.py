@@ -72,7 +72,7 @@ class Timeline(Cells):
     """
 
     placement: Placement
-    """Where each stage of each unit's route is."""
+    """Where each stage of each microbatch's route is."""
     lane_rank: Int32s
     """Shape (lanes,): the rank of each lane."""
     lane_stream: Int8s
