@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import COMMUNICATION, COMPUTE, PER_STAGE, Kind
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, PER_STAGE, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

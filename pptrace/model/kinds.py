@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int8s
 
 __all__ = [
-    "BACKWARD", "COMMUNICATION", "COMPUTE", "COPIES", "GRADIENTS", "KINDS", "ORDER", "PER_STAGE", "RECEIVES",
-    "SENDS", "STAGE_ENDS", "TABLE", "Kind", "KindSet", "KindTable", "Pass", "Result", "Role", "Stream", "Traits",
-    "kind_table",
+    "BACKWARD", "COMMUNICATION", "COMPUTE", "COPIES", "GRADIENTS", "KINDS", "ORDER", "PASSES", "PER_STAGE",
+    "RECEIVES", "SENDS", "STAGE_ENDS", "TABLE", "TOWARDS_NEXT", "WEIGHT_GRADIENTS", "Kind", "KindSet", "KindTable",
+    "Pass", "Result", "Role", "Stream", "Traits", "kind_table", "message_kind",
 ]  # fmt: skip
 
 
@@ -68,6 +68,11 @@ class Kind(IntEnum):
     def traits(self) -> Traits:
         """Its row of the table."""
         return KINDS[self]
+
+    @property
+    def word(self) -> str:
+        """What a legend calls it beside its name, such as ``input gradient``."""
+        return self.traits.meaning.removeprefix(f"{self.name} ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,11 +241,32 @@ PER_STAGE = _kinds(lambda kind: kind.per_stage)
 BACKWARD = _kinds(lambda kind: kind.role is Role.COMPUTE and kind.direction is Pass.BACKWARD)
 """Backwards, whole or a part."""
 
+PASSES = _kinds(lambda kind: kind.role is Role.COMPUTE and kind.direction is not Pass.NEITHER)
+"""Forwards and backwards."""
+
 GRADIENTS = _kinds(lambda kind: Result.GRADIENT in kind.results)
 """Backwards whose result the stage before needs."""
 
+WEIGHT_GRADIENTS = _kinds(lambda kind: Result.WEIGHT_GRADIENT in kind.results)
+"""Backwards after which nothing of a microbatch is left on its stage."""
+
+TOWARDS_NEXT = KindSet(
+    kind for kind in COMMUNICATION if (kind in SENDS) == (kind.traits.direction is Pass.FORWARD)
+)
+"""Ends of messages whose other end is on the next stage, not on the one before."""
+
 STAGE_ENDS = _kinds(lambda kind: kind.ends_stage)
 """What follows a stage's last backward, in the order of their numbers."""
+
+
+def message_kind(*, sends: bool, forward: bool) -> Kind:
+    """Return the kind of one end of a message.
+
+    >>> message_kind(sends=True, forward=False).name
+    'SEND_B'
+    """
+    way = Pass.FORWARD if forward else Pass.BACKWARD
+    return next(kind for kind in sorted(SENDS if sends else RECEIVES) if kind.traits.direction is way)
 
 
 class KindTable(NamedTuple):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.analysis.calibration.network_fit import network_of
 from pptrace.config.quantity import format_duration, format_rate, format_size
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.present.document import Document, Line, Section, Table
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ __all__ = ["calibrated_yaml", "calibration_document", "network_document", "netwo
 _NO_COSTS = (
     "no action of a pipeline was recorded: what computations take is not known, the network alone is fitted"
 )
-_NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", Kind.W: "weight_gradient"}
 
 
 def calibrated_yaml(fit: Calibration, source: str, schedule: str = "") -> str:
@@ -59,8 +58,8 @@ def calibration_document(fit: Calibration) -> Document:
     """Return the fit of costs and network."""
     rows = tuple(
         (
-            _NAMES[Kind[one.kind]], str(one.stage), str(one.count), format_duration(round(one.median_ns.value)),
-            format_duration(one.median_ns.spread or 0),
+            Kind[one.kind].word.replace(" ", "_"), str(one.stage), str(one.count),
+            format_duration(round(one.median_ns.value)), format_duration(one.median_ns.spread or 0),
         )
         for one in sorted(fit.fitted, key=lambda one: (Kind[one.kind], one.stage))
     )  # fmt: skip

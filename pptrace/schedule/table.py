@@ -36,7 +36,7 @@ class Schedule(Cells):
     """
 
     placement: Placement
-    """Where each stage of each unit's route is."""
+    """Where each stage of each microbatch's route is."""
     row_ptr: Int32s
     """Shape (ranks + 1,): rank ``r`` holds the actions ``row_ptr[r]:row_ptr[r + 1]``."""
     interleave: Mapping[tuple[Kind, ...], tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -104,7 +104,7 @@ class Schedule(Cells):
 
     @property
     def units(self) -> int:
-        """Number of units."""
+        """Number of microbatches."""
         return self.placement.units
 
     @property
@@ -160,7 +160,8 @@ class Schedule(Cells):
         return difference(self, other, _COLUMNS)
 
     def __repr__(self) -> str:
-        return f"<Schedule {self.ranks} ranks, {self.stages} stages, {self.units} units, {len(self)} actions>"
+        size = f"{self.ranks} ranks, {self.stages} stages, {self.units} microbatches"
+        return f"<Schedule {size}, {len(self)} actions>"
 
 
 def _braided(members: tuple[Action, ...]) -> Action:

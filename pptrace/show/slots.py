@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.model.kinds import COMMUNICATION, COMPUTE, STAGE_ENDS, Kind, KindSet
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, STAGE_ENDS, Kind, KindSet, Stream
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal
 from pptrace.schedule.validate import validate
@@ -16,7 +16,6 @@ from pptrace.show.lenient import place_leniently
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import measure
-from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

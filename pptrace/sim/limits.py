@@ -75,7 +75,7 @@ def _check_column(name: str, values: Int64s, widest: int) -> None:
 
 
 def _most_bytes(schedule: Schedule, workload: Workload) -> int:
-    """Return a bound of what a rank holds if it holds all stages of all units."""
+    """Return a bound of what a rank holds if it holds all stages of all microbatches."""
     placement = schedule.placement
     columns = (workload.weights_bytes, workload.gradients_bytes, workload.optimizer_bytes)
     static = sum(sum(map(int, column)) for column in columns) + workload.reserved_bytes

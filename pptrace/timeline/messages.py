@@ -34,9 +34,9 @@ class Messages:
 
 
 def messages(timeline: Timeline) -> Messages:
-    """Match sends, receives, producers and consumers by stage, unit and direction.
+    """Match sends, receives, producers and consumers by stage, microbatch and direction.
 
-    An action that spans several units is found by any of them; where several consumers share a
+    An action that spans several microbatches is found by any of them; where several consumers share a
     message, the one that started first counts.
     """
     index, edges = index_timeline(timeline), timeline.placement.edges

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.kinds import Stream
 from pptrace.timeline import kernels
 from pptrace.timeline.actions import GroupTime, group_times
 from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.folded import with_own_waits
 from pptrace.timeline.memory import Memory, measure_memory
 from pptrace.timeline.row_index import index_timeline, lanes_of
-from pptrace.timeline.timeline import Stream
 from pptrace.timeline.window import window
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import COMPUTE, STAGE_ENDS, KindSet
+from pptrace.model.kinds import COMPUTE, STAGE_ENDS, KindSet, Stream
 from pptrace.schedule.table import Schedule
 from pptrace.timeline.row_index import lanes_of
-from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s

@@ -14,7 +14,7 @@ from pptrace.analysis.steps.match import alike
 from pptrace.analysis.steps.replay import replay
 from pptrace.analysis.steps.sides import Side, simulated_side
 from pptrace.analysis.steps.times import performed
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.table import Schedule

@@ -13,7 +13,7 @@ from pptrace.analysis.figure import varied
 from pptrace.analysis.steps.sides import measured_side
 from pptrace.analysis.steps.sources import notes_of
 from pptrace.analysis.steps.times import performed
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.present.explanation import explanation_document
 from pptrace.present.text import text_of
 from pptrace.present.values import plain

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from pptrace.errors import ConfigError, TraceError
 from pptrace.export.kineto import read, recognises, write
 from pptrace.export.kineto.lint import lint
-from pptrace.model.action import PER_STAGE, Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import PER_STAGE, Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.counter import Counter
-from pptrace.timeline.timeline import Slice, Stream, Timeline
+from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
 from pptrace.export.perfetto.extension import FIELD_NUMBERS, descriptor_set
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 
 PROTO = Path(__file__).parents[2] / "proto" / "pptrace.proto"
 CLAIMED = range(7610, 7640)

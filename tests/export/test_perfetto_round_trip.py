@@ -15,11 +15,12 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.errors import ConfigError, OutputError
 from pptrace.export.perfetto import read, recognises, write
-from pptrace.model.action import PER_STAGE, Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import PER_STAGE, Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.counter import Counter
-from pptrace.timeline.timeline import Slice, Stream, Timeline
+from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from pathlib import Path

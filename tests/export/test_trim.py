@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from pptrace.errors import ConfigError
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.routes import Routes
-from pptrace.timeline.timeline import Slice, Stream, Timeline
+from pptrace.timeline.timeline import Slice, Timeline
 from pptrace.timeline.trim import Only, parse_only, trim
 
 UNITS = 6

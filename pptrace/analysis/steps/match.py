@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

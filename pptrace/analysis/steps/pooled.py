@@ -54,8 +54,8 @@ def _column(step: Performed, other: Performed, name: str) -> NDArray[np.float64]
         values = values - other.start_ns.min()
     if other is step:
         return values
-    at = {int(cell): index for index, cell in enumerate(other.cells)}
-    places = np.array([at.get(int(cell), -1) for cell in step.cells], dtype=np.int64)
+    at = {int(cell): index for index, cell in enumerate(other.places)}
+    places = np.array([at.get(int(cell), -1) for cell in step.places], dtype=np.int64)
     if not len(other):
         return np.full(len(step), np.nan)
     matching: NDArray[np.float64] = np.where(places >= 0, values[places], np.nan)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.export.streams import stream_title
-from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS, Stream
+from pptrace.model.kinds import Stream
+from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
