@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.kinds import TABLE
 from pptrace.timeline import kernels
 from pptrace.timeline.actions import GroupTime, group_times
 from pptrace.timeline.critical_path import CriticalPath, critical_path
@@ -138,7 +139,7 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
     run(
         kernels.attribute_idle,
         (
-            compute, reduce, timeline.lane_ptr, timeline.kind, timeline.stage, timeline.unit, timeline.span,
+            TABLE.role, TABLE.result, compute, reduce, timeline.lane_ptr, timeline.kind, timeline.stage, timeline.unit, timeline.span,
             times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
             *index.graph[9:], placement.unit_route, placement.stage_rank.ravel(),
             placement.stages, placement.units, placement.edges.shape[0],
