@@ -77,7 +77,8 @@ def index_rows(
 
 
 def attribute_idle(
-    role, result, compute_lane, reduce_lane, lane_ptr, kind, stage, unit, span, start, end, lag, uncontended, cause,
+    role, result, compute_lane, reduce_lane,
+    lane_ptr, kind, stage, unit, span, start, end, lag, uncontended, cause,
     succ_ptr, succ, succ_edge, pred_ptr, pred, pred_edge, unit_route, stage_rank,
     stages, units, edges, forward, gradient, send, recv, opened, closed,
     collective, busy, idle, communicated, reductions,
@@ -170,7 +171,7 @@ def attribute_idle(
                                         arrived = end[m] + lag[m]
                         released = cause[row] if cause[row] >= 0 else row
                         other = role[kind[released]]
-                        if other == COPIES or other == MEETS:
+                        if other in (COPIES, MEETS):
                             waited = begin - min(max(start[released], free), begin)
                             carried = min(waited, uncontended[released] + lag[released])
                             idle[base + (2 if other == COPIES else 6)] += carried

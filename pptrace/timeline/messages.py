@@ -82,7 +82,7 @@ def _first_segments(timeline: Timeline, rows: Int32s) -> Int32s:
 
 
 def _result_segments(timeline: Timeline, rows: Int32s, messages: Int32s) -> Int32s:
-    """Return the segments behind which messages left: of each producer, the last to end before its message starts."""
+    """Return the segments that messages left behind: of each producer, the last to end before its message."""
     segments, action = segment_rows(timeline)
     of_row = np.full(len(timeline) + 1, -1, dtype=np.int64)
     of_row[segments] = action

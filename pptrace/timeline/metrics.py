@@ -139,7 +139,7 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
     run(
         kernels.attribute_idle,
         (
-            TABLE.role, TABLE.result, compute, reduce, timeline.lane_ptr, timeline.kind, timeline.stage, timeline.unit, timeline.span,
+            TABLE.role, TABLE.result, compute, reduce, timeline.lane_ptr, *timeline.cells[:4],
             times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
             *index.graph[9:], placement.unit_route, placement.stage_rank.ravel(),
             placement.stages, placement.units, placement.edges.shape[0],

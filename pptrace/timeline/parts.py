@@ -38,7 +38,7 @@ class Parts:
 
     @classmethod
     def joined(cls, parts: Sequence[Parts | None]) -> Parts | None:
-        """Return the parts of rows that follow one another, whose names are the same; None where none are known."""
+        """Return the parts of rows that follow one another and share their names; None where none are known."""
         known = [one for one in parts if one is not None]
         if not known:
             return None

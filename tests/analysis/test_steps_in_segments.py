@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from compared_steps import MS, side_of_step
@@ -19,7 +20,9 @@ from pptrace.sim.simulate import simulate
 from pptrace.timeline.counters import in_flight
 from pptrace.timeline.order import computed_order
 from pptrace.timeline.phases import phases
-from pptrace.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from pptrace.timeline.timeline import Timeline
 
 ROWS = [
     ["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"],

@@ -121,7 +121,10 @@ class Encoder:
         number = parts.number[rows]
         if (number >= 0).any():
             texts = [b"", *(json.dumps(name).encode() for name in parts.names)]
-            told = {c: b',"segment":%s,"segment_number":' % texts[c] if c else b',"segment_number":' for c in segment.used}
+            told = {
+                c: b',"segment":%s,"segment_number":' % texts[c] if c else b',"segment_number":'
+                for c in segment.used
+            }
             facts += [segment.among(told), shared_number(number)]
         if not lane.stream.is_group or (number < 0).any():
             kernel = named(kind, _KERNEL, self.kernels.of_rows(rows), plain=_UNNUMBERED)

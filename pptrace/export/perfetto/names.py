@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int8s, Int32s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["CATEGORIES", "DIFFERENCE_CATEGORY", "KIND_CATEGORY", "LINK_CATEGORY", "Names", "categories", "numbered"]
+__all__ = [
+    "CATEGORIES",
+    "DIFFERENCE_CATEGORY",
+    "KIND_CATEGORY",
+    "LINK_CATEGORY",
+    "Names",
+    "categories",
+    "numbered",
+]
 
 CATEGORIES = ("compute", "communication", "copy", "collective")
 """Categories of slices on ranks; the number of one is its place, counted from 1."""
