@@ -142,8 +142,9 @@ def _whole_ns(issued: IssueOrder, workload: Workload, row: int) -> int:
 
 
 def _segments_of(issued: IssueOrder, workload: Workload, row: int) -> tuple[Segment, ...]:
-    by_stage = _costs(issued, workload, row).segments.get(Kind(int(issued.kind[row])))
-    if by_stage is None:
+    kind = Kind(int(issued.kind[row]))
+    by_stage = _costs(issued, workload, row).segments.get(kind)
+    if by_stage is None or kind not in COMPUTE:  # what runs on another stream stays whole there
         return ()
     span = int(issued.span[row])
     return tuple(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.kinds import Stream
+from pptrace.model.kinds import TABLE, Stream
 from pptrace.timeline import kernels
 from pptrace.timeline.actions import GroupTime, group_times
 from pptrace.timeline.critical_path import CriticalPath, critical_path
@@ -138,7 +138,7 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
     run(
         kernels.attribute_idle,
         (
-            compute, reduce, timeline.lane_ptr, timeline.kind, timeline.stage, timeline.unit, timeline.span,
+            TABLE.role, TABLE.result, compute, reduce, timeline.lane_ptr, *timeline.cells[:4],
             times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
             *index.graph[9:], placement.unit_route, placement.stage_rank.ravel(),
             placement.stages, placement.units, placement.edges.shape[0],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from drawn_parts import drawn_parts
 from drawn_routes import cluster_counters, drawn_routes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -54,6 +55,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
             *(draw(_counters(rank, name)) for rank in range(ranks) for name in draw(NAMES)),
         ),
         routes=draw(drawn_routes(len(slices))),
+        parts=draw(drawn_parts(len(slices))),
         provenance=draw(st.dictionaries(st.text(), JSON, max_size=2)),
     )
 

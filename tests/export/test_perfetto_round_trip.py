@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from drawn_parts import drawn_parts
 from drawn_routes import cluster_counters, drawn_routes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -68,6 +69,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
             *(draw(counters(rank)) for rank in range(draw(st.integers(0, ranks)))),
         ),
         routes=draw(drawn_routes(len(slices))),
+        parts=draw(drawn_parts(len(slices))),
         provenance=draw(JSON),
     )
 

@@ -17,6 +17,7 @@ from pptrace.model.columns import Int32s, Int64s, difference
 from pptrace.model.kinds import COMMUNICATION, RECEIVES, TOWARDS_NEXT, Kind, Pass, Stream, message_kind
 from pptrace.schedule.table import Schedule
 from pptrace.sim.action_times import ActionTimes
+from pptrace.timeline.folded import folded
 from pptrace.timeline.messages import messages
 from pptrace.timeline.order import compute_rows
 
@@ -170,8 +171,9 @@ def performed(timeline: Timeline) -> Performed:
     """Take a step's times apart.
 
     Where a consumer did not wait, its message may have been there long before it was looked for: then the median
-    of the same way's messages stands for it, if that is less.
+    of the same way's messages stands for it, if that is less. Actions in segments are taken whole.
     """
+    timeline = folded(timeline)
     by_rank = compute_rows(timeline)
     rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
     pairs = messages(timeline)
