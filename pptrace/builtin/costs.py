@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from pptrace.builtin.segments import KindSegments, lengthened, segments_of
 from pptrace.config.quantity import Duration, Size
 from pptrace.errors import ConfigError
+from pptrace.model.kinds import Kind
 from pptrace.model.workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pptrace.model.columns import Int32s
     from pptrace.model.request import CostRequest
 
 __all__ = ["TableOptions", "UnitOptions", "table", "unit"]
@@ -58,7 +63,14 @@ class TableOptions(BaseModel):
         description="Microbatches of the batch that the figures are for; this step's unless given. With 8, each "
         "of 32 takes a quarter of the times, messages and activations (rounded down).",
     )
-    forward: _Time | list[_Time] = Field(description="Forward of one microbatch.")
+    lengths: list[Annotated[float, Field(gt=0, le=1_000_000)]] | None = Field(
+        default=None,
+        description="Relative lengths of the microbatches, one each, as of packed sequences; all 1 unless given. "
+        "One of length 2.5 takes two and a half times the times, messages and activations (rounded down).",
+    )
+    forward: _Time | list[_Time] | None = Field(
+        default=None, description="Forward of one microbatch; the sum of its segments where those are given."
+    )
     backward: _Time | list[_Time] | None = Field(
         default=None, description="Full backward; the sum of both gradients' unless given."
     )
@@ -90,6 +102,9 @@ class TableOptions(BaseModel):
     reload: _Time | list[_Time] = Field(default=0, description="Copy of activations back.")
     recompute: _Time | list[_Time] | None = Field(
         default=None, description="Forward computed again by an action of its own; as the forward unless given."
+    )
+    segments: KindSegments | None = Field(
+        default=None, description="What actions consist of, by kind; one segment of computation unless given."
     )
     reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
     capacity: _Bytes = Field(default=0, description="Memory of a rank's device; 0 B where unknown.")
@@ -129,63 +144,114 @@ def table(request: CostRequest) -> Workload:
     """Build costs from values per stage.
 
     Raises:
-        ConfigError: a list has not one value per stage or slice (per boundary for ``boundary``), slices and
-            stages do not divide one another, or there is no backward.
+        ConfigError: a list has not one value per stage or slice (per boundary for ``boundary``, per microbatch for
+            ``lengths``), slices and stages do not divide one another, a time is missing, or segments are none.
     """
-    options, stages, edges = request.options, request.stages, _edges(request)
+    options, stages = request.options, request.stages
     slices = options["slices"] or stages
     if slices % stages and stages % slices:
         raise ConfigError(
             f"{slices} slices and {stages} stages do not divide one another: choose sizes that do",
             key="costs.slices",
         )
-
-    def given(key: str, count: int, what: str) -> Any:
-        value = options[key]
-        if isinstance(value, list) and len(value) != count:
-            raise ConfigError(
-                f"{len(value)} values for {count} {what}: write one each, or a single value for all",
-                key=f"costs.{key}",
-            )
-        return np.broadcast_to(np.asarray(value, dtype=np.int64), (count,))
+    what = "slices" if options["slices"] else "stages"
 
     def spread(key: str) -> Any:
-        values = given(key, slices, "slices" if options["slices"] else "stages")
+        values = _given(options, key, slices, what)
         if slices > stages:
             return values.reshape(stages, -1).sum(axis=1)
         return np.repeat(values, stages // slices) // (stages // slices)
 
-    forward = spread("forward")
-    backward = _backward(options, spread)
-    recompute = forward if options["recompute"] is None else spread("recompute")
+    segments = segments_of(options["segments"] or {}, stages, slices, what)
+    workload = _of_one(request, _times(options, spread, segments), spread).segmented(segments)
+    share = Fraction(options["microbatches"] or request.units, request.units)
+    classes, used = _lengths(options["lengths"], request.units)
+    try:
+        alike, *others = (_longer(workload.scaled(share * length), options["overhead"]) for length in classes)
+    except OverflowError:
+        message = "a microbatch would pass 2**63 ns (292 years) or bytes: choose shorter ones"
+        raise ConfigError(message, key="costs.lengths" if used.size else "costs.microbatches") from None
+    return replace(alike, classes=tuple(others), microbatch_class=used)
+
+
+def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str], Any]) -> Workload:
+    """Return the costs of one microbatch of the batch that the figures are for, its actions in one piece."""
+    options, zero = request.options, np.zeros(request.stages, dtype=np.int64)
     columns = {
         "activation_bytes": "activation", "weight_activation_bytes": "weight_activation",
         "weights_bytes": "weights", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer",
         "reduce_ns": "reduction", "optimizer_ns": "update", "offload_ns": "offload", "reload_ns": "reload",
     }  # fmt: skip
-    zero = np.zeros(stages, dtype=np.int64)
-    workload = Workload(
-        f_ns=forward, **backward, recompute_ns=recompute,
-        f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
-        boundary_bytes=given("boundary", edges, "boundaries"),
+    return Workload(
+        **times, f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
+        boundary_bytes=_given(options, "boundary", _edges(request), "boundaries"),
         **{column: spread(key) for column, key in columns.items()},
         sync_ns=options["sync"], reserved_bytes=options["reserved"], capacity_bytes=options["capacity"],
         tokens=request.global_batch * request.sequence,
     )  # fmt: skip
-    workload = workload.scaled(Fraction(options["microbatches"] or request.units, request.units))
-    more = options["overhead"]
-    return replace(
-        workload, f_ns=workload.f_ns + more, b_ns=workload.b_ns + more, i_ns=workload.i_ns + more,
-        w_ns=workload.w_ns + more, recompute_ns=workload.recompute_ns + more,
-    )  # fmt: skip
 
 
-def _backward(options: Any, spread: Any) -> dict[str, Any]:
-    given = {key: options[key] is not None for key in ("backward", "input_gradient", "weight_gradient")}
-    if given["backward"]:
-        whole = spread("backward")
-        by_input = spread("input_gradient") if given["input_gradient"] else None
-        by_weight = spread("weight_gradient") if given["weight_gradient"] else None
+def _given(options: Any, key: str, count: int, what: str) -> Any:
+    value = options[key]
+    if isinstance(value, list) and len(value) != count:
+        raise ConfigError(
+            f"{len(value)} values for {count} {what}: write one each, or a single value for all",
+            key=f"costs.{key}",
+        )
+    return np.broadcast_to(np.asarray(value, dtype=np.int64), (count,))
+
+
+def _lengths(lengths: Sequence[float] | None, units: int) -> tuple[list[Fraction], Int32s]:
+    """Return the lengths that microbatches have, 1 first, and which of them each has.
+
+    Raises:
+        ConfigError: a list for another number of microbatches.
+    """
+    if lengths is None:
+        return [Fraction(1)], np.zeros(0, dtype=np.int32)
+    if len(lengths) != units:
+        raise ConfigError(f"{len(lengths)} values for {units} microbatches: write one each", key="costs.lengths")
+    exact = [Fraction(str(length)) for length in lengths]
+    classes = list(dict.fromkeys([Fraction(1), *exact]))
+    place = {length: number for number, length in enumerate(classes)}
+    return classes, np.array([place[length] for length in exact], dtype=np.int32)
+
+
+def _longer(workload: Workload, more: int) -> Workload:
+    """Return costs in which every computation takes ``more`` nanoseconds besides."""
+    times = {name: getattr(workload, name) + more for name in ("f_ns", "b_ns", "i_ns", "w_ns", "recompute_ns")}
+    parts = {kind: [lengthened(one, more) for one in own] for kind, own in workload.segments.items()}
+    return replace(workload, segments={}, **times).segmented(parts)
+
+
+def _times(options: Any, spread: Callable[[str], Any], segments: dict[Kind, Any]) -> dict[str, Any]:
+    """Return how long each computation is, those of segments as long as their parts.
+
+    Raises:
+        ConfigError: a time that is missing, given twice, or longer than the whole of which it is a part.
+    """
+    keys = {
+        "forward": Kind.F, "backward": Kind.B, "input_gradient": Kind.I, "weight_gradient": Kind.W,
+        "recompute": Kind.RECOMPUTE,
+    }  # fmt: skip
+    times: dict[str, Any] = {}
+    for key, kind in keys.items():
+        if kind in segments and options[key] is not None:
+            raise ConfigError(f"costs.segments.{kind.name} say what it takes: remove the key", key=f"costs.{key}")
+        if kind in segments:
+            times[key] = np.array([sum(one.duration_ns for one in own) for own in segments[kind]], dtype=np.int64)
+        elif options[key] is not None:
+            times[key] = spread(key)
+    if "forward" not in times:
+        raise ConfigError("missing: write the forward's time, or its segments", key="costs.forward")
+    again = times.get("recompute", times["forward"])
+    return {"f_ns": times["forward"], "recompute_ns": again, **_backward(times)}
+
+
+def _backward(times: dict[str, Any]) -> dict[str, Any]:
+    whole = times.get("backward")
+    by_input, by_weight = times.get("input_gradient"), times.get("weight_gradient")
+    if whole is not None:
         if by_input is None:
             by_input = whole - by_weight if by_weight is not None else whole // 2
         if by_weight is None:
@@ -193,11 +259,10 @@ def _backward(options: Any, spread: Any) -> dict[str, Any]:
         if min(by_input.min(), by_weight.min()) < 0:
             raise ConfigError("takes longer than the whole backward", key="costs.input_gradient")
         return {"b_ns": whole, "i_ns": by_input, "w_ns": by_weight}
-    if not (given["input_gradient"] and given["weight_gradient"]):
+    if by_input is None or by_weight is None:
         raise ConfigError(
             "missing: write the backward's time, or input_gradient and weight_gradient", key="costs.backward"
         )
-    by_input, by_weight = spread("input_gradient"), spread("weight_gradient")
     return {"b_ns": by_input + by_weight, "i_ns": by_input, "w_ns": by_weight}
 
 

@@ -65,6 +65,12 @@ class ScheduleChoice(_Section):
         examples=["1f1b", "./mine.py:make", "table.csv"],
     )
     options: dict[str, Any] = Field(default={}, description="The schedule's own options.")
+    interleave: dict[str, list[Annotated[int, Field(ge=0)]]] | None = Field(
+        default=None,
+        description="By the kinds of an overlapped pair, such as F+B, whose next computation comes, over and "
+        "over: members, from 0. The schedule's own order unless given, else whatever is ready first.",
+        examples=[{"F+B": [0, 1, 1, 0, 1, 1]}],
+    )
 
     @property
     def kind(self) -> Literal["plugin", "python", "table"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from pptrace.experiment.asked import LazyRequest, times
 from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.cluster import layout_of, on_cluster
 from pptrace.experiment.costs import costs_of, with_reduction
+from pptrace.experiment.interleave import with_interleave
 from pptrace.experiment.placed import placed
 from pptrace.experiment.stage_replicas import with_stage_replicas
 from pptrace.hooks.build import build_network, build_schedule
@@ -117,11 +117,12 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
         work, table, request = _built(work, request, lambda: _times(start, workload_of(*_chain(stages)), network))
     else:
         table = file.schedule
+    table = with_interleave(work.resolved, table)
     placement = table.placement
     workload = workload_of(table.stages, tuple((int(low), int(high)) for low, high in placement.edges))
     request = replace(request, **_times(work, workload, network))
     if table.units > request.units:
-        workload = workload.scaled(Fraction(request.units, table.units))
+        workload = workload.divided(table.units // request.units)
     return Prepared(
         resolved=work.resolved, schedule=table, request=request, network=network, job=job, table=file,
         workload=with_stage_replicas(work.resolved, workload, placement, network, job),

@@ -90,6 +90,11 @@ def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> 
     if workload.stages != request.stages:
         message = f"returned costs of {workload.stages} stages where {request.stages} were asked for"
         raise plugin_error(provider, f"cost model {offer.name!r} {message}")
+    if workload.microbatch_class.size not in {0, request.units}:
+        message = (
+            f"returned classes of {workload.microbatch_class.size} microbatches where there are {request.units}"
+        )
+        raise plugin_error(provider, f"cost model {offer.name!r} {message}")
     return workload
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
-__all__ = ["Segment", "check_segments", "results_of"]
+__all__ = ["Segment", "check_segments", "problem_of", "results_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,20 +81,28 @@ def check_segments(segments: tuple[Segment, ...], where: str) -> None:
         msg = f"{where}: none of its segments computes: an action has at least one that does, if only for 0 ns"
         raise ValueError(msg)
     for place, segment in enumerate(segments):
-        at = f"{where}, segment {place} ({segment.name})"
-        if segment.duration_ns < 0 or segment.size_bytes < 0:
-            msg = f"{at}: times and sizes are from 0"
+        problem = problem_of(segment, place)
+        if problem:
+            msg = f"{where}, segment {place} ({segment.name}): {problem}"
             raise ValueError(msg)
-        if not (segment.is_computation or segment.stream.is_group):
-            msg = f"{at}: runs on {segment.stream.name}: a segment computes, or communicates within an own group"
-            raise ValueError(msg)
-        needs = segment.needs_of(place)
-        if any(not 0 <= need < place for need in needs) or (place and not needs):
-            msg = f"{at}: needs segments {list(needs)}: one or more of those before it, which count from 0"
-            raise ValueError(msg)
-        if segment.link and not segment.size_bytes:
-            msg = f"{at}: goes over {segment.link} and has no size_bytes"
-            raise ValueError(msg)
+
+
+def problem_of(segment: Segment, place: int) -> str:
+    """Say why a segment cannot stand at a place of its action; ``""`` where it can.
+
+    >>> problem_of(Segment(name="mlp", needs=(1,)), 1)
+    'needs segments [1]: one or more of those before it, which count from 0'
+    """
+    if segment.duration_ns < 0 or segment.size_bytes < 0:
+        return "times and sizes are from 0"
+    if not (segment.is_computation or segment.stream.is_group):
+        return f"runs on {segment.stream.name}: a segment computes, or communicates within an own group"
+    needs = segment.needs_of(place)
+    if any(not 0 <= need < place for need in needs) or (place and not needs):
+        return f"needs segments {list(needs)}: one or more of those before it, which count from 0"
+    if segment.link and not segment.size_bytes:
+        return f"goes over {segment.link} and has no size_bytes"
+    return ""
 
 
 def results_of(segments: Sequence[Segment]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from pptrace.model.segments import Segment, check_segments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from fractions import Fraction
 
     from pptrace.model.kinds import Kind
 
@@ -252,6 +252,11 @@ class Workload:
                      for kind, stages in self.segments.items()}  # fmt: skip
             return replace(self, segments=MappingProxyType({}), **columns).segmented(parts)
         return replace(self, **columns)
+
+    def divided(self, parts: int) -> Workload:
+        """Return the costs of units of which each is one of so many parts of a microbatch, one after the other."""
+        used = np.repeat(self.microbatch_class, parts)
+        return replace(self.scaled(Fraction(1, parts)), microbatch_class=used)
 
     @property
     def static_bytes(self) -> Int64s:

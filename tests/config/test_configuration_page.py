@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 from pptrace.api import simulate
 from pptrace.builtin.costs import TableOptions, UnitOptions
 from pptrace.builtin.networks import HockneyOptions
+from pptrace.builtin.segments import SegmentOptions
 from pptrace.config.choices import Choice
 from pptrace.config.experiment import Experiment
 from pptrace.sim.policy import StreamPer
@@ -27,7 +28,12 @@ PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTION = re.compile(r"^(##+ (.*)\n)((?:(?!#).*\n)*)", re.MULTILINE)
 KEY = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
 TABLE = re.compile(r"(?:^\| `[\w.]+` \|.*\n)+", re.MULTILINE)
-OPTIONS = {"network: hockney": HockneyOptions, "costs: unit": UnitOptions, "costs: table": TableOptions}
+OPTIONS = {
+    "network: hockney": HockneyOptions,
+    "costs: unit": UnitOptions,
+    "costs: table": TableOptions,
+    "segment: a part of an action": SegmentOptions,
+}
 
 
 def test_every_table_says_what_the_settings_say(pytestconfig: pytest.Config) -> None:

@@ -179,7 +179,7 @@ BASE = "schedule: 1f1b\nparallel: {pp: 8}\nbatch: {microbatches: 32}\n"
         (BASE.replace("{pp: 8}", "8"), "step.yaml:2:1: parallel: must be a mapping, not 8"),
         (BASE.replace("1f1b", "3"), "step.yaml:1:1: schedule: must be a name or a mapping, not 3"),
         (BASE.replace("1f1b", "''"), "schedule.name: must be a name, not ''"),
-        (BASE.replace("1f1b", "{nam: x}"), "schedule.nam: unknown key (did you mean 'name'? known: name, opt"),
+        (BASE.replace("1f1b", "{nam: x}"), "schedule.nam: unknown key (did you mean 'name'? known: interleave, "),
         (BASE.replace("1f1b", "{name: 3}"), "schedule.name: must be text, not 3"),
         (BASE.replace("1f1b", "{name: a, options: 3}"), "schedule.options: must be a mapping, not 3"),
         (BASE + "network: {bandwidth: 1 GB/s}\n", "step.yaml:4:1: network.name: missing: name that a plugin"),

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Transformer
 
-__all__ = ["Fabric", "Passes", "data_parallel_fabric", "embedding_ns", "group_fabric", "head_ns", "layer_ns"]
+__all__ = [
+    "Fabric",
+    "LayerCollectives",
+    "Passes",
+    "data_parallel_fabric",
+    "embedding_ns",
+    "group_fabric",
+    "head_ns",
+    "is_split",
+    "layer_collectives",
+    "layer_ns",
+    "loss_ns",
+]
 
 _SECOND_NS = 10**9
 _KILO = 1000
@@ -66,6 +78,22 @@ class Passes:
     """The part of ``forward_ns`` that recomputing the attention core repeats."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCollectives:
+    """Time of each collective of a layer; all but the last two run once before or after either of its halves."""
+
+    gather_ns: int
+    """Gathering the tokens that sequence parallelism splits; 0 without it."""
+    reduce_ns: int
+    """Summing over the tensor-parallel group: an all-reduce, or with sequence parallelism a reduce-scatter."""
+    exchange_ns: int
+    """Tokens to their experts, or back; 0 without experts."""
+    keys_ns: int
+    """Gathering keys and values over the context-parallel group."""
+    key_gradients_ns: int
+    """Scattering their gradients."""
+
+
 def group_fabric(device: Accelerator, network: Mapping[str, int], extent: int) -> Fabric:
     """Return what a group that spans ``extent`` neighbouring devices uses: the node's links, or the network."""
     if extent > device.scale_up_size and network:
@@ -79,28 +107,33 @@ def data_parallel_fabric(network: Mapping[str, int]) -> Fabric:
     return Fabric(rate=Fraction(network.get("rate_kbps", 0) * _KILO), latency_ns=int(network.get("latency_ns", 0)))
 
 
-def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, moe: bool) -> Passes:
-    """Return a layer's collectives: tensor, context and expert parallel."""
+def layer_collectives(model: Transformer, shard: Shard, groups: Groups, *, moe: bool) -> LayerCollectives:
+    """Return each collective of a layer: tensor, context and expert parallel."""
     size = _hidden_bytes(model, shard)
-    tensor = 2 * groups.ns("tp", size, *(("all-gather", "reduce-scatter") if _split(shard) else ("all-reduce",)))
+    gathered = groups.ns("tp", size, "all-gather") if is_split(shard) else 0
+    tensor = groups.ns("tp", size, *(("all-gather", "reduce-scatter") if is_split(shard) else ("all-reduce",)))
     keys_values = 2 * shard.cp * shard.tokens * shard.kv * model.element_bytes
-    gathered = groups.ns("cp", keys_values, "all-gather")
-    scattered = groups.ns("cp", keys_values, "reduce-scatter")
-    expert = 0
-    if moe:
-        routed = shard.split_tokens * model.top_k * model.hidden * model.element_bytes
-        expert = 2 * groups.ns("ep", routed, "all-to-all")
-    return Passes(
-        forward_ns=tensor + gathered + expert,
-        backward_ns=tensor + gathered + scattered + expert,
-        core_ns=gathered,
+    routed = shard.split_tokens * model.top_k * model.hidden * model.element_bytes
+    return LayerCollectives(
+        gather_ns=gathered,
+        reduce_ns=tensor - gathered,
+        keys_ns=groups.ns("cp", keys_values, "all-gather"),
+        key_gradients_ns=groups.ns("cp", keys_values, "reduce-scatter"),
+        exchange_ns=groups.ns("ep", routed, "all-to-all") if moe else 0,
     )
+
+
+def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, moe: bool) -> Passes:
+    """Return a layer's collectives in sum."""
+    each = layer_collectives(model, shard, groups, moe=moe)
+    forward = 2 * (each.gather_ns + each.reduce_ns + each.exchange_ns) + each.keys_ns
+    return Passes(forward_ns=forward, backward_ns=forward + each.key_gradients_ns, core_ns=each.keys_ns)
 
 
 def embedding_ns(model: Transformer, shard: Shard, groups: Groups) -> Passes:
     """Return the embedding's: the sum of the vocabulary's shares; half each way with sequence parallelism."""
     size = _hidden_bytes(model, shard)
-    if not _split(shard):
+    if not is_split(shard):
         return Passes(forward_ns=groups.ns("tp", size, "all-reduce"))
     return Passes(
         forward_ns=groups.ns("tp", size, "reduce-scatter"), backward_ns=groups.ns("tp", size, "all-gather")
@@ -110,15 +143,20 @@ def embedding_ns(model: Transformer, shard: Shard, groups: Groups) -> Passes:
 def head_ns(model: Transformer, shard: Shard, groups: Groups) -> Passes:
     """Return the LM head's: the loss's three sums over the vocabulary's shares, and those of its input."""
     size = _hidden_bytes(model, shard)
-    loss = 3 * groups.ns("tp", shard.tokens * _ROW_BYTES, "all-reduce")
-    if not _split(shard):
+    loss = loss_ns(shard, groups)
+    if not is_split(shard):
         return Passes(forward_ns=loss, backward_ns=groups.ns("tp", size, "all-reduce"))
     return Passes(
         forward_ns=loss + groups.ns("tp", size, "all-gather"), backward_ns=groups.ns("tp", size, "reduce-scatter")
     )
 
 
-def _split(shard: Shard) -> bool:
+def loss_ns(shard: Shard, groups: Groups) -> int:
+    """Return what the loss's three sums over the vocabulary's shares take."""
+    return 3 * groups.ns("tp", shard.tokens * _ROW_BYTES, "all-reduce")
+
+
+def is_split(shard: Shard) -> bool:
     """Return whether activations between tensor-parallel regions are split over the sequence."""
     return shard.split_tokens != shard.tokens
 

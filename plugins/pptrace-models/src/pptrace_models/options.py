@@ -21,3 +21,5 @@ class RooflineOptions(Parameters):
     """Precision of gradient buffers and of their reduction."""
     reserved: Annotated[Size, Field(ge=0)] = 2 * 2**30
     """Set aside per rank for context, workspace and fragmentation; 2 GiB."""
+    segments: bool = False
+    """Whether actions consist of segments, which overlapped pairs run beside each other."""

@@ -14,13 +14,14 @@ from pptrace_models.checked import checked
 from pptrace_models.flops import step_flops
 from pptrace_models.groups import groups_of
 from pptrace_models.options import RooflineOptions
+from pptrace_models.segments import Costing, stage_segments
 from pptrace_models.shard import Shard, partition, shard
 from pptrace_models.transformer import Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.plugin import CostRequest
+    from pptrace.plugin import CostRequest, Kind, Segment
     from pptrace_models.groups import Groups
 
 __all__ = ["build"]
@@ -32,10 +33,18 @@ _LARGEST = 2**62
 class _Stage:
     """What lies on one stage."""
 
-    dense: int
-    moe: int
+    layers: tuple[bool, ...]
+    """Whether each layer has experts."""
     first: bool
     last: bool
+
+    @property
+    def moe(self) -> int:
+        return sum(self.layers)
+
+    @property
+    def dense(self) -> int:
+        return len(self.layers) - self.moe
 
 
 def build(request: CostRequest) -> Workload:
@@ -61,7 +70,7 @@ def build(request: CostRequest) -> Workload:
     _check_range([*(value for column in columns.values() for value in column), boundary])
     arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
     sequences = request.global_batch or request.units * request.micro * request.dp
-    return Workload(
+    workload = Workload(
         **arrays,
         boundary_bytes=np.full(_edges(request), boundary, dtype=np.int64),
         reserved_bytes=options.reserved + _transient(model, part),
@@ -71,13 +80,22 @@ def build(request: CostRequest) -> Workload:
         peak_flops=peak * request.tp * request.cp * request.dp * request.ranks,
         notes=_notes(model, device, options, request),
     )
+    if not options.segments:
+        return workload
+    costing = Costing(model=model, shard=part, device=device, groups=groups, grad=memory.gradient_bytes(options))
+    return workload.segmented(_segments(costing, stages))
+
+
+def _segments(costing: Costing, stages: Sequence[_Stage]) -> dict[Kind, list[tuple[Segment, ...]]]:
+    by_stage = [stage_segments(costing, s.layers, first=s.first, last=s.last) for s in stages]
+    return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
 
 
 def _stages(model: Transformer, stages: int) -> list[_Stage]:
     split, found, first = partition(model, stages), [], 0
     for stage, count in enumerate(split):
-        moe = model.moe_layers(first, count)
-        found.append(_Stage(dense=count - moe, moe=moe, first=stage == 0, last=stage == stages - 1))
+        layers = tuple(bool(model.moe_layers(layer, 1)) for layer in range(first, first + count))
+        found.append(_Stage(layers=layers, first=stage == 0, last=stage == stages - 1))
         first += count
     return found
 

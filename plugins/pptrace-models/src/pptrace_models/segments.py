@@ -1,0 +1,214 @@
+"""Segments of a stage's actions: each layer's attention, its collective, its MLP or experts, and their collective.
+
+A layer is two halves, and a backward takes them in reverse: the part for the input, its collective, and beside
+that the part for the weights. With experts, tokens are dispatched before the second half and combined behind it;
+the router counts to the first. Norms and residual sums are half in each. With context parallelism, projecting
+queries, keys and values stands apart from the attention that waits for the gathered ones. What takes no time is
+left out. Durations sum to what :mod:`pptrace_models.timing` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from pptrace.plugin import Kind, Segment, Stream
+from pptrace_models import collectives, flops
+from pptrace_models.timing import work_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pptrace_models.accelerator import Accelerator
+    from pptrace_models.groups import Groups
+    from pptrace_models.shard import Shard
+    from pptrace_models.transformer import Transformer
+
+__all__ = ["Costing", "stage_segments"]
+
+_ATTENTION = {"attention projections", "attention core", "router"}
+
+
+class _Part(NamedTuple):
+    """A part of an action, before it has its place there."""
+
+    name: str
+    ns: int
+    stream: Stream = Stream.COMPUTE
+    for_weights: bool = False
+
+
+class _Passes(NamedTuple):
+    """Times of a group of operations in the forward, for the input gradient and for the weight gradient."""
+
+    f: int = 0
+    i: int = 0
+    w: int = 0
+
+    def plus(self, other: _Passes) -> _Passes:
+        return _Passes(self.f + other.f, self.i + other.i, self.w + other.w)
+
+    def minus(self, other: _Passes) -> _Passes:
+        return _Passes(self.f - other.f, self.i - other.i, self.w - other.w)
+
+    def share(self, part: int, whole: int) -> _Passes:
+        """Return a part of the forward and of the input gradient, rounded down."""
+        return _Passes(self.f * part // whole, self.i * part // whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unit:
+    """The parts of the forward and of the backward of a layer, the embedding or the LM head."""
+
+    forward: tuple[_Part, ...] = ()
+    """In the forward."""
+    backward: tuple[_Part, ...] = ()
+    """In the whole backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costing:
+    """What times of parts depend on."""
+
+    model: Transformer
+    """The model."""
+    shard: Shard
+    """A device's share of it."""
+    device: Accelerator
+    """The device."""
+    groups: Groups
+    """Times of collectives."""
+    grad: int
+    """Bytes of a gradient."""
+
+    def passes(self, operations: Iterable[flops.Operation]) -> _Passes:
+        """Return what operations take in each pass."""
+        total = _Passes()
+        for one in operations:
+            works = (one.forward, one.input_gradient, one.weight_gradient)
+            total = total.plus(_Passes(*(work_ns(work, one.unit, self.model, self.device) for work in works)))
+        return total
+
+
+def stage_segments(
+    costing: Costing, layers: Sequence[bool], *, first: bool, last: bool
+) -> dict[Kind, tuple[Segment, ...]]:
+    """Return the segments of a stage's actions by kind.
+
+    Args:
+        costing: what they depend on.
+        layers: for each layer in order, whether it has experts.
+        first: whether the embedding is on the stage.
+        last: whether the LM head is.
+    """
+    units = {moe: _layer(costing, moe=moe) for moe in set(layers)}
+    order = [*([_embedding(costing)] if first else []), *(units[moe] for moe in layers),
+             *([_head(costing)] if last else [])]  # fmt: skip
+    forward = [part for one in order for part in one.forward]
+    backward = [part for one in reversed(order) for part in one.backward]
+    found = {
+        Kind.F: _chained(forward),
+        Kind.B: _chained(backward),
+        Kind.I: _chained([part for part in backward if not part.for_weights]),
+        Kind.W: _chained([part._replace(for_weights=False) for part in backward if part.for_weights]),
+    }
+    if costing.model.recompute != "full":
+        found[Kind.RECOMPUTE] = found[Kind.F]
+    return found
+
+
+def _chained(parts: Sequence[_Part]) -> tuple[Segment, ...]:
+    """Return parts one behind the other, but those for weights beside what follows the input part before them."""
+    found: list[Segment] = []
+    behind: list[int] = []
+    computed = 0
+    for part in parts:
+        if not part.ns:
+            continue
+        needs = (computed,) if part.for_weights and found else tuple(behind)
+        if not part.for_weights:
+            behind = [len(found)]
+            computed = len(found) if part.stream is Stream.COMPUTE else computed
+        found.append(Segment(name=part.name, duration_ns=part.ns, stream=part.stream, needs=needs or None))
+    if behind:
+        found[behind[0]] = replace(found[behind[0]], result=True)
+    if not any(one.is_computation for one in found):
+        return (*found, Segment(name="nothing"))
+    return tuple(found)
+
+
+def _layer(costing: Costing, *, moe: bool) -> _Unit:
+    model, shard = costing.model, costing.shard
+    operations = flops.layer(model, shard, costing.grad, moe=moe)
+    each = collectives.layer_collectives(model, shard, costing.groups, moe=moe)
+    norms = costing.passes(one for one in operations if one.name == "norms and residuals")
+    own = costing.passes(one for one in operations if one.name in _ATTENTION).plus(norms.share(1, 2))
+    inner = costing.passes(operations).minus(own)
+    core = costing.passes(one for one in operations if one.unit == "attention")
+    name = "experts" if moe else "mlp"
+    gather, reduce = _tensor_parallel(each.gather_ns, each.reduce_ns, split=collectives.is_split(shard))
+    keys = _Part("key-value-gather", each.keys_ns, Stream.CONTEXT_PARALLEL)
+    key_gradients = _Part("key-value-scatter", each.key_gradients_ns, Stream.CONTEXT_PARALLEL)
+    dispatch, combine = (_Part(way, each.exchange_ns, Stream.EXPERT_PARALLEL) for way in ("dispatch", "combine"))
+    before = _projections(costing, operations).plus(norms.share(1, 2)) if each.keys_ns else _Passes()
+    rest = own.minus(before)
+    forward = (
+        gather, _Part("projections", before.f), keys, _Part("attention", rest.f), reduce,
+        dispatch, gather, _Part(name, inner.f), reduce, combine,
+    )  # fmt: skip
+    again = tuple(
+        part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part for part in forward
+    )
+    once_more = {"none": (), "selective": (keys, _Part("recompute-core", core.f)), "full": again}[model.recompute]
+    backward = (
+        combine, gather, _Part(f"{name}-input", inner.i), reduce, dispatch,
+        _Part(f"{name}-weight", inner.w, for_weights=True),
+        gather, keys, _Part("attention-input", rest.i), key_gradients, _Part("projections-input", before.i),
+        reduce, _Part("attention-weight", own.w, for_weights=True),
+    )  # fmt: skip
+    at = 0 if model.recompute == "full" else _place(backward, f"{name}-weight")
+    return _Unit(forward=forward, backward=(*backward[:at], *once_more, *backward[at:]))
+
+
+def _place(parts: Sequence[_Part], name: str) -> int:
+    """Return the place behind a part."""
+    return 1 + next(place for place, part in enumerate(parts) if part.name == name)
+
+
+def _tensor_parallel(gather_ns: int, reduce_ns: int, *, split: bool) -> tuple[_Part, _Part]:
+    return (
+        _Part("all-gather", gather_ns, Stream.TENSOR_PARALLEL),
+        _Part("reduce-scatter" if split else "all-reduce", reduce_ns, Stream.TENSOR_PARALLEL),
+    )
+
+
+def _projections(costing: Costing, operations: Iterable[flops.Operation]) -> _Passes:
+    """Return what projecting queries, keys and values takes of a layer's projections, by their widths."""
+    shard = costing.shard
+    whole = costing.passes(one for one in operations if one.name == "attention projections")
+    return whole.share(shard.query + 2 * shard.kv, 2 * shard.query + 2 * shard.kv)
+
+
+def _embedding(costing: Costing) -> _Unit:
+    own = costing.passes([flops.embedding(costing.model, costing.shard, costing.grad)])
+    group = collectives.embedding_ns(costing.model, costing.shard, costing.groups)
+    split = collectives.is_split(costing.shard)
+    gather, reduce = _tensor_parallel(group.backward_ns, group.forward_ns, split=split)
+    return _Unit(
+        forward=(_Part("embedding", own.f), reduce),
+        backward=(gather, _Part("embedding-gradient", own.i)),
+    )
+
+
+def _head(costing: Costing) -> _Unit:
+    model, shard = costing.model, costing.shard
+    own = costing.passes(flops.head(model, shard, costing.grad))
+    group = collectives.head_ns(model, shard, costing.groups)
+    loss = collectives.loss_ns(shard, costing.groups)
+    gather, reduce = _tensor_parallel(
+        group.forward_ns - loss, group.backward_ns, split=collectives.is_split(shard)
+    )
+    return _Unit(
+        forward=(gather, _Part("head", own.f), _Part("loss", loss, Stream.TENSOR_PARALLEL)),
+        backward=(_Part("head-input", own.i), reduce, _Part("head-weight", own.w, for_weights=True)),
+    )

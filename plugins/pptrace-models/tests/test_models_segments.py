@@ -1,0 +1,142 @@
+"""Segments of roofline costs sum to its plain times, layer by layer in the order of the issue of kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.model.kinds import Kind, Stream
+from pptrace.model.request import CostRequest
+from pptrace_models.plugin import pptrace_devices
+from pptrace_models.roofline import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.model.workload import Workload
+
+DEVICE = next(offer.values for offer in pptrace_devices() if offer.name == "h100-sxm")
+DENSE = {"layers": 7, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn": 4096, "vocabulary": 32001}
+EXPERTS = {"num_experts": 8, "top_k": 2, "expert_ffn": 1024, "moe_every": 2}
+FORWARD, BACKWARD = ["attention", "mlp"], ["mlp-input", "mlp-weight", "attention-input", "attention-weight"]
+
+
+@given(
+    sizes=st.fixed_dictionaries({
+        "tp": st.sampled_from([1, 2, 4]), "cp": st.sampled_from([1, 2]), "dp": st.sampled_from([4, 8]),
+        "ep": st.sampled_from([1, 4]), "sequence_parallel": st.booleans(), "micro": st.integers(1, 3),
+        "stages": st.sampled_from([1, 2, 4, 7]), "sequence": st.sampled_from([64, 1000, 4096]),
+    }),
+    model=st.fixed_dictionaries({
+        "recompute": st.sampled_from(["none", "selective", "full"]), "gated": st.booleans(),
+        "flash_attention": st.booleans(), "precision": st.sampled_from(["bf16", "fp8"]),
+    }),
+    experts=st.booleans(),
+)  # fmt: skip
+def test_segments_sum_to_the_plain_times(sizes: dict[str, Any], model: dict[str, Any], *, experts: bool) -> None:
+    sizes = sizes if experts else {**sizes, "ep": 1}
+    values = {"ranks": sizes["stages"], "units": 8, "model": {**DENSE, **model, **(EXPERTS if experts else {})},
+              "device": DEVICE, **sizes}  # fmt: skip
+
+    plain = build(CostRequest(**values))
+    parts = build(CostRequest(**values, options={"segments": True}))
+
+    for kind in parts.segments:
+        assert parts.duration_ns(kind).tolist() == plain.duration_ns(kind).tolist(), kind
+        assert parts.collective_ns(kind).tolist() == plain.collective_ns(kind).tolist(), kind
+    for name in (
+        "f_ns",
+        "b_ns",
+        "i_ns",
+        "w_ns",
+        "recompute_ns",
+        "activation_bytes",
+        "boundary_bytes",
+        "reduce_ns",
+    ):
+        assert np.array_equal(getattr(parts, name), getattr(plain, name)), name
+
+
+def named(workload: Workload, kind: Kind, stage: int = 1) -> list[str]:
+    return [one.name for one in workload.segments[kind][stage]]
+
+
+def test_plain_times_are_the_default(costs: Callable[..., Workload]) -> None:
+    assert not costs(tp=2).segments
+
+
+@pytest.mark.parametrize(
+    ("sizes", "forward", "backward"),
+    [
+        ({}, FORWARD, BACKWARD),
+        (
+            {"tp": 2},
+            ["attention", "all-reduce", "mlp", "all-reduce"],
+            ["mlp-input", "all-reduce", "mlp-weight", "attention-input", "all-reduce", "attention-weight"],
+        ),
+        (
+            {"tp": 2, "sequence_parallel": True},
+            ["all-gather", "attention", "reduce-scatter", "all-gather", "mlp", "reduce-scatter"],
+            ["all-gather", "mlp-input", "reduce-scatter", "mlp-weight",
+             "all-gather", "attention-input", "reduce-scatter", "attention-weight"],
+        ),
+        (
+            {"cp": 2},
+            ["projections", "key-value-gather", "attention", "mlp"],
+            ["mlp-input", "mlp-weight", "key-value-gather", "attention-input", "key-value-scatter",
+             "projections-input", "attention-weight"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_layer_is_its_halves_and_their_collectives(
+    costs: Callable[..., Workload], sizes: dict[str, Any], forward: list[str], backward: list[str]
+) -> None:
+    workload = costs(options={"segments": True}, **sizes)
+
+    assert named(workload, Kind.F) == forward * 2
+    assert named(workload, Kind.B) == backward * 2
+    assert named(workload, Kind.I) == [name for name in backward if not name.endswith("weight")] * 2
+    assert named(workload, Kind.W) == ["mlp-weight", "attention-weight"] * 2
+    assert [one.result for one in workload.segments[Kind.B][1]].count(True) == 1
+
+
+def test_experts_lie_between_dispatch_and_combine(costs: Callable[..., Workload]) -> None:
+    workload = costs({**EXPERTS, "layers": 4}, options={"segments": True}, dp=4, ep=4)
+
+    assert named(workload, Kind.F) == ["attention", "dispatch", "experts", "combine"]
+    assert named(workload, Kind.B) == [
+        "combine", "experts-input", "dispatch", "experts-weight", "attention-input", "attention-weight",
+    ]  # fmt: skip
+    assert named(workload, Kind.F, 0) == ["embedding", *FORWARD]
+
+
+def test_weight_parts_wait_for_their_input_part_and_nothing_waits_for_them(costs: Callable[..., Workload]) -> None:
+    segments = costs(options={"segments": True}, tp=2).segments[Kind.B][1]
+
+    for place, one in enumerate(segments):
+        needed = [segments[need].name for need in one.needs_of(place)]
+        if one.name.endswith("weight"):
+            assert needed == [one.name.replace("weight", "input")]
+        else:
+            assert not any(name.endswith("weight") for name in needed)
+    assert [one.name for one in segments if one.result] == ["all-reduce"]
+    assert {one.stream for one in segments} == {Stream.COMPUTE, Stream.TENSOR_PARALLEL}
+
+
+def test_what_is_computed_again_stands_before_what_needs_it(costs: Callable[..., Workload]) -> None:
+    selective, full = (costs({"recompute": kind}, options={"segments": True}) for kind in ("selective", "full"))
+
+    assert named(selective, Kind.B)[:4] == ["mlp-input", "mlp-weight", "recompute-core", "attention-input"]
+    assert named(full, Kind.B)[:3] == ["recompute-attention", "recompute-mlp", "mlp-input"]
+    assert Kind.RECOMPUTE in selective.segments
+    assert Kind.RECOMPUTE not in full.segments
+
+
+def test_a_stage_without_layers_has_an_empty_segment(costs: Callable[..., Workload]) -> None:
+    workload = costs({"layers_per_stage": [3, 0, 2, 3]}, options={"segments": True})
+
+    assert named(workload, Kind.F) == named(workload, Kind.W) == ["nothing"]
