@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.model.columns import Int8s
 
 __all__ = [
     "BACKWARD", "COMMUNICATION", "COMPUTE", "COPIES", "GRADIENTS", "KINDS", "ORDER", "PASSES", "PER_STAGE",
-    "RECEIVES", "SENDS", "STAGE_ENDS", "TABLE", "TOWARDS_NEXT", "WEIGHT_GRADIENTS", "Kind", "KindSet", "KindTable",
-    "Pass", "Result", "Role", "Stream", "Traits", "kind_table", "message_kind",
+    "RECEIVES", "SENDS", "STAGE_ENDS", "TOWARDS_NEXT", "WEIGHT_GRADIENTS", "Kind", "KindSet",
+    "Pass", "Result", "Role", "Stream", "Traits", "message_kind",
 ]  # fmt: skip
 
 
@@ -268,59 +267,6 @@ def message_kind(*, sends: bool, forward: bool) -> Kind:
     way = Pass.FORWARD if forward else Pass.BACKWARD
     return next(kind for kind in sorted(SENDS if sends else RECEIVES) if kind.traits.direction is way)
 
-
-class KindTable(NamedTuple):
-    """The table as kernels read it: columns of one value per kind, in the order of their numbers."""
-
-    role: Int8s
-    """:class:`Role`."""
-    stream: Int8s
-    """:class:`Stream`."""
-    direction: Int8s
-    """:class:`Pass`."""
-    result: Int8s
-    """The result that it leaves, -1 for a kind that belongs to a stage alone."""
-    second_result: Int8s
-    """Another one, -1 for none."""
-    feeds: Int8s
-    """0 where other stages' forwards need its result, 1 where their backwards do, else -1."""
-    wait_ptr: Int8s
-    """Shape (kinds + 1,): the kinds that it waits for are ``wait[wait_ptr[k]:wait_ptr[k + 1]]``."""
-    wait: Int8s
-    """Those kinds."""
-    awaited: Int8s
-    """Whether any kind waits for it."""
-    activation: Int8s
-    """:attr:`Traits.activation`."""
-    weight_activation: Int8s
-    """:attr:`Traits.weight_activation`."""
-
-
-def kind_table() -> KindTable:
-    """Return the table in columns; a kind of a microbatch without a named result has one of its own."""
-    rows = list(KINDS.values())
-    own = iter(range(len(Result), len(Result) + len(rows)))
-    result = [-1 if row.per_stage else int(row.results[0]) if row.results else next(own) for row in rows]
-    second = [int(row.results[1]) if len(row.results) > 1 else -1 for row in rows]
-    computes = [row.role is Role.COMPUTE for row in rows]
-    fed = {Result.ACTIVATION: 0, Result.GRADIENT: 1}
-    feeds = [
-        fed.get(row.results[0], -1) if does and row.results else -1
-        for does, row in zip(computes, rows, strict=True)
-    ]
-    wait = [[int(Kind[name]) for name in row.waits_for] for row in rows]
-    awaited = {kind for kinds in wait for kind in kinds}
-    columns = (
-        [row.role for row in rows], [row.stream for row in rows], [row.direction for row in rows], result, second,
-        feeds, np.cumsum([0, *map(len, wait)]), [kind for kinds in wait for kind in kinds],
-        [kind in awaited for kind in range(len(rows))], [row.activation for row in rows],
-        [row.weight_activation for row in rows],
-    )  # fmt: skip
-    return KindTable(*(np.array(column, dtype=np.int8) for column in columns))
-
-
-TABLE = kind_table()
-"""The table, made once."""
 
 if list(KINDS) != list(Kind):
     msg = "the table of kinds has one row per kind, in the order of their numbers"

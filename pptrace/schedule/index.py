@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.kinds import TABLE, Result
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import Result
 from pptrace.schedule.kernels.tables import index_actions
 from pptrace.schedule.neighbours import graph_of
 

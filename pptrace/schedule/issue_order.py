@@ -11,7 +11,8 @@ from pptrace.config.choices import Receive
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.cells import CELL, CellColumns, Cells
-from pptrace.model.kinds import COMMUNICATION, RECEIVES, TABLE, TOWARDS_NEXT
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import COMMUNICATION, RECEIVES, TOWARDS_NEXT
 from pptrace.schedule.kernels import tables
 from pptrace.schedule.neighbours import graph_of
 

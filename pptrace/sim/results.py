@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import COMMUNICATION, COMPUTE, SENDS, TABLE, Kind, KindSet, Stream
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, SENDS, Kind, KindSet, Stream
 from pptrace.sim.pairs import STREAM
 from pptrace.sim.policy import PolicyName
 

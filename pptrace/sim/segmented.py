@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.model.kinds import Kind, Stream
+from pptrace.model.kinds import COMPUTE, Kind, Stream
 from pptrace.model.segments import Segment
 from pptrace.sim.pairs import Braided, alone, braided
 from pptrace.sim.records import PartColumns

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.kinds import PASSES, TABLE, Stream
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import PASSES, Stream
 from pptrace.timeline import kernels
 from pptrace.timeline.changes import memory_changes
 from pptrace.timeline.counter import Counter

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.kinds import TABLE, Stream
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import Stream
 from pptrace.timeline import kernels
 from pptrace.timeline.actions import GroupTime, group_times
 from pptrace.timeline.critical_path import CriticalPath, critical_path

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pptrace.model.kinds import TABLE, Kind, Pass
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import Kind, Pass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
