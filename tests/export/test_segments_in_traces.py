@@ -1,4 +1,4 @@
-"""Segments of actions in both trace formats: names, streams, categories, flows, and what was hidden of each group."""
+"""Segments of actions in both formats: names, streams, categories, flows, and what was hidden of each group."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def slices(timeline: Timeline, folder: Path) -> list[dict[str, Any]]:
 
 
 def test_slices_of_segments_have_their_names_numbers_and_categories(timeline: Timeline, tmp_path: Path) -> None:
-    found = {
-        (one["Step.stage"], one["name"]): one for one in slices(timeline, tmp_path) if one["Step.stage"] == 0
-    }
+    found = {(one["Step.stage"], one["name"]): one for one in slices(timeline, tmp_path) if one["Step.stage"] == 0}
 
     attention, reduce = found[0, "F 1 attention"], found[0, "F 1 all-reduce"]
     assert (attention["category"], attention["Step.segment"]) == (["compute"], "attention")
@@ -118,7 +116,9 @@ def test_what_is_trimmed_keeps_its_segments(timeline: Timeline, module: Any, nam
 
 
 @pytest.mark.parametrize(("module", "name"), MODULES)
-def test_files_rank_by_rank_keep_their_segments(timeline: Timeline, module: Any, name: str, tmp_path: Path) -> None:
+def test_files_rank_by_rank_keep_their_segments(
+    timeline: Timeline, module: Any, name: str, tmp_path: Path
+) -> None:
     paths = [tmp_path / f"{rank}{name}" for rank in range(2)]
     for rank, path in enumerate(paths):
         module.write(timeline, path, {"rank": rank})
