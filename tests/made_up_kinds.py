@@ -78,7 +78,7 @@ def costs() -> Workload:
 
     reduce = Segment(name="all-reduce", duration_ns=4, stream=Stream.TENSOR_PARALLEL)
     forward = [(Segment(name="attention", duration_ns=6), reduce)] * 2
-    made_up = {Kind.PREFETCH: one("copy", 7), Kind.CHECK: one("check", 5), Kind.CLIP: one("clip", 4)}  # type: ignore[attr-defined]
+    made_up = {Kind.PREFETCH: one("copy", 7), Kind.CHECK: one("check", 5), Kind.CLIP: one("clip", 4)}
     whole = Workload.uniform(2, boundary_bytes=1, activation_bytes=100)
     return whole.segmented({Kind.F: forward, Kind.B: one("backward", 20), **made_up})
 
@@ -121,7 +121,7 @@ def found_in(table: Schedule, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run a table without a pair, and one with."""
-    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder())
     from pptrace.schedule.text import read_table
     from pptrace.schedule.validate import validate
 

@@ -1,4 +1,4 @@
-"""Segments of actions in both trace formats: names, streams, categories, flows, and what was hidden."""
+"""Segments of actions in both formats: names, streams, categories, flows, and what was hidden of each group."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from decoded_trace import BEGIN, Decoded
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import networks, valid_schedules, workloads
 
 from pptrace.api import simulate as simulate_configuration
 from pptrace.export import kineto, perfetto
@@ -103,6 +106,18 @@ def test_a_message_goes_from_the_segment_that_yields_it_to_its_consumers_first(t
 
     assert ways["0SEND_F0"] == ways["0SEND_F1"] == ("combine", "attention")
     assert ways["1SEND_B0"] == ("dispatch", "experts-input")  # leaves before the weight gradient is done
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_simulated_step_in_segments_is_read_as_it_was_written(data: st.DataObject, tmp_path: Path) -> None:
+    table = data.draw(valid_schedules(max_ranks=3, max_units=4))
+    step = simulate(table, data.draw(workloads(table, segments=True)), data.draw(networks()))
+
+    for module, name in MODULES:
+        module.write(step, tmp_path / name, {})
+        assert module.read([tmp_path / name]).difference(step) == ""
+    assert lint(json.loads((tmp_path / "step.json").read_text())["traceEvents"]) == []
 
 
 @pytest.mark.parametrize(("module", "name"), MODULES)

@@ -63,12 +63,12 @@ class Slices:
         if lasting.any():
             yield Run(place=0, layout=Layout(tuple(records.end())), rows=_places(lasting), values=records.values)
         parts = self._timeline.parts
-        segment = np.zeros(len(self._timeline), dtype=np.int32) - 1 if parts is None else parts.name
-        groups, group = numbered(_combined([lasting, _CLASS[self._timeline.kind], out, into, segment + 1]))
+        keys = [lasting, _CLASS[self._timeline.kind], out, into, *([parts.name + 1] if parts is not None else [])]
+        groups, group = numbered(_combined(keys))
         for index in range(groups.size):
             rows = _places(group == index)
             first, lasts = int(rows[0]), bool(lasting[rows[0]])
-            named = int(segment[first])
+            named = int(parts.name[first]) if parts is not None else -1
             text = parts.names[named] if parts is not None and named >= 0 else None
             begin = records.begin(rows, int(out[first]), int(into[first]), text)
             yield Run(
