@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pptrace.errors import TableError
 from pptrace.model.kinds import PER_STAGE, Kind
 
-__all__ = ["Action", "parse_action"]
+__all__ = ["Action", "overlapped", "parse_action"]
 
 
 _KINDS = sorted((kind.name for kind in Kind), key=len, reverse=True)
@@ -92,6 +92,15 @@ def _parse_braid(text: str) -> Action:
     members = tuple(parse_action(part) for part in match[1].split(";") if part.strip())
     if not members:
         raise TableError("an overlapped pair needs at least one action", cell=text)
+    return overlapped(members)
+
+
+def overlapped(members: tuple[Action, ...]) -> Action:
+    """Return an overlapped pair of these members.
+
+    >>> str(overlapped((parse_action("0F3"), parse_action("7B1"))))
+    '(0F3;7B1)OVERLAP_F_B'
+    """
     first = members[0]
     return Action(kind=first.kind, stage=first.stage, unit=first.unit, span=first.span, sub_actions=members)
 

@@ -104,13 +104,13 @@ def _about_sort(one: SortFit) -> list[str]:
     sizes = " to ".join(dict.fromkeys(format_size(size) for size in (link.sizes[0], link.sizes[-1])))
     seen = f"{one.what}: {link.count:,} of {sizes}, median {format_duration(round(link.median_ns.value))}"
     if link.bytes_per_s is None or link.latency_ns is None:
-        return [seen, f"  latency and bandwidth cannot be told apart from {_few(link)}"]
+        return [seen, f"  latency and bandwidth cannot be told apart from {_sizes_word(link)}"]
     rate = f"{format_rate(round(link.bytes_per_s))}{'' if one.messages else ' on each link'}"
     off = f"half are off by less than {format_duration(link.residual_ns)}"
     return [seen, f"  {format_duration(link.latency_ns)} and {rate}; {off}"]
 
 
-def _few(link: LinkFit) -> str:
+def _sizes_word(link: LinkFit) -> str:
     return "one size" if len(link.sizes) == 1 else "these sizes"
 
 
@@ -194,6 +194,9 @@ def _about(link: LinkFit | None, where: str) -> list[str]:
     seen = f"{link.count} messages of {sizes}{where}: median {format_duration(round(link.median_ns.value))}"
     seen += f", spread {format_duration(link.median_ns.spread or 0)}"
     if link.bytes_per_s is None or link.latency_ns is None:
-        return [seen, f"latency and bandwidth cannot be told apart from {_few(link)}: all of it counts as latency"]
+        return [
+            seen,
+            f"latency and bandwidth cannot be told apart from {_sizes_word(link)}: all of it counts as latency",
+        ]
     fitted = f"latency {format_duration(link.latency_ns)}, {format_rate(round(link.bytes_per_s))}"
     return [seen, f"{fitted}; half of the messages are off by less than {format_duration(link.residual_ns)}"]

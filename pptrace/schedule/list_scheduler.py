@@ -104,11 +104,8 @@ def list_schedule(
     lag = np.where(actions.rank[source] == actions.rank[target], 0, transfer)
     turn = _played(placement, actions, duration, (source, target, lag), priority, in_flight or InFlight())
     order = np.lexsort((turn, actions.rank))
-    return Schedule.from_columns(
-        placement,
-        np.searchsorted(actions.rank[order], np.arange(placement.ranks + 1)),
-        actions.kind[order], actions.stage[order], actions.unit[order], span=actions.span[order],
-    )  # fmt: skip
+    row_ptr = np.searchsorted(actions.rank[order], np.arange(placement.ranks + 1))
+    return Schedule.of_cells(placement, row_ptr, actions.cells.taken(order))
 
 
 def _spans(kinds: Sequence[Kind], spans: Mapping[Kind, int]) -> dict[Kind, int]:

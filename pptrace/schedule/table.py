@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.model.action import Action, parse_action
+from pptrace.model.action import Action, overlapped, parse_action
 from pptrace.model.cells import CELL, CellColumns, Cells, cell_columns
 from pptrace.model.columns import Int32s, difference
 from pptrace.model.kinds import COMMUNICATION, Kind
@@ -126,7 +126,7 @@ class Schedule(Cells):
                 row.append(action)
             else:
                 members = (*row.pop().sub_actions, action) if same == braid else (action,)
-                row.append(_braided(members))
+                row.append(overlapped(members))
             braid = same
         return row
 
@@ -162,11 +162,6 @@ class Schedule(Cells):
     def __repr__(self) -> str:
         size = f"{self.ranks} ranks, {self.stages} stages, {self.units} microbatches"
         return f"<Schedule {size}, {len(self)} actions>"
-
-
-def _braided(members: tuple[Action, ...]) -> Action:
-    first = members[0]
-    return Action(kind=first.kind, stage=first.stage, unit=first.unit, span=first.span, sub_actions=members)
 
 
 def _parse_at(cell: str, rank: int, position: int) -> Action:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.analysis.figure import Figure, Sides, median_of
 from pptrace.analysis.steps.match import first_difference, same_stages
-from pptrace.analysis.steps.pooled import over_steps, share_of_deviation
+from pptrace.analysis.steps.medians import over_steps, share_of_deviation
 from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:

@@ -182,7 +182,7 @@ def performed(timeline: Timeline) -> Performed:
         before[row[1:]] = timeline.end_ns[row[:-1]]
     ready = np.maximum(before, _arrivals(timeline, pairs))[rows]
     first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)
-    gap = np.where(_brought(timeline)[rows], 0, np.maximum(timeline.start_ns[rows] - ready, 0))
+    gap = np.where(_released_by_messages(timeline)[rows], 0, np.maximum(timeline.start_ns[rows] - ready, 0))
     gap[first[first < rows.size]] = 0  # what comes before a rank's first action is no gap between two
     return Performed(
         **timeline.cells.taken(rows)._asdict(), placement=timeline.placement, rank=timeline.rank_of_row()[rows],
@@ -210,7 +210,7 @@ def _arrivals(timeline: Timeline, pairs: Messages) -> Int64s:
     return there
 
 
-def _brought(timeline: Timeline) -> NDArray[np.bool_]:
+def _released_by_messages(timeline: Timeline) -> NDArray[np.bool_]:
     """Return, per row, whether it is known that a message released it: its own, or one that came with that."""
     beside = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
     carries = COMMUNICATION.mask(timeline.kind) & beside
@@ -230,7 +230,7 @@ def _transfers(timeline: Timeline, pairs: Messages, before: Int64s) -> Transfers
     ready = np.maximum(ready, timeline.end_ns[producer])
     took = np.maximum(arrived - ready, 0)
     held = np.where(caused, ready - timeline.end_ns[producer], 0)
-    joined = caused & _brought(timeline)[consumer]
+    joined = caused & _released_by_messages(timeline)[consumer]
     held[joined] += np.maximum(timeline.start_ns[consumer] - arrived, 0)[joined]
     enter, start = timeline.enter_ns[consumer], timeline.start_ns[consumer]
     waited = np.where(enter < start, start - np.maximum(before[consumer], enter) > _WAITED_NS,

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pptrace.analysis.steps.times import Performed, Transfers
     from pptrace.model.columns import Int64s
 
-__all__ = ["over_steps", "pooled", "share_of_deviation"]
+__all__ = ["median_step", "over_steps", "share_of_deviation"]
 
 
-def pooled(step: Performed, others: Sequence[Performed]) -> Performed:
+def median_step(step: Performed, others: Sequence[Performed]) -> Performed:
     """Return a step with the medians over it and others of durations, gaps, and ways of messages."""
     if not others:
         return step
-    durations, gaps = (_median(over_steps(step, others, name)) for name in ("duration_ns", "gap_ns"))
+    durations, gaps = (_medians(over_steps(step, others, name)) for name in ("duration_ns", "gap_ns"))
     return replace(step, duration_ns=durations, gap_ns=gaps, transfers=_transfers(step.transfers, others))
 
 
@@ -62,7 +62,7 @@ def _column(step: Performed, other: Performed, name: str) -> NDArray[np.float64]
     return matching
 
 
-def _median(values: NDArray[np.float64]) -> Int64s:
+def _medians(values: NDArray[np.float64]) -> Int64s:
     medians: Int64s = np.nanmedian(values, axis=0).astype(np.int64)
     return medians
 
