@@ -75,9 +75,8 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     run(
         kernels.follow_memory,
         (
-            lanes_of(whole, Stream.COMPUTE), whole.lane_ptr, whole.kind, whole.stage,
-            whole.span, whole.start_ns, whole.end_ns,
-            workload.activation_bytes, workload.weight_activation_bytes, workload.stages,
+            lanes_of(whole, Stream.COMPUTE), whole.lane_ptr, whole.cells, whole.start_ns,
+            workload.activation_bytes, workload.weight_activation_bytes, TABLE,
         ),
         scratch,
         work=len(timeline),

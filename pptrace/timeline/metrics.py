@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.kinds import TABLE
 from pptrace.timeline import kernels
 from pptrace.timeline.actions import GroupTime, group_times
 from pptrace.timeline.critical_path import CriticalPath, critical_path
@@ -30,19 +31,19 @@ __all__ = ["IdleCause", "Metrics", "measure"]
 class IdleCause(IntEnum):
     """Why a rank's compute stream did no work; every idle nanosecond has exactly one cause."""
 
-    FILL = 0
+    FILL = kernels.FILL
     """Before the rank's first action."""
-    DRAIN = 1
+    DRAIN = kernels.DRAIN
     """After its last."""
-    TRANSFER = 2
+    TRANSFER = kernels.TRANSFER
     """The message that it waited for was under way, for as long as it takes with nothing shared."""
-    CONTENTION = 3
+    CONTENTION = kernels.CONTENTION
     """The message was under way for longer than that."""
-    HEAD_OF_LINE = 4
+    HEAD_OF_LINE = kernels.HEAD_OF_LINE
     """The message was ready, but its stream held another task."""
-    PEER_COMPUTE = 5
+    PEER_COMPUTE = kernels.PEER_COMPUTE
     """The message's producer had not computed yet."""
-    REDUCTION = 6
+    REDUCTION = kernels.REDUCTION
     """Its gradients were being reduced, or its weights gathered, over the data-parallel replicas."""
 
 
@@ -128,7 +129,7 @@ class Metrics:
 
 def measure(timeline: Timeline, workload: Workload) -> Metrics:
     """Measure a timeline; the workload gives memory, tokens and FLOPs."""
-    placement, index = timeline.placement, index_timeline(timeline)
+    index = index_timeline(timeline)
     opened, closed = window(timeline)
     times = with_own_waits(timeline)
     compute = lanes_of(timeline, Stream.COMPUTE)
@@ -138,13 +139,14 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
     run(
         kernels.attribute_idle,
         (
-            compute, reduce, timeline.lane_ptr, timeline.kind, timeline.stage, timeline.unit, timeline.span,
-            times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
-            *index.graph[9:], placement.unit_route, placement.stage_rank.ravel(),
-            placement.stages, placement.units, placement.edges.shape[0],
-            index.forward, index.gradient, index.send, index.recv, opened, closed, times.collective_ns,
+            compute, reduce, timeline.lane_ptr, timeline.cells,
+            kernels.Rows(
+                times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
+                times.collective_ns,
+            ),
+            index.graph, TABLE, kernels.Index(index.made, index.send, index.recv), opened, closed,
         ),
-        (busy, idle, collective, reduction),
+        (kernels.Spent(busy, idle, collective, reduction),),
         work=len(timeline),
     )  # fmt: skip
     return Metrics(

@@ -2,8 +2,8 @@
 
 Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
 :class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`,
-``kinds`` the :class:`~pptrace.model.kinds.KindTable`, ``parts`` are :class:`~pptrace.sim.segmented.PartColumns`; the other
-records are in :mod:`pptrace.sim.records`.
+``kinds`` the :class:`~pptrace.model.kinds.KindTable`, ``parts`` are
+:class:`~pptrace.sim.segmented.PartColumns`; the other records are in :mod:`pptrace.sim.records`.
 """
 
 from pptrace.model.kinds import Pass, Role, Stream
