@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import multiprocessing
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from pairs import answer, compare_cases
 
 from pptrace.api import simulate as simulate_experiment
 from pptrace.hooks.build import build_network
@@ -151,38 +148,12 @@ def serve(checkout: Path) -> None:
     times: list[float] = []
     benchmark.report = lambda _name, _transfers, taken: times.append(min(taken[1:]))
     benchmark.time = SimpleNamespace(perf_counter=time.process_time)
-    for line in sys.stdin:
-        case = line.strip()
+
+    def measured(case: str) -> float:
         benchmark.pipeline() if case == "pipeline" else benchmark.kernel(case)
-        sys.stdout.write(json.dumps(times[-1]) + "\n")
-        sys.stdout.flush()
+        return times[-1]
 
-
-def server(checkout: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, __file__, "--serve", str(checkout)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(checkout)}, text=True,
-    )  # fmt: skip
-
-
-def asked(worker: Any, case: str) -> float:
-    worker.stdin.write(case + "\n")
-    worker.stdin.flush()
-    return float(json.loads(worker.stdout.readline()))
-
-
-def compare(other: Path, rounds: int) -> None:
-    workers = [server(checkout) for checkout in (Path(__file__).resolve().parent.parent, other.resolve())]
-    for case in CASES:
-        pairs = [[asked(worker, case) for worker in workers] for _ in range(rounds)]
-        ours, theirs = (min(times) for times in zip(*pairs, strict=True))
-        load = os.getloadavg()[0]
-        print(
-            f"{case:>28}: {ours:.3f} s against {theirs:.3f} s = {theirs / ours:.2f} times (load {load:.1f})",
-            flush=True,
-        )
-    for worker in workers:
-        worker.communicate()
+    answer(measured)
 
 
 def main() -> None:
@@ -195,7 +166,7 @@ def main() -> None:
         serve(given.serve)
         return
     if given.against is not None:
-        compare(given.against, given.rounds)
+        compare_cases(Path(__file__), given.against, CASES, given.rounds)
         return
     for name in CASES[:-1]:
         apart(kernel, name)

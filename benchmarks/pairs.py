@@ -15,9 +15,12 @@ import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
-__all__ = ["compare"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["answer", "compare", "compare_cases"]
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -40,6 +43,43 @@ def compare(against: Path, exporter: str, ranks: int, units: int, *, pairs: int)
     for label, name in ((f"least of {pairs}, s", "seconds"), (f"least of {pairs}, s of processor", "cpu_seconds")):
         _row(label, *(min(run[name] for run in side[1:]) for side in (before, now)))
     _row("peak memory, bytes/slice", before[-1]["held_bytes"], now[-1]["held_bytes"])
+
+
+def compare_cases(script: Path, against: Path, cases: Iterable[str], rounds: int) -> None:
+    """Print the least figures that a benchmark measures of each case with two checkouts, and their ratio."""
+    workers = [_server(script, tree) for tree in (HERE, against.resolve())]
+    for case in cases:
+        pairs = [[_figure(worker, case) for worker in workers] for _ in range(rounds)]
+        ours, theirs = (min(times) for times in zip(*pairs, strict=True))
+        load = os.getloadavg()[0]
+        print(
+            f"{case:>28}: {ours:.3f} s against {theirs:.3f} s = {theirs / ours:.2f} times (load {load:.1f})",
+            flush=True,
+        )
+    for worker in workers:
+        worker.communicate()
+
+
+def answer(measured: Callable[[str], float]) -> None:
+    """Answer each line of the input, a case, with its figure."""
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(measured(line.strip())) + "\n")
+        sys.stdout.flush()
+
+
+def _server(script: Path, tree: Path) -> subprocess.Popen[str]:
+    paths = [tree, *sorted(tree.glob("plugins/*/src")), HERE / "benchmarks"]
+    return subprocess.Popen(
+        [sys.executable, str(script), "--serve", str(tree)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}, text=True,
+    )  # fmt: skip
+
+
+def _figure(worker: subprocess.Popen[str], case: str) -> float:
+    asking, answers = cast("IO[str]", worker.stdin), cast("IO[str]", worker.stdout)
+    asking.write(case + "\n")
+    asking.flush()
+    return float(json.loads(answers.readline()))
 
 
 def _row(label: str, before: float, now: float) -> None:

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from numba.core import event
 
-from pptrace.kernel.column import Column, unpacker
+from pptrace.kernel.column import Column, Record, unpacker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,26 +62,26 @@ def _entry(kernel: Callable[..., Any], layout: Layout, *, kept: bool) -> Callabl
     """
     made_of = f"{_spelt(kernel)} {_described(layout)}"
     name = f"{kernel.__name__}_{sha256(made_of.encode()).hexdigest()[:16]}"
-    made = {"kernel": _part(kernel), "unpacked": unpacker([_type(value) for value in layout])}
-    entry = FunctionType(_call.__code__, {"__name__": __name__, **made}, name)
+    values = ", ".join(f"value{number}" for number in range(len(layout)))
+    source = f"def {name}(words):\n    {values}, = unpacked(words)\n    return kernel({values})\n"
+    made: dict[str, Any] = {
+        "__name__": __name__, "kernel": _part(kernel, "always"),
+        "unpacked": unpacker([_type(value) for value in layout]),
+    }  # fmt: skip
+    exec(compile(source, __file__, "exec"), made)  # noqa: S102 - numbers and names of our own
+    entry = made[name]
     entry.__qualname__ = name
     _Compiling.listen()
     compiled: Callable[..., Any] = numba.njit(cache=kept, **_SETTINGS)(entry)
     return compiled
 
 
-def _call(words: Any) -> Any:
-    return kernel(*unpacked(words))  # type: ignore[name-defined]  # noqa: F821 - each entry has its own
-
-
 @cache
-def _part(function: Callable[..., Any]) -> Callable[..., Any]:
+def _part(function: Callable[..., Any], inline: str = "never") -> Callable[..., Any]:
     """Return a compiled twin of a kernel or a function that it calls, which calls compiled twins in turn."""
     called = {name: _part(value) for name, value in _named(function).items() if isinstance(value, FunctionType)}
     twin = FunctionType(function.__code__, {**function.__globals__, **called}, function.__name__)
-    part: Callable[..., Any] = numba.njit(
-        forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_SETTINGS
-    )(twin)
+    part: Callable[..., Any] = numba.njit(inline=inline, **_PART, **_SETTINGS)(twin)
     return part
 
 
@@ -107,7 +107,8 @@ def _type(layout: Any) -> Any:
     if layout is None:
         return numba.intp
     if isinstance(layout, tuple):
-        return numba.types.NamedTuple([_type(value) for value in layout[1:]], layout[0])
+        fields = zip(layout[0]._fields, map(_type, layout[1:]), strict=True)
+        return Record(layout[0].__name__, dict(fields))
     return Column(numba.from_dtype(layout))
 
 
@@ -133,6 +134,9 @@ class _Compiling(event.Listener):  # type: ignore[misc]  # numba has no types
 
 _SETTINGS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 """No lock while a kernel runs, and no check for zero before each division: kernels never divide by it."""
+
+_PART: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Kernels alone call their parts, which are small and in loops."""
 
 _NO_CACHE = (
     "compiled code cannot be kept, so every run compiles again: "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import COMMUNICATION, COMPUTE, SENDS, Kind, KindSet, Stream
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, SENDS, Kind, Stream
 from pptrace.sim.pairs import STREAM
 from pptrace.sim.policy import PolicyName
 
@@ -94,11 +94,17 @@ def _to_next(
     rows: NDArray[np.int64],
     policy: Policy,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each row's result with the first part of what its rank issues next on its compute stream."""
-    on_stream = KindSet(COMPUTE | COMMUNICATION) if policy.blocks else COMPUTE
-    computes = np.flatnonzero(on_stream.mask(issued.kind))
-    place = np.searchsorted(computes, rows, side="right")
-    rows, following = rows[place < computes.size], computes[place[place < computes.size]]
+    """Return each row's result with what its rank issues next: on its compute stream, and before that elsewhere.
+
+    Messages have edges of their own, but for those that hold the compute stream.
+    """
+    follows = COMPUTE.mask(issued.kind) | (COMMUNICATION.mask(issued.kind) & policy.blocks)
+    beside = ~follows & ~COMMUNICATION.mask(issued.kind)
+    last = np.full(len(issued), -1, dtype=np.int64)  # the row before on the compute stream
+    last[1:] = np.maximum.accumulate(np.where(follows, np.arange(len(issued)), -1))[:-1]
     rank = np.searchsorted(issued.row_ptr, np.arange(len(issued)), side="right")
-    same = rank[rows] == rank[following]
-    return result[rows[same]], begin[following[same]]
+    behind = np.flatnonzero((follows | beside) & (last >= 0))
+    alone = np.zeros(len(issued), dtype=bool)
+    alone[rows] = True
+    behind = behind[alone[last[behind]] & (rank[last[behind]] == rank[behind])]
+    return result[last[behind]], begin[behind]

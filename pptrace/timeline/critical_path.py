@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.kinds import COMPUTE, Kind
-from pptrace.timeline import kernels
+from pptrace.timeline.kernels import following
 from pptrace.timeline.window import window
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
         return CriticalPath(rows=np.zeros(0, dtype=np.int32), by_kind_ns={}, by_stage_ns={})
     last = int(np.argmax(timeline.end_ns))
     found = np.empty(len(timeline), dtype=np.int32)
-    length = run(kernels.follow_causes, (timeline.cause, last), (found,), work=len(timeline))
+    length = run(following.follow_causes, (timeline.cause, last), (found,), work=len(timeline))
     rows = found[:length][::-1].copy()
     opened, _ = window(timeline)
     begin, end = np.maximum(timeline.start_ns[rows], opened), timeline.end_ns[rows]

@@ -10,10 +10,10 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import PASSES, Stream
-from pptrace.timeline import kernels
 from pptrace.timeline.changes import memory_changes
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.folded import folded
+from pptrace.timeline.kernels import following
 from pptrace.timeline.row_index import lanes_of
 
 if TYPE_CHECKING:
@@ -73,11 +73,10 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     else:
         whole, scratch = timeline, (peak, peak_at, most)
     run(
-        kernels.follow_memory,
+        following.follow_memory,
         (
-            lanes_of(whole, Stream.COMPUTE), whole.lane_ptr, whole.kind, whole.stage,
-            whole.span, whole.start_ns, whole.end_ns,
-            workload.activation_bytes, workload.weight_activation_bytes, workload.stages,
+            lanes_of(whole, Stream.COMPUTE), whole.lane_ptr, whole.cells, whole.start_ns,
+            workload.activation_bytes, workload.weight_activation_bytes, TABLE,
         ),
         scratch,
         work=len(timeline),

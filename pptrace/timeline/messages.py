@@ -42,12 +42,11 @@ def messages(timeline: Timeline) -> Messages:
     index, edges = index_timeline(timeline), timeline.placement.edges
     stages, units = timeline.placement.stages, timeline.placement.units
     shown = ((index.send >= 0) | (index.recv >= 0)).reshape(2 * len(edges), units)
-    computed = np.concatenate([index.forward, index.gradient])
     ends = np.concatenate([edges, edges[:, ::-1] + stages]).astype(np.int64)
     away = (ends - np.arange(2 * len(edges))[:, None]) * units
     cell, count = np.flatnonzero(shown), np.count_nonzero(shown, axis=1)
     send, recv = index.send[cell], index.recv[cell]
-    producer, consumer = (computed[cell + np.repeat(column, count)] for column in away.T)
+    producer, consumer = (index.made[cell + np.repeat(column, count)] for column in away.T)
     if timeline.parts is not None:
         producer = _result_segments(timeline, producer, np.where(send >= 0, send, recv))
         consumer = _first_segments(timeline, consumer)

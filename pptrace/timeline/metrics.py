@@ -12,10 +12,10 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import Stream
-from pptrace.timeline import kernels
 from pptrace.timeline.actions import GroupTime, group_times
 from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.folded import with_own_waits
+from pptrace.timeline.kernels import idling, indexing
 from pptrace.timeline.memory import Memory, measure_memory
 from pptrace.timeline.row_index import index_timeline, lanes_of
 from pptrace.timeline.window import window
@@ -31,19 +31,19 @@ __all__ = ["IdleCause", "Metrics", "measure"]
 class IdleCause(IntEnum):
     """Why a rank's compute stream did no work; every idle nanosecond has exactly one cause."""
 
-    FILL = 0
+    FILL = idling.FILL
     """Before the rank's first action."""
-    DRAIN = 1
+    DRAIN = idling.DRAIN
     """After its last."""
-    TRANSFER = 2
+    TRANSFER = idling.TRANSFER
     """The message that it waited for was under way, for as long as it takes with nothing shared."""
-    CONTENTION = 3
+    CONTENTION = idling.CONTENTION
     """The message was under way for longer than that."""
-    HEAD_OF_LINE = 4
+    HEAD_OF_LINE = idling.HEAD_OF_LINE
     """The message was ready, but its stream held another task."""
-    PEER_COMPUTE = 5
+    PEER_COMPUTE = idling.PEER_COMPUTE
     """The message's producer had not computed yet."""
-    REDUCTION = 6
+    REDUCTION = idling.REDUCTION
     """Its gradients were being reduced, or its weights gathered, over the data-parallel replicas."""
 
 
@@ -129,7 +129,7 @@ class Metrics:
 
 def measure(timeline: Timeline, workload: Workload) -> Metrics:
     """Measure a timeline; the workload gives memory, tokens and FLOPs."""
-    placement, index = timeline.placement, index_timeline(timeline)
+    index = index_timeline(timeline)
     opened, closed = window(timeline)
     times = with_own_waits(timeline)
     compute = lanes_of(timeline, Stream.COMPUTE)
@@ -137,15 +137,16 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
     busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
     idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
     run(
-        kernels.attribute_idle,
+        idling.attribute_idle,
         (
-            TABLE.role, TABLE.result, compute, reduce, timeline.lane_ptr, *timeline.cells[:4],
-            times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
-            *index.graph[9:], placement.unit_route, placement.stage_rank.ravel(),
-            placement.stages, placement.units, placement.edges.shape[0],
-            index.forward, index.gradient, index.send, index.recv, opened, closed, times.collective_ns,
+            compute, reduce, timeline.lane_ptr, timeline.cells,
+            idling.Rows(
+                times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
+                times.collective_ns,
+            ),
+            index.graph, TABLE, indexing.Index(index.made, index.send, index.recv), opened, closed,
         ),
-        (busy, idle, collective, reduction),
+        (idling.Spent(busy, idle, collective, reduction),),
         work=len(timeline),
     )  # fmt: skip
     return Metrics(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.kind_table import TABLE
 from pptrace.schedule.neighbours import StageGraph, graph_of
-from pptrace.timeline import kernels
 from pptrace.timeline.actions import last_segments
+from pptrace.timeline.kernels import indexing
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
@@ -26,10 +27,8 @@ class RowIndex:
 
     graph: StageGraph
     """The stages' graph."""
-    forward: Int32s
-    """Shape (stages x microbatches,): the forward's row; of one in segments, that of the last to end."""
-    gradient: Int32s
-    """Shape (stages x microbatches,): the full or input-gradient backward's row."""
+    made: Int32s
+    """Shape (2 x stages x microbatches,): forwards, then backwards that others need; of segments the last."""
     send: Int32s
     """Shape (2 x edges x microbatches,): the sender's row of each message, forward edges first."""
     recv: Int32s
@@ -40,23 +39,20 @@ def index_timeline(timeline: Timeline) -> RowIndex:
     """Index a timeline's rows."""
     placement = timeline.placement
     graph = graph_of(placement)
-    cells, edges = placement.stages * placement.units, placement.edges.shape[0]
-    forward, gradient = np.full(cells, -1, dtype=np.int32), np.full(cells, -1, dtype=np.int32)
-    send = np.full(2 * edges * placement.units, -1, dtype=np.int32)
-    recv = send.copy()
+    cells = placement.stages * placement.units
+    made, send, recv = (
+        np.full(2 * size, -1, dtype=np.int32) for size in (cells, *2 * (graph.edges * placement.units,))
+    )
     run(
-        kernels.index_rows,
+        indexing.index_rows,
         (
-            timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer,
-            timeline.kind, timeline.stage, timeline.unit, timeline.span, timeline.start_ns, timeline.size_bytes,
-            *graph[9:],
-            placement.stage_rank.ravel(), placement.unit_route, placement.stages, placement.units, edges,
+            timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer, timeline.cells, timeline.start_ns,
+            timeline.size_bytes, graph, TABLE,
         ),
-        (forward, gradient, send, recv),
+        (indexing.Index(made, send, recv),),
         work=len(timeline),
     )  # fmt: skip
-    last = last_segments(timeline)
-    return RowIndex(graph=graph, forward=last[forward], gradient=last[gradient], send=send, recv=recv)
+    return RowIndex(graph=graph, made=last_segments(timeline)[made], send=send, recv=recv)
 
 
 def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:

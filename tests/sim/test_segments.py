@@ -167,6 +167,8 @@ def test_both_kernels_run_segments_alike(seed: int) -> None:
     assert swept.difference(clocked) == ""
 
 
+TAIL = Segment(name="all-reduce", stream=Stream.TENSOR_PARALLEL)
+
 POLICIES = [
     *(Policy(name=name, receive=receive) for name in PolicyName for receive in Receive),
     Policy(name=PolicyName.ORDERED, stream=StreamPer.DIRECTION),
@@ -189,6 +191,20 @@ def test_laws_hold_under_every_policy(policy: Policy) -> None:
             lane = one.lane_of_row()
             follows = lane[1:] == lane[:-1]
             assert (one.start_ns[1:] >= one.end_ns[:-1])[follows].all()
+
+
+def test_what_follows_an_action_alone_on_other_streams_waits_for_all_of_it() -> None:
+    tail = (Segment(name="mlp", duration_ns=5), replace(TAIL, duration_ns=4))
+    costs = Workload.uniform(1, reduce_ns=7, offload_ns=[2], reload_ns=[2]).segmented(
+        {Kind.F: [tail], Kind.B: [tail]}
+    )
+    table = Schedule.from_rows([["0F0", "0OFFLOAD0", "(0F1;0B1)OVERLAP_F_B", "0RELOAD0", "0B0"]])
+
+    taken = spans(simulate(table, costs))
+
+    assert taken[Part(Kind.OFFLOAD, 0, 0, -1)] == (9, 11)
+    reduced = next(one for part, one in taken.items() if part.kind is Kind.REDUCE_GRAD)
+    assert reduced[0] == taken[Part(Kind.B, 0, 0, 1)][1]
 
 
 def test_bytes_of_segments_share_a_link_of_the_network() -> None:

@@ -47,7 +47,7 @@ def pop(heap: Heap) -> int:
 
 def lift(heap: Heap, at: int) -> None:
     """Move the item at a place towards the top as far as it belongs."""
-    items, place, times, _ = heap
+    items, place, times = heap.item, heap.place, heap.time
     item = items[at]
     time = times[item]
     while at > 0:
@@ -64,7 +64,7 @@ def lift(heap: Heap, at: int) -> None:
 
 def sink(heap: Heap, at: int) -> None:
     """Move the item at a place away from the top as far as it belongs."""
-    items, place, times, sizes = heap
+    items, place, times, sizes = heap.item, heap.place, heap.time, heap.size
     size = sizes[0]
     item = items[at]
     time = times[item]

@@ -36,7 +36,7 @@ class Tasks(NamedTuple):
 
 def reach(tasks: Tasks, task: int, time: int, by: int) -> bool:
     """Note that a predecessor lets a task start at a time; return whether it was the last one."""
-    waiting, start, cause, _ = tasks
+    waiting, start, cause = tasks.waiting, tasks.start, tasks.cause
     if time > start[task] or cause[task] < 0:
         start[task] = time
         cause[task] = by
@@ -57,7 +57,8 @@ def sweep(graph: Graph, rendezvous: int, tasks: Tasks) -> int:
 
     Nothing is shared, so the order of the walk does not matter and no clock is kept.
     """
-    duration, lag, following, following_peer, edge_ptr, edge, _, _ = graph
+    duration, lag, following, following_peer = graph.duration, graph.lag, graph.following, graph.following_peer
+    edge_ptr, edge = graph.edge_ptr, graph.edge
     start, ready = tasks.start, tasks.ready
     count_waits(graph, tasks.waiting, rendezvous)
     top = _first_ready(graph, tasks)

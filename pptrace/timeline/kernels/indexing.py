@@ -1,0 +1,114 @@
+"""Kernels that note where in the model a timeline's rows are.
+
+Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+:class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`,
+``kinds`` the :class:`~pptrace.model.kind_table.KindTable`. What a stage *makes* are its forwards' results (0),
+which the stages behind need, and its backwards' (1), which the stages before do.
+"""
+
+from typing import Any, NamedTuple
+
+from pptrace.model.kinds import Pass, Role
+
+__all__ = ["Index", "index_rows"]
+
+SENDS, RECEIVES = int(Role.SEND), int(Role.RECEIVE)
+FORWARD = int(Pass.FORWARD)
+SEVERAL = -2
+"""A receive that may be of several messages."""
+
+
+class Index(NamedTuple):
+    """Rows by where they are in the model, -1 for none."""
+
+    made: Any
+    """Shape (2 x stages x units,): forwards, then the backwards whose result other stages need."""
+    send: Any
+    """Shape (2 x edges x units,): the sender's row of each message, forward edges first."""
+    recv: Any
+    """The receiver's."""
+
+
+def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds, index):
+    """Note the row of each stage and unit's forward and gradient, and of each edge's messages.
+
+    A receive does not say from which stage it is. Where it may be from several, a second pass gives it
+    the message of its size that was sent first.
+    """
+    feeds, role = kinds.feeds, kinds.role
+    unsure = False
+    for lane in range(len(lane_ptr) - 1):
+        for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
+            k = cells.kind[row]
+            if feeds[k] >= 0:
+                base = (feeds[k] * graph.stages + cells.stage[row]) * graph.units
+                for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+                    index.made[base + u] = row
+            elif role[k] == SENDS or role[k] == RECEIVES:
+                found = _find_message(row, lane_rank[lane], lane_peer[lane], cells, graph, kinds, index)
+                unsure = unsure or found == SEVERAL
+                _index_message(row, found, cells, kinds, index)
+    if not unsure:
+        return
+    for lane in range(len(lane_ptr) - 1):
+        for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
+            if role[cells.kind[row]] == RECEIVES:
+                found = _first_sent(row, lane_rank[lane], lane_peer[lane], cells, start, size, graph, kinds, index)
+                _index_message(row, found, cells, kinds, index)
+
+
+def _index_message(row, found, cells, kinds, index):
+    """Note a message's row from a place on."""
+    if found < 0:
+        return
+    sends = kinds.role[cells.kind[row]] == SENDS
+    for at in range(found, found + cells.span[row]):
+        if sends:
+            index.send[at] = row
+        elif index.recv[at] < 0:
+            index.recv[at] = row
+
+
+def _find_message(row, rank, peer, cells, graph, kinds, index):
+    """Return the place of a send, or of a receive that can be of one message only; -1 for none."""
+    k, s, u = cells.kind[row], cells.stage[row], cells.unit[row]
+    sends = kinds.role[k] == SENDS
+    forward = kinds.direction[k] == FORWARD
+    down = sends == forward
+    ptr = graph.succ_ptr if down else graph.pred_ptr
+    found = -1
+    for e in range(ptr[s], ptr[s + 1]):
+        other = graph.stage_rank[graph.unit_route[u] * graph.stages + (graph.succ[e] if down else graph.pred[e])]
+        if other < 0 or other == rank or (peer >= 0 and other != peer):
+            continue
+        edge = graph.succ_edge[e] if down else graph.pred_edge[e]
+        at = ((0 if forward else graph.edges) + edge) * graph.units + u
+        if not sends:
+            if found >= 0:
+                return SEVERAL
+            found = at
+        elif found < 0 and index.send[at] < 0:
+            found = at
+    return found
+
+
+def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
+    """Return the place of a receive: of the messages of its size, the one that was sent first; -1 for none."""
+    s, u = cells.stage[row], cells.unit[row]
+    send = index.send
+    forward = kinds.direction[cells.kind[row]] == FORWARD
+    ptr = graph.pred_ptr if forward else graph.succ_ptr
+    found = -1
+    for e in range(ptr[s], ptr[s + 1]):
+        other = graph.stage_rank[
+            graph.unit_route[u] * graph.stages + (graph.pred[e] if forward else graph.succ[e])
+        ]
+        if other < 0 or other == rank or (peer >= 0 and other != peer):
+            continue
+        edge = graph.pred_edge[e] if forward else graph.edges + graph.succ_edge[e]
+        at = edge * graph.units + u
+        if index.recv[at] >= 0 or send[at] < 0 or size[send[at]] != size[row]:
+            continue
+        if found < 0 or start[send[at]] < start[send[found]]:
+            found = at
+    return found
