@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 REDUCE = {"name": "all-reduce", "time": "2 ns", "stream": "tensor-parallel"}
 FORWARD = [{"name": "attention", "time": "3 ns"}, REDUCE, {"name": "mlp", "time": "5 ns"}]
-BACKWARD = [
+BACKWARD: list[dict[str, Any]] = [
     {"name": "input", "time": "8 ns", "size": "7 B"},
     {**REDUCE, "result": True},
     {"name": "weight", "time": "4 ns", "needs": [0], "frees": "6 B"},
