@@ -19,10 +19,10 @@ import numpy as np
 from pairs import compare
 
 from pptrace.export.kineto import read, write
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.messages import messages
-from pptrace.timeline.timeline import Stream, Timeline
+from pptrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable

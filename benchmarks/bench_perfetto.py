@@ -19,7 +19,7 @@ from pairs import compare
 
 from pptrace.export.perfetto import read, write
 from pptrace.export.perfetto.extension import descriptor_set
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.timeline.messages import messages
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any
 import numba  # noqa: F401 - imported first, so that its own memory is not counted
 
 from pptrace.hooks.registry import Registry
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.request import ScheduleRequest
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat

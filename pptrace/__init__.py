@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pptrace.errors import PptraceError
     from pptrace.experiment.run import Run
     from pptrace.hooks.registry import Registry
-    from pptrace.model.action import Action, Kind
+    from pptrace.model.action import Action
+    from pptrace.model.kinds import Kind
     from pptrace.model.placement import Placement
     from pptrace.model.request import ScheduleRequest
     from pptrace.model.workload import Workload
@@ -49,7 +50,7 @@ __all__ = [
 
 _HOMES = {
     "Action": "model.action",
-    "Kind": "model.action",
+    "Kind": "model.kinds",
     "Metrics": "timeline.metrics",
     "Placement": "model.placement",
     "Policy": "sim.policy",

@@ -215,8 +215,7 @@ def diff(
     from pptrace.timeline.measurement import ImportRequest
 
     request = ImportRequest(layout=layout, replica=replica, rules=Path(rules) if rules is not None else None)
-    share = parse_share(tolerance, "tolerance")
-    return compare_steps(first, second, share, str(step), request, registry or Registry.load())
+    return compare_steps(first, second, tolerance, str(step), request, registry or Registry.load())
 
 
 def _basis(

@@ -51,12 +51,16 @@ if TYPE_CHECKING:
         BACKWARD,
         COMMUNICATION,
         COMPUTE,
+        COPIES,
+        PASSES,
         PER_STAGE,
         RECEIVES,
         SENDS,
         Kind,
         KindSet,
+        Pass,
         Stream,
+        message_kind,
     )
     from pptrace.model.layout import AXES, Layout
     from pptrace.model.placement import Placement, chain
@@ -98,7 +102,9 @@ __all__ = [
     "BACKWARD",
     "COMMUNICATION",
     "COMPUTE",
+    "COPIES",
     "NO_ROUTE",
+    "PASSES",
     "PER_STAGE",
     "RECEIVES",
     "SENDS",
@@ -140,6 +146,7 @@ __all__ = [
     "NetworkRequest",
     "Occupied",
     "OutputError",
+    "Pass",
     "Paths",
     "Place",
     "Placement",
@@ -173,6 +180,7 @@ __all__ = [
     "hookimpl",
     "infer_placement",
     "list_schedule",
+    "message_kind",
     "messages",
     "nearest",
     "parse_action",
@@ -202,7 +210,10 @@ _HOMES = {
     "model.action": "Action parse_action",
     "model.cells": "CellColumns",
     "model.columns": "Int32s Int64s Int8s",
-    "model.kinds": "BACKWARD COMMUNICATION COMPUTE PER_STAGE RECEIVES SENDS Kind KindSet Stream",
+    "model.kinds": (
+        "BACKWARD COMMUNICATION COMPUTE COPIES PASSES PER_STAGE RECEIVES SENDS Kind KindSet Pass Stream "
+        "message_kind"
+    ),
     "model.layout": "AXES Layout",
     "model.placement": "Placement chain",
     "model.request": "CostRequest ExecutorRequest GroupCollectives NetworkRequest ScheduleRequest",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from small_gpu_trace import AUTOGRAD, HOST, SmallGpuTrace
 
-from pptrace.model.action import COMMUNICATION, COMPUTE, Kind
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from pptrace.model.placement import Placement

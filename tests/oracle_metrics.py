@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from pptrace.model.action import COMPUTE, Kind
+from pptrace.model.kinds import COMPUTE, Kind, Stream
 from pptrace.timeline.metrics import IdleCause
-from pptrace.timeline.timeline import Slice, Stream, Timeline
 
 if TYPE_CHECKING:
     from pptrace.model.workload import Workload
+    from pptrace.timeline.timeline import Slice, Timeline
 
 __all__ = ["MetricsOracle"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from oracle_orders import SENDS, Cell, Item, Step, partner
 
-from pptrace.model.action import COMPUTE, Kind
+from pptrace.model.kinds import COMPUTE, Kind
 from pptrace.sim.policy import Policy, PolicyName, StreamPer
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from strategies import networks, policies, valid_schedules, workloads
 
 from pptrace.errors import DeadlockError
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind
 from pptrace.schedule.table import Schedule
 from pptrace.sim.policy import Policy
 from pptrace.sim.simulate import simulate

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
+from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal
 from pptrace.schedule.issue_order import Receive
@@ -98,8 +100,13 @@ def valid_schedules(
 
 
 @st.composite
-def workloads(draw: DrawFn, schedule: Schedule, *, max_ns: int = 50, min_ns: int = 1) -> Workload:
-    """Draw costs for a schedule, small integers so that ties and hand computation are likely."""
+def workloads(
+    draw: DrawFn, schedule: Schedule, *, max_ns: int = 50, min_ns: int = 1, segments: bool = False
+) -> Workload:
+    """Draw costs for a schedule, small integers so that ties and hand computation are likely.
+
+    With ``segments``, some kinds of actions consist of several.
+    """
     stages = schedule.stages
 
     def per_stage(low: int, high: int) -> list[int]:
@@ -108,7 +115,7 @@ def workloads(draw: DrawFn, schedule: Schedule, *, max_ns: int = 50, min_ns: int
         return draw(st.lists(st.integers(low, high), min_size=stages, max_size=stages))
 
     activation = per_stage(0, 100)
-    return Workload.uniform(
+    costs = Workload.uniform(
         stages,
         edges=schedule.placement.edges.shape[0],
         boundary_bytes=draw(st.sampled_from([0, 1, 1000])),
@@ -123,6 +130,22 @@ def workloads(draw: DrawFn, schedule: Schedule, *, max_ns: int = 50, min_ns: int
         offload_ns=np.array(per_stage(0, max_ns)),
         reload_ns=np.array(per_stage(0, max_ns)),
         recompute_ns=np.array(per_stage(0, max_ns)),
+    )
+    if not segments:
+        return costs
+    kinds = draw(st.sets(st.sampled_from([Kind.F, Kind.B, Kind.I, Kind.W])))
+    own = st.lists(_segments(), min_size=stages, max_size=stages)
+    return costs.segmented({kind: draw(own) for kind in sorted(kinds)})
+
+
+@st.composite
+def _segments(draw: DrawFn) -> tuple[Segment, ...]:
+    """Draw one action's segments: computation, and communication behind some of it."""
+    groups = st.sampled_from([stream for stream in Stream if stream.is_group])
+    streams = [Stream.COMPUTE, *draw(st.lists(st.just(Stream.COMPUTE) | groups, max_size=4))]
+    names = st.sampled_from(["attention", "all-reduce", "dispatch", "experts"])
+    return tuple(
+        Segment(name=draw(names), duration_ns=draw(st.integers(0, 20)), stream=stream) for stream in streams
     )
 
 

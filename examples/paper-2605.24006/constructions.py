@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement, chain
 from pptrace.schedule.list_scheduler import InFlight, list_schedule
 from pptrace_schedules.chimera import build

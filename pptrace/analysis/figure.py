@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["SIGMAS", "Figure", "Sides", "median_of", "varied"]
+__all__ = ["SIGMAS", "Figure", "Sides", "median_of", "with_deviations"]
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def median_of(times: NDArray[Any], absent: float = math.nan) -> Figure:
     return Figure(int(np.median(times)), spread=int(np.subtract(*np.percentile(times, [75, 25]))))
 
 
-def varied(value: T, *groups: Sequence[T], factors: Sequence[float] = (1.0, 1.0)) -> T:
+def with_deviations(value: T, *groups: Sequence[T], factors: Sequence[float] = (1.0, 1.0)) -> T:
     """Return a value whose figures, wherever in it, have the deviations that replicates of it say.
 
     Args:

@@ -35,11 +35,11 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the share of 1."""
-        from pptrace.analysis.share import share_of
+        from pptrace.config.quantity import parse_share
         from pptrace.errors import ConfigError
 
         try:
-            return share_of(value, "")
+            return parse_share(value, "")
         except ConfigError as error:
             self.fail(str(error), param, ctx)
 

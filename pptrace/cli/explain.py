@@ -68,13 +68,15 @@ def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str) -> Side
 
 def _explain(side: Side, step: str, *, as_json: bool) -> None:
     from pptrace.analysis.explanation.explanation import explain
-    from pptrace.analysis.figure import varied
+    from pptrace.analysis.figure import with_deviations
     from pptrace.present.explanation import explanation_document
 
     every = [explain(replace(side, chosen=at, pools=False)) for at in range(len(side.steps))]
     lengths = [round(one.step_ns.value) for one in every]
     documents = [
-        explanation_document(side.name, varied(one, every if len(every) > 1 else []), lengths, side.measurement)
+        explanation_document(
+            side.name, with_deviations(one, every if len(every) > 1 else []), lengths, side.measurement
+        )
         for one in (every if step == "all" else [every[side.chosen]])
     ]
     echo_documents(documents if step == "all" else documents[0], as_json=as_json)

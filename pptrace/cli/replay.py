@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli import complete
+from pptrace.cli.experiment_flags import one_output
 from pptrace.cli.measured_options import measured_options, read
 from pptrace.cli.printed import echo_documents
 
@@ -26,7 +27,10 @@ pptrace replay run/ -o replay.pftrace"""
     "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete.files()
 )
 @measured_options
-@click.option("-o", "--output", metavar="FILE", shell_complete=complete.files(), help="Write the (first) replay.")
+@click.option(
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=complete.files(),
+    help="Write the (first) replay.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(traces: tuple[Path, ...], request: ImportRequest, output: str | None, *, as_json: bool) -> None:
     """Replay the steps in TRACES: their order, durations, transfers and gaps, never when anything started."""

@@ -66,7 +66,7 @@ def _simulate(schedule: Schedule, p2p: str, receive: str) -> None:
 def _described(schedule: Schedule) -> str:
     from collections import Counter
 
-    from pptrace.model.action import Kind
+    from pptrace.model.kinds import Kind
 
     kinds = Counter(Kind(kind).name for kind in schedule.kind.tolist())
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())

@@ -182,8 +182,8 @@ def parse_share(value: object, key: str) -> float:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = -1.0
-    if not 0 <= share < float("inf"):
-        raise ConfigError(f"{text!r} is no share of 1: write such as 2% or 0.02", key=key)
+    if isinstance(value, bool) or not 0 <= share < float("inf"):
+        raise ConfigError(f"{text!r} is no share: write such as 2% or 0.02", key=key)
     return share
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import format_rate
+from pptrace.present.svg import document, element
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from pptrace.experiment.cluster_view import ClusterView
 
 __all__ = ["cluster_svg"]
@@ -41,17 +43,15 @@ def cluster_svg(view: ClusterView) -> str:
         body.append(_text(_MARGIN, below, line, _MARK))
     inside, outside = view.parts
     title = f"{view.name}: {cluster.nodes} x {cluster.gpus} GPUs, {inside}{f', {outside}' if outside else ''}"
-    font = f'font-family="Helvetica, Arial, sans-serif" font-size="12" fill="{_INK}"'
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{below + _MARGIN}" {font}>',
-        '<rect width="100%" height="100%" fill="#ffffff"/>',
-        f'<text x="{_MARGIN}" y="{_MARGIN + 6}" font-size="15" font-weight="bold">{escape(title)}</text>',
+    return document(
+        _WIDTH, below + _MARGIN, _INK,
+        element("text", title, x=_MARGIN, y=_MARGIN + 6, font_size=15, font_weight="bold"),
         _text(_MARGIN, _MARGIN + _LINE + 6, "links, and how full the fullest is under the pipeline's own traffic"),
-        *body, "</svg>", "",
-    ])  # fmt: skip
+        *body,
+    )  # fmt: skip
 
 
-def _links(view: ClusterView, y: int) -> tuple[list[str], int]:
+def _links(view: ClusterView, y: int) -> tuple[list[Markup], int]:
     """Return a line with a bar for each group of links, and where they end."""
     body = []
     for group in view.groups:
@@ -59,23 +59,22 @@ def _links(view: ClusterView, y: int) -> tuple[list[str], int]:
         rates = " to ".join(format_rate(rate * 1000) for rate in sorted({group.rate_kbps[0], group.rate_kbps[-1]}))
         body += [
             _text(_MARGIN, y + 13, f"{len(group.links)} x {group.pattern}, {rates}"),
-            f'<rect x="480" y="{y + 2}" width="400" height="12" fill="#f1f3f5"/>',
-            f'<rect x="480" y="{y + 2}" width="{round(400 * min(load, 1))}" height="12" fill="{_heat(load)}"/>',
+            element("rect", x=480, y=y + 2, width=400, height=12, fill="#f1f3f5"),
+            element("rect", x=480, y=y + 2, width=round(400 * min(load, 1)), height=12, fill=_heat(load)),
             _text(890, y + 13, f"{load:.0%}"),
         ]
         y += _LINE
     return body, y + _LINE
 
 
-def _node(view: ClusterView, node: int, x: int, y: int, width: int, height: int) -> list[str]:
+def _node(view: ClusterView, node: int, x: int, y: int, width: int, height: int) -> list[Markup]:
     cluster, layout = view.job.cluster, view.job.layout
     inner = len(cluster.node.links)
     load = max(view.load[node * inner : (node + 1) * inner], default=0.0)
-    stroke = _heat(load) if load else "#adb5bd"
-    box = f'x="{x}" y="{y}" width="{width}" height="{height}" rx="5"'
-    told = f"<title>node {node}: links inside {load:.0%} full</title>"
+    title = element("title", f"node {node}: links inside {load:.0%} full")
+    frame = {"rx": "5", "fill": "#ffffff", "stroke": _heat(load) if load else "#adb5bd", "stroke_width": "2"}
     body = [
-        f'<rect {box} fill="#ffffff" stroke="{stroke}" stroke-width="2">{told}</rect>',
+        element("rect", title, x=x, y=y, width=width, height=height, **frame),
         _text(x + 2 * _GAP, y + 15, f"node {node}"),
     ]
     ends = () if view.between is None else (view.between.source, view.between.target)
@@ -84,14 +83,12 @@ def _node(view: ClusterView, node: int, x: int, y: int, width: int, height: int)
         gpu = node * cluster.gpus + at
         left, top = x + 2 * _GAP + at % across * (_GPU + _GAP), y + _LINE + at // across * (_GPU + _GAP)
         place = layout.place(gpu) if gpu < layout.gpus else None
-        told = ", ".join(f"{axis} {value}" for axis, value in place.items()) if place else "spare"
-        frame = f' stroke="{_MARK}" stroke-width="3"' if gpu in ends else ""
-        body.append(
-            f'<rect x="{left}" y="{top}" width="{_GPU}" height="{_GPU}" rx="3" '
-            f'fill="{_hue(place["pp"]) if place else _SPARE}"{frame}><title>GPU {gpu}: {told}</title></rect>'
-        )
-        label = str(place["pp"]) if place else ""
-        body.append(f'<text x="{left + _GPU // 2}" y="{top + 17}" text-anchor="middle">{label}</text>')
+        axes = ", ".join(f"{axis} {value}" for axis, value in place.items()) if place else "spare"
+        marked = {"stroke": _MARK, "stroke_width": "3"} if gpu in ends else {}
+        fill, label = (_hue(place["pp"]), str(place["pp"])) if place else (_SPARE, "")
+        title = element("title", f"GPU {gpu}: {axes}")
+        body.append(element("rect", title, x=left, y=top, width=_GPU, height=_GPU, rx=3, fill=fill, **marked))
+        body.append(element("text", label, x=left + _GPU // 2, y=top + 17, text_anchor="middle"))
     return body
 
 
@@ -110,8 +107,8 @@ def _legend(view: ClusterView) -> list[str]:
     return lines
 
 
-def _text(x: int, y: int, text: str, fill: str = _INK) -> str:
-    return f'<text x="{x}" y="{y}" fill="{fill}">{escape(text)}</text>'
+def _text(x: int, y: int, text: str, fill: str = _INK) -> Markup:
+    return element("text", text, x=x, y=y, fill=fill)
 
 
 def _hue(rank: int) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pptrace.timeline.actions import actions_in_parts
 from pptrace.timeline.link_use import busiest_links, delays
 from pptrace.timeline.metrics import IdleCause
 
 if TYPE_CHECKING:
     from pptrace.experiment.run import Run
+    from pptrace.timeline.metrics import Metrics
+    from pptrace.timeline.timeline import Timeline
 
-__all__ = ["document", "rank_rows"]
+__all__ = ["document", "member_rows", "rank_rows"]
 
 _MOST = 64
 """Links, and pairs that a link held up, that are listed."""
@@ -31,6 +34,7 @@ def document(run: Run) -> dict[str, Any]:
         "idle_ns": int(metrics.idle_ns.sum()),
         "idle_by_cause_ns": metrics.idle_by_cause_ns,
         "exposed_communication_ns": int(metrics.exposed_ns.sum()),
+        "communication": _communication(metrics),
         "reduction_ns": int(metrics.reduction_ns.max(initial=0)),
         "peak_memory_bytes": int(metrics.memory.peak_bytes.max(initial=0)),
         "device_memory_bytes": metrics.memory.capacity_bytes or None,
@@ -81,6 +85,39 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
         }
         rows.append(row)
     return rows
+
+
+def member_rows(timeline: Timeline) -> list[dict[str, Any]]:
+    """Return each action in segments with its own start, end, and what of it computed, was hidden, was exposed."""
+    actions = actions_in_parts(timeline)
+    names = ("rank", "start_ns", "end_ns", "busy_ns", "hidden_ns", "exposed_ns")
+    columns = [getattr(actions, name).tolist() for name in names]
+    return [
+        {
+            "action": str(actions.action(row)),
+            "pair": int(actions.braid[row]),
+            **dict(zip(names, values, strict=True)),
+        }
+        for row, values in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def _communication(metrics: Metrics) -> dict[str, dict[str, float]]:
+    """Return, by group, how long its ranks communicated in sum and how much of it computation hid.
+
+    Where no action is in segments, what is inside actions is one entry, of which nothing is hidden.
+    """
+    found: dict[str, dict[str, float]] = {
+        group.name: {
+            "total_ns": int(group.total_ns.sum()),
+            "hidden_ns": int(group.hidden_ns.sum()),
+            "hidden": group.hidden,
+        }
+        for group in metrics.groups
+    }
+    if not any(group.stream.is_group for group in metrics.groups) and metrics.collective_ns.any():
+        found["inside-actions"] = {"total_ns": int(metrics.collective_ns.sum()), "hidden_ns": 0, "hidden": 0.0}
+    return found
 
 
 def _links(run: Run) -> list[dict[str, Any]] | None:

@@ -10,6 +10,7 @@ from pptrace.errors import ScheduleError
 from pptrace.experiment.placed import located, placed
 from pptrace.experiment.prepare import Prepared, prepare
 from pptrace.sim.simulate import simulate_traffic
+from pptrace.timeline.actions import communication
 from pptrace.timeline.metrics import Metrics, measure
 
 if TYPE_CHECKING:
@@ -82,15 +83,29 @@ class Run:
         return save(timeline, names, exporters, {"color": color})
 
     def traced(self) -> Timeline:
-        """Return the timeline as traces hold it: with counters, routes and provenance."""
+        """Return the timeline as traces hold it: with counters, routes and provenance.
+
+        Where actions consist of segments, the provenance says how much of each group's communication was hidden.
+        """
         routes = self.traffic.routes() if self.traffic is not None else None
-        return replace(self.timeline, counters=self._counters(), routes=routes, provenance=self.provenance)
+        hidden = {} if self.timeline.parts is None else {"communication": communication(self.metrics.groups)}
+        provenance = {**self.provenance, **hidden}
+        return replace(self.timeline, counters=self._counters(), routes=routes, provenance=provenance)
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per rank, times in nanoseconds and sizes in bytes; takes well to pandas."""
         from pptrace.experiment.report import rank_rows
 
         return rank_rows(self)
+
+    def members(self) -> list[dict[str, Any]]:
+        """Return one row per action in segments, members of overlapped pairs among them; times in nanoseconds.
+
+        Empty where the table has no overlapped pair, or its costs no segments.
+        """
+        from pptrace.experiment.report import member_rows
+
+        return member_rows(self.timeline)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything measured as plain JSON values."""

@@ -43,8 +43,8 @@ def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
     width = shutil.get_terminal_size((WIDTH, LINES)).columns
     head = [*_headline(run), *_notes(run), _figures(run)]
     parts = [
-        head, [""], _where_time_goes(run, width), _reduction(run), _busiest(run), [""], _ranks(run), _warning(run),
-        _last(run, written, width),
+        head, [""], _where_time_goes(run, width), _communication(run), _busiest(run), [""], _ranks(run),
+        _warning(run), _last(run, written, width),
     ]  # fmt: skip
     parts = [[part for line in lines for part in _folded(line, width)] for lines in parts]
     for dropped in ([], [1, 5], [1, 3, 5], [1, 3, 4, 5]):
@@ -152,6 +152,13 @@ def _path(run: Run, width: int) -> str:
         if time * 2000 >= step and len(line + part + most) <= width:
             line += part
     return line + most
+
+
+def _communication(run: Run) -> list[str]:
+    """Return what the groups inside actions hide, and what the reduction of gradients exposes."""
+    groups = [group for group in run.metrics.groups if group.stream.is_group]
+    hidden = ", ".join(f"{group.name} {group.hidden:.1%}" for group in groups)
+    return [*([f"hidden         {hidden}"] if hidden else []), *_reduction(run)]
 
 
 def _reduction(run: Run) -> list[str]:

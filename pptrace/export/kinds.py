@@ -1,6 +1,6 @@
-"""What traces tell of kinds of actions: the one place in this area that asks what a kind is.
+"""What traces tell of kinds of actions: their table, in the words of this area.
 
-A kind that is new has a name, a category, a colour and a kernel here as soon as the model knows it.
+A kind that is new has a name, a category, a colour and a kernel here as soon as the table has a row for it.
 """
 
 from __future__ import annotations
@@ -9,53 +9,50 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import COMMUNICATION, COMPUTE, PER_STAGE, Kind
+from pptrace.model.kinds import COMMUNICATION, KINDS, Kind, Pass, Role
+from pptrace.model.kinds import RECEIVES as RECEIVING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-__all__ = ["CARRIES", "CATEGORY", "COLORS", "NAMES", "NUMBERED", "RECEIVES", "TOWARDS_NEXT"]
+    from pptrace.model.kinds import Traits
 
-_NO_COLOR = "grey"
-_COLORS = {
-    "F": "thread_state_runnable", "B": "thread_state_running", "I": "rail_animation", "W": "rail_idle",
-    "SEND_F": "thread_state_iowait", "RECV_F": "thread_state_iowait", "SEND_B": "rail_response",
-    "RECV_B": "rail_response", "UNSHARD": "olive", "REDUCE_GRAD": "startup", "RECOMPUTE": "rail_load",
-    "OPTIMIZER": "generic_work",
+__all__ = ["CARRIES", "CATEGORY", "COLLECTIVE", "COLORS", "NAMES", "NUMBERED", "RECEIVES", "TOWARDS_NEXT"]
+
+COLLECTIVE = "collective"
+"""The category of communication within a group of replicas, whole actions and segments of them."""
+
+_CATEGORIES = {
+    Role.COMPUTE: "compute", Role.SEND: "communication", Role.RECEIVE: "communication", Role.COPY: "copy",
+    Role.COLLECTIVE: COLLECTIVE,
 }  # fmt: skip
 
 
-def _which(holds: Callable[[Kind], bool]) -> NDArray[np.bool_]:
-    return np.array([holds(kind) for kind in Kind])
+def _which(holds: Callable[[Traits], bool]) -> NDArray[np.bool_]:
+    return np.array([holds(traits) for traits in KINDS.values()])
 
 
-def _category(kind: Kind) -> str:
-    if kind in COMPUTE:
-        return "compute"
-    if kind in COMMUNICATION:
-        return "communication"
-    return "collective" if kind in PER_STAGE else "copy"
-
-
-NAMES = tuple(kind.name for kind in Kind)
+NAMES = tuple(kind.name for kind in KINDS)
 """What each kind is called; this and what follows is in the order of their numbers."""
 
-CATEGORY = tuple(map(_category, Kind))
+CATEGORY = tuple(_CATEGORIES[traits.role] for traits in KINDS.values())
 """``compute``, ``communication``, ``collective`` or ``copy``."""
 
-COLORS = tuple(_COLORS.get(name, _NO_COLOR) for name in NAMES)
+COLORS = tuple(traits.trace_colour for traits in KINDS.values())
 """A reserved colour name of chrome://tracing (``cname``)."""
 
-NUMBERED = _which(lambda kind: kind in COMPUTE and kind not in PER_STAGE)
+NUMBERED = _which(lambda traits: traits.role is Role.COMPUTE and not traits.per_stage)
 """Whether it computes on a microbatch, whose number then is part of its name."""
 
-CARRIES = _which(lambda kind: kind in COMMUNICATION)
+_EVERY = np.arange(len(Kind))
+
+CARRIES = COMMUNICATION.mask(_EVERY)
 """Whether it is a message between ranks, on either side."""
 
-RECEIVES = _which(lambda kind: kind in COMMUNICATION and kind.name.startswith("RECV"))
+RECEIVES = RECEIVING.mask(_EVERY)
 """Whether it is the receiver's side of a message."""
 
-TOWARDS_NEXT = CARRIES & (_which(lambda kind: kind.name.endswith("F")) != RECEIVES)
+TOWARDS_NEXT = CARRIES & (_which(lambda traits: traits.direction is Pass.FORWARD) != RECEIVES)
 """Whether the rank at a message's other end holds the next stage, not the one before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pptrace.timeline.timeline import Stream
+    from pptrace.model.kinds import Stream
 
 __all__ = ["stream_title"]
 
@@ -15,7 +15,7 @@ _SPELT_OUT = {"COMM": "communication", "RECV": "receive"}
 def stream_title(stream: Stream) -> str:
     """Return a stream's name in words.
 
-    >>> from pptrace.timeline.timeline import Stream
+    >>> from pptrace.model.kinds import Stream
     >>> stream_title(Stream.COMM), stream_title(Stream.DATA_PARALLEL)
     ('communication', 'data parallel')
     """

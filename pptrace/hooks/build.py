@@ -30,7 +30,7 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
 
     Raises:
         ConstraintError: the schedule cannot take these sizes.
-        PluginError: it raised, or what it returned is no table of this many ranks and units.
+        PluginError: it raised, or what it returned is no table of this many ranks and microbatches.
     """
     from pptrace.schedule.table import Schedule
 

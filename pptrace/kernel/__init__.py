@@ -71,7 +71,7 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
 def _each(function: Callable[..., Any], value: Argument, *others: Any) -> Any:
     """Apply a function to an array or to each of a record; leave integers alone."""
     if isinstance(value, tuple):
-        return value._make(_each(function, *columns) for columns in zip(value, *others, strict=True))  # type: ignore[attr-defined]
+        return value._make(_each(function, *columns) for columns in zip(value, *others, strict=True))  # type: ignore[attr-defined] # a named tuple
     return function(value, *others) if isinstance(value, np.ndarray) else value
 
 

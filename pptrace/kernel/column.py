@@ -27,12 +27,12 @@ class Column(types.Type):  # type: ignore[misc]  # numba has no types
 
 
 @register_model(Column)
-class _Model(models.StructModel):  # type: ignore[misc]
+class _Model(models.StructModel):  # type: ignore[misc] # numba has no types
     def __init__(self, manager: Any, column: Column) -> None:
         super().__init__(manager, column, [("data", types.CPointer(column.dtype)), ("size", types.intp)])
 
 
-@type_callable(operator.getitem)  # type: ignore[untyped-decorator]
+@type_callable(operator.getitem)
 def _type_of_getting(_context: Any) -> Callable[..., Any]:
     def typer(column: Any, index: Any) -> Any:
         return column.dtype if isinstance(column, Column) and isinstance(index, types.Integer) else None
@@ -40,7 +40,7 @@ def _type_of_getting(_context: Any) -> Callable[..., Any]:
     return typer
 
 
-@type_callable(operator.setitem)  # type: ignore[untyped-decorator]
+@type_callable(operator.setitem)
 def _type_of_setting(_context: Any) -> Callable[..., Any]:
     def typer(column: Any, index: Any, value: Any) -> Any:
         integers = isinstance(index, types.Integer) and isinstance(value, types.Integer)
@@ -49,7 +49,7 @@ def _type_of_setting(_context: Any) -> Callable[..., Any]:
     return typer
 
 
-@type_callable(len)  # type: ignore[untyped-decorator]
+@type_callable(len)
 def _type_of_length(_context: Any) -> Callable[..., Any]:
     def typer(column: Any) -> Any:
         return types.intp if isinstance(column, Column) else None
@@ -57,19 +57,19 @@ def _type_of_length(_context: Any) -> Callable[..., Any]:
     return typer
 
 
-@lower_builtin(operator.getitem, Column, types.Integer)  # type: ignore[untyped-decorator]
+@lower_builtin(operator.getitem, Column, types.Integer)
 def _get(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
     return builder.load(_place(context, builder, signature, values))
 
 
-@lower_builtin(operator.setitem, Column, types.Integer, types.Integer)  # type: ignore[untyped-decorator]
+@lower_builtin(operator.setitem, Column, types.Integer, types.Integer)
 def _set(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
     value = context.cast(builder, values[2], signature.args[2], signature.args[0].dtype)
     builder.store(value, _place(context, builder, signature, values))
     return context.get_dummy_value()
 
 
-@lower_builtin(len, Column)  # type: ignore[untyped-decorator]
+@lower_builtin(len, Column)
 def _length(_context: Any, builder: Any, _signature: Any, values: Sequence[Any]) -> Any:
     return builder.extract_value(values[0], 1)
 
@@ -83,7 +83,7 @@ def unpacker(arguments: Sequence[Any]) -> Any:
     """Return what makes a kernel's arguments of words: two for a column, one for an integer."""
     whole = types.Tuple(tuple(arguments))
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def unpacked(_context: Any, words: Any) -> tuple[Any, Callable[..., Any]]:
         def built(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
             data = context.make_array(signature.args[0])(context, builder, values[0]).data

@@ -79,7 +79,9 @@ def _part(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a compiled twin of a kernel or a function that it calls, which calls compiled twins in turn."""
     called = {name: _part(value) for name, value in _named(function).items() if isinstance(value, FunctionType)}
     twin = FunctionType(function.__code__, {**function.__globals__, **called}, function.__name__)
-    part: Callable[..., Any] = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_SETTINGS)(twin)
+    part: Callable[..., Any] = numba.njit(
+        forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_SETTINGS
+    )(twin)
     return part
 
 

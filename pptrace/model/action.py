@@ -1,8 +1,8 @@
-"""An action is one cell of a schedule table: a kind, a stage and the unit that it works on.
+"""An action is one cell of a schedule table: a kind, a stage and the microbatch that it works on.
 
 The text grammar is PyTorch's (``torch.distributed.pipelining.schedules._Action``) as a superset::
 
-    action := stage kind [unit ["+" span]]      0F3   2B7   1SEND_F0   2F6+2   1UNSHARD
+    action := stage kind [microbatch ["+" span]]      0F3   2B7   1SEND_F0   2F6+2   1UNSHARD
             | "(" action {";" action} ")OVERLAP_F_B"           (0F3;7B1)OVERLAP_F_B
 
 ``SEND_F`` names the sender's stage and ``RECV_F`` the receiver's; likewise ``SEND_B`` and ``RECV_B``.
@@ -14,9 +14,9 @@ import re
 from dataclasses import dataclass
 
 from pptrace.errors import TableError
-from pptrace.model.kinds import COMMUNICATION, COMPUTE, PER_STAGE, Kind
+from pptrace.model.kinds import PER_STAGE, Kind
 
-__all__ = ["COMMUNICATION", "COMPUTE", "PER_STAGE", "Action", "Kind", "parse_action"]
+__all__ = ["Action", "overlapped", "parse_action"]
 
 
 _KINDS = sorted((kind.name for kind in Kind), key=len, reverse=True)
@@ -34,15 +34,15 @@ class Action:
     """
 
     kind: Kind
-    """What it does; for a braid, its first sub-action's kind."""
+    """What it does; for an overlapped pair, its first sub-action's kind."""
     stage: int
     """Global stage index, from 0."""
     unit: int = -1
-    """First unit, from 0; -1 for an action that belongs to no unit."""
+    """First microbatch, from 0; -1 for an action that belongs to no microbatch."""
     span: int = 1
-    """Number of units."""
+    """Number of microbatches."""
     sub_actions: tuple[Action, ...] = ()
-    """A braid's members, empty for any other action."""
+    """An overlapped pair's members, empty for any other action."""
 
     def __str__(self) -> str:
         if self.sub_actions:
@@ -68,7 +68,7 @@ def parse_action(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:
         raise TableError(
-            f"not an action; expected stage, kind and unit such as 0F3, 2B7, 1SEND_F0, 2F6+2, "
+            f"not an action; expected stage, kind and microbatch such as 0F3, 2B7, 1SEND_F0, 2F6+2, "
             f"1UNSHARD or (0F3;7B1)OVERLAP_F_B, with a kind of {', '.join(k.name for k in Kind)}",
             cell=text,
         )
@@ -88,10 +88,19 @@ def parse_action(text: str) -> Action:
 def _parse_braid(text: str) -> Action:
     match = _BRAID.fullmatch(text)
     if match is None or match[2] != "OVERLAP_F_B":
-        raise TableError("a braid is written (0F3;7B1)OVERLAP_F_B, and braids do not nest", cell=text)
+        raise TableError("an overlapped pair is written (0F3;7B1)OVERLAP_F_B, and pairs do not nest", cell=text)
     members = tuple(parse_action(part) for part in match[1].split(";") if part.strip())
     if not members:
-        raise TableError("a braid needs at least one action", cell=text)
+        raise TableError("an overlapped pair needs at least one action", cell=text)
+    return overlapped(members)
+
+
+def overlapped(members: tuple[Action, ...]) -> Action:
+    """Return an overlapped pair of these members.
+
+    >>> str(overlapped((parse_action("0F3"), parse_action("7B1"))))
+    '(0F3;7B1)OVERLAP_F_B'
+    """
     first = members[0]
     return Action(kind=first.kind, stage=first.stage, unit=first.unit, span=first.span, sub_actions=members)
 

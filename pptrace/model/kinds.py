@@ -8,90 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from pptrace.model.roles import Pass, Result, Role, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from pptrace.model.columns import Int8s
 
 __all__ = [
-    "BACKWARD", "COMMUNICATION", "COMPUTE", "COPIES", "GRADIENTS", "KINDS", "ORDER", "PER_STAGE", "RECEIVES",
-    "SENDS", "STAGE_ENDS", "Kind", "KindSet", "KindTable", "Pass", "Result", "Role", "Stream", "Traits",
-    "kind_table",
+    "BACKWARD", "COMMUNICATION", "COMPUTE", "COPIES", "GRADIENTS", "KINDS", "ORDER", "PASSES", "PER_STAGE",
+    "RECEIVES", "SENDS", "STAGE_ENDS", "TOWARDS_NEXT", "WEIGHT_GRADIENTS", "Kind", "KindSet",
+    "Pass", "Result", "Role", "Stream", "Traits", "message_kind",
 ]  # fmt: skip
-
-
-class Stream(IntEnum):
-    """What a lane is: an in-order queue of a rank."""
-
-    COMPUTE = 0
-    """Kernels of the model."""
-    COMM = 1
-    """The rank's communication with any peer, or with ``lane_peer``."""
-    SEND = 2
-    """Messages to one peer."""
-    RECV = 3
-    """Messages from one peer."""
-    COPY_OUT = 4
-    """Offloads to host memory."""
-    COPY_IN = 5
-    """Reloads from host memory."""
-    DATA_PARALLEL = 6
-    """Collectives over the rank's data-parallel replicas."""
-    TENSOR_PARALLEL = 7
-    """Collectives of the rank's tensor-parallel group, where actions consist of segments."""
-    EXPERT_PARALLEL = 8
-    """Those of its expert-parallel group: dispatch and combine."""
-    CONTEXT_PARALLEL = 9
-    """Those of its context-parallel group."""
-
-    @property
-    def is_group(self) -> bool:
-        """Whether it is one of the rank's own groups', whose communication is inside actions."""
-        return self >= Stream.TENSOR_PARALLEL
-
-
-class Role(IntEnum):
-    """What an action does for its rank."""
-
-    COMPUTE = 0
-    """It keeps the compute stream busy."""
-    SEND = 1
-    """It is the sender's side of a message between ranks."""
-    RECEIVE = 2
-    """It is the receiver's side."""
-    COPY = 3
-    """It moves data between the device and its host."""
-    COLLECTIVE = 4
-    """It communicates, or ends communication, with the stage's data-parallel replicas."""
-
-
-class Pass(IntEnum):
-    """Which way through the model an action belongs to."""
-
-    NEITHER = 0
-    FORWARD = 1
-    BACKWARD = 2
-
-
-class Result(IntEnum):
-    """What an action of a microbatch leaves, at most once per stage and microbatch; all below MADE are named."""
-
-    ACTIVATION = 0
-    GRADIENT = 1
-    WEIGHT_GRADIENT = 2
-    SENT_ACTIVATION = 3
-    RECEIVED_ACTIVATION = 4
-    SENT_GRADIENT = 5
-    RECEIVED_GRADIENT = 6
-    OFFLOADED = 7
-    RELOADED = 8
-    RECOMPUTED = 9
 
 
 class Kind(IntEnum):
@@ -134,6 +67,11 @@ class Kind(IntEnum):
     def traits(self) -> Traits:
         """Its row of the table."""
         return KINDS[self]
+
+    @property
+    def word(self) -> str:
+        """What a legend calls it beside its name, such as ``input gradient``."""
+        return self.traits.meaning.removeprefix(f"{self.name} ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,65 +240,33 @@ PER_STAGE = _kinds(lambda kind: kind.per_stage)
 BACKWARD = _kinds(lambda kind: kind.role is Role.COMPUTE and kind.direction is Pass.BACKWARD)
 """Backwards, whole or a part."""
 
+PASSES = _kinds(lambda kind: kind.role is Role.COMPUTE and kind.direction is not Pass.NEITHER)
+"""Forwards and backwards."""
+
 GRADIENTS = _kinds(lambda kind: Result.GRADIENT in kind.results)
 """Backwards whose result the stage before needs."""
+
+WEIGHT_GRADIENTS = _kinds(lambda kind: Result.WEIGHT_GRADIENT in kind.results)
+"""Backwards after which nothing of a microbatch is left on its stage."""
+
+TOWARDS_NEXT = KindSet(
+    kind for kind in COMMUNICATION if (kind in SENDS) == (kind.traits.direction is Pass.FORWARD)
+)
+"""Ends of messages whose other end is on the next stage, not on the one before."""
 
 STAGE_ENDS = _kinds(lambda kind: kind.ends_stage)
 """What follows a stage's last backward, in the order of their numbers."""
 
 
-class KindTable(NamedTuple):
-    """The table as kernels read it: columns of one value per kind, in the order of their numbers."""
+def message_kind(*, sends: bool, forward: bool) -> Kind:
+    """Return the kind of one end of a message.
 
-    role: Int8s
-    """:class:`Role`."""
-    stream: Int8s
-    """:class:`Stream`."""
-    direction: Int8s
-    """:class:`Pass`."""
-    result: Int8s
-    """The result that it leaves, -1 for a kind that belongs to a stage alone."""
-    second_result: Int8s
-    """Another one, -1 for none."""
-    feeds: Int8s
-    """0 where other stages' forwards need its result, 1 where their backwards do, else -1."""
-    wait_ptr: Int8s
-    """Shape (kinds + 1,): the kinds that it waits for are ``wait[wait_ptr[k]:wait_ptr[k + 1]]``."""
-    wait: Int8s
-    """Those kinds."""
-    awaited: Int8s
-    """Whether any kind waits for it."""
-    activation: Int8s
-    """:attr:`Traits.activation`."""
-    weight_activation: Int8s
-    """:attr:`Traits.weight_activation`."""
+    >>> message_kind(sends=True, forward=False).name
+    'SEND_B'
+    """
+    way = Pass.FORWARD if forward else Pass.BACKWARD
+    return next(kind for kind in sorted(SENDS if sends else RECEIVES) if kind.traits.direction is way)
 
-
-def kind_table() -> KindTable:
-    """Return the table in columns; a kind of a microbatch without a named result has one of its own."""
-    rows = list(KINDS.values())
-    own = iter(range(len(Result), len(Result) + len(rows)))
-    result = [-1 if row.per_stage else int(row.results[0]) if row.results else next(own) for row in rows]
-    second = [int(row.results[1]) if len(row.results) > 1 else -1 for row in rows]
-    computes = [row.role is Role.COMPUTE for row in rows]
-    fed = {Result.ACTIVATION: 0, Result.GRADIENT: 1}
-    feeds = [
-        fed.get(row.results[0], -1) if does and row.results else -1
-        for does, row in zip(computes, rows, strict=True)
-    ]
-    wait = [[int(Kind[name]) for name in row.waits_for] for row in rows]
-    awaited = {kind for kinds in wait for kind in kinds}
-    columns = (
-        [row.role for row in rows], [row.stream for row in rows], [row.direction for row in rows], result, second,
-        feeds, np.cumsum([0, *map(len, wait)]), [kind for kinds in wait for kind in kinds],
-        [kind in awaited for kind in range(len(rows))], [row.activation for row in rows],
-        [row.weight_activation for row in rows],
-    )  # fmt: skip
-    return KindTable(*(np.array(column, dtype=np.int8) for column in columns))
-
-
-TABLE = kind_table()
-"""The table, made once."""
 
 if list(KINDS) != list(Kind):
     msg = "the table of kinds has one row per kind, in the order of their numbers"

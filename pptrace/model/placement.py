@@ -1,4 +1,4 @@
-"""A placement says on which rank each stage of each unit's route is."""
+"""A placement says on which rank each stage of each microbatch's route is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Placement", "chain"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placement:
-    """Routes of stages over ranks, and the route that each unit takes.
+    """Routes of stages over ranks, and the route that each microbatch takes.
 
     >>> Placement.looped(ranks=2, units=4, chunks=2).stage_rank.tolist()
     [[0, 1, 0, 1]]
@@ -27,7 +27,7 @@ class Placement:
     stage_rank: Int32s
     """Shape (routes, stages): the rank that holds a stage on a route, -1 where the route skips it."""
     unit_route: Int32s
-    """Shape (units,): each unit's route."""
+    """Shape (microbatches,): each microbatch's route."""
     edges: Int32s
     """Shape (edges, 2): the stages' graph as (from, to), forward; by default the chain of all stages."""
 
@@ -39,7 +39,7 @@ class Placement:
 
     @classmethod
     def of_stages(cls, stage_rank: object, units: int, ranks: int = 0) -> Self:
-        """Place all units on one route, or each unit on its own row of ``stage_rank``'s routes in turn."""
+        """Place all microbatches on one route, or each on its own row of ``stage_rank``'s routes in turn."""
         table = np.atleast_2d(np.asarray(stage_rank, dtype=np.int32))
         routes, stages = table.shape
         return cls(
@@ -68,7 +68,7 @@ class Placement:
 
     @property
     def units(self) -> int:
-        """Number of units in the batch."""
+        """Number of microbatches in the batch."""
         return int(self.unit_route.size)
 
     @property
@@ -82,7 +82,7 @@ class Placement:
         return bool(np.array_equal(self.edges, chain(self.stages)))
 
     def rank_of(self, stage: int, unit: int) -> int:
-        """Return the rank that holds ``stage`` for ``unit``; a unit of -1 reads the first route."""
+        """Return the rank that holds ``stage`` for ``unit``; a microbatch of -1 reads the first route."""
         route = int(self.unit_route[unit]) if 0 <= unit < self.units else 0
         return int(self.stage_rank[route, stage])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pptrace.model.kinds import Stream
+from pptrace.model.roles import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Segment:
     size_bytes: int = 0
     """Bytes that it moves; 0 where unknown."""
     link: str = ""
-    """The network's link that the bytes go over and share; then they say what it takes, not ``duration_ns``."""
+    """The network's link that the bytes go over and share; then those say what it takes, not ``duration_ns``."""
     activation_bytes: int | None = None
     """Bytes that it takes at its start or, below zero, frees at its end. Where no segment of an action says
     it, the first takes and the last frees what the action does."""

@@ -1,4 +1,4 @@
-"""A workload is what one training step costs: nanoseconds and bytes per stage and unit."""
+"""A workload is what one training step costs: nanoseconds and bytes per stage and microbatch."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class Workload:
     """
 
     f_ns: Int64s
-    """Forward of one unit, its collectives included."""
+    """Forward of one microbatch, its collectives included."""
     b_ns: Int64s
-    """Full backward of one unit, its collectives included."""
+    """Full backward of one microbatch, its collectives included."""
     i_ns: Int64s
-    """Backward of one unit for the input gradient, its collectives included."""
+    """Backward of one microbatch for the input gradient, its collectives included."""
     w_ns: Int64s
-    """Backward of one unit for the weight gradient, its collectives included."""
+    """Backward of one microbatch for the weight gradient, its collectives included."""
     f_collective_ns: Int64s
     """The part of ``f_ns`` in which the rank's own group (tensor, context, expert parallel) communicates."""
     b_collective_ns: Int64s
@@ -88,9 +88,9 @@ class Workload:
     w_collective_ns: Int64s
     """The same part of ``w_ns``."""
     boundary_bytes: Int64s
-    """Shape (edges,): bytes of one unit over each edge of the stages' graph; gradients weigh the same."""
+    """Shape (edges,): bytes of one microbatch over each edge of the stages' graph; gradients weigh the same."""
     activation_bytes: Int64s
-    """Bytes that one unit's forward leaves until its backward."""
+    """Bytes that one microbatch's forward leaves until its backward."""
     weight_activation_bytes: Int64s
     """The part of ``activation_bytes`` that an input-gradient backward keeps for the weight gradient."""
     weights_bytes: Int64s
@@ -104,11 +104,11 @@ class Workload:
     optimizer_ns: Int64s
     """Optimizer update of the stage."""
     offload_ns: Int64s = field(default_factory=_none)
-    """Copy of one unit's activations to host memory; zero unless given, as the three below."""
+    """Copy of one microbatch's activations to host memory; zero unless given, as the three below."""
     reload_ns: Int64s = field(default_factory=_none)
-    """Copy of one unit's activations back."""
+    """Copy of one microbatch's activations back."""
     recompute_ns: Int64s = field(default_factory=_none)
-    """One unit's forward computed again by an action of its own."""
+    """One microbatch's forward computed again by an action of its own."""
     unshard_ns: Int64s = field(default_factory=_none)
     """Gathering the stage's sharded weights."""
     sync_ns: int = 0
@@ -129,7 +129,7 @@ class Workload:
     """By kind, the segments of each stage's action; a kind that is not there is one segment of computation. Their
     durations sum to the kind's: :meth:`segmented` sees to that."""
     microbatch_class: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
-    """Shape (units,): which costs each microbatch has, 0 for these here; empty where all are alike."""
+    """Shape (microbatches,): which costs each microbatch has, 0 for these here; empty where all are alike."""
     classes: tuple[Workload, ...] = ()
     """Costs of microbatches of classes 1, 2 and so on; what belongs to a stage alone is said here, not there."""
     notes: tuple[str, ...] = field(default=())
@@ -236,7 +236,7 @@ class Workload:
         return int(self.f_ns.size)
 
     def scaled(self, share: Fraction) -> Workload:
-        """Return the costs of units that each hold ``share`` of what this workload's units hold, rounded down.
+        """Return the costs of microbatches that each hold ``share`` of what this workload's hold, rounded down.
 
         >>> from fractions import Fraction
         >>> Workload.uniform(stages=1, f_ns=4, b_ns=8).scaled(Fraction(1, 2)).b_ns.tolist()

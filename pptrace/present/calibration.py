@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.analysis.calibration.network_fit import network_of
 from pptrace.config.quantity import format_duration, format_rate, format_size
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.present.document import Document, Line, Section, Table
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ __all__ = ["calibrated_yaml", "calibration_document", "network_document", "netwo
 _NO_COSTS = (
     "no action of a pipeline was recorded: what computations take is not known, the network alone is fitted"
 )
-_NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", Kind.W: "weight_gradient"}
 
 
 def calibrated_yaml(fit: Calibration, source: str, schedule: str = "") -> str:
@@ -59,8 +58,8 @@ def calibration_document(fit: Calibration) -> Document:
     """Return the fit of costs and network."""
     rows = tuple(
         (
-            _NAMES[Kind[one.kind]], str(one.stage), str(one.count), format_duration(round(one.median_ns.value)),
-            format_duration(one.median_ns.spread or 0),
+            Kind[one.kind].word.replace(" ", "_"), str(one.stage), str(one.count),
+            format_duration(round(one.median_ns.value)), format_duration(one.median_ns.spread or 0),
         )
         for one in sorted(fit.fitted, key=lambda one: (Kind[one.kind], one.stage))
     )  # fmt: skip
@@ -105,13 +104,13 @@ def _about_sort(one: SortFit) -> list[str]:
     sizes = " to ".join(dict.fromkeys(format_size(size) for size in (link.sizes[0], link.sizes[-1])))
     seen = f"{one.what}: {link.count:,} of {sizes}, median {format_duration(round(link.median_ns.value))}"
     if link.bytes_per_s is None or link.latency_ns is None:
-        return [seen, f"  latency and bandwidth cannot be told apart from {_few(link)}"]
+        return [seen, f"  latency and bandwidth cannot be told apart from {_sizes_word(link)}"]
     rate = f"{format_rate(round(link.bytes_per_s))}{'' if one.messages else ' on each link'}"
     off = f"half are off by less than {format_duration(link.residual_ns)}"
     return [seen, f"  {format_duration(link.latency_ns)} and {rate}; {off}"]
 
 
-def _few(link: LinkFit) -> str:
+def _sizes_word(link: LinkFit) -> str:
     return "one size" if len(link.sizes) == 1 else "these sizes"
 
 
@@ -195,6 +194,9 @@ def _about(link: LinkFit | None, where: str) -> list[str]:
     seen = f"{link.count} messages of {sizes}{where}: median {format_duration(round(link.median_ns.value))}"
     seen += f", spread {format_duration(link.median_ns.spread or 0)}"
     if link.bytes_per_s is None or link.latency_ns is None:
-        return [seen, f"latency and bandwidth cannot be told apart from {_few(link)}: all of it counts as latency"]
+        return [
+            seen,
+            f"latency and bandwidth cannot be told apart from {_sizes_word(link)}: all of it counts as latency",
+        ]
     fitted = f"latency {format_duration(link.latency_ns)}, {format_rate(round(link.bytes_per_s))}"
     return [seen, f"{fitted}; half of the messages are off by less than {format_duration(link.residual_ns)}"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from markupsafe import Markup, escape
 
-__all__ = ["drawing", "element", "line", "number", "rectangle", "text"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-_EMPTY = frozenset({"line", "rect"})
+__all__ = ["document", "drawing", "element", "line", "lines", "number", "rectangle", "text"]
+
+_EMPTY = frozenset({"line", "path", "rect"})
 
 
 def element(name: str, /, *children: str, **attributes: str | float) -> Markup:
@@ -16,7 +21,7 @@ def element(name: str, /, *children: str, **attributes: str | float) -> Markup:
     Markup('<b class="key">a &lt; b</b>')
     """
     given = "".join(f' {_name(key)}="{escape(_value(value))}"' for key, value in attributes.items())
-    if name in _EMPTY:
+    if name in _EMPTY and not children:
         return Markup(f"<{name}{given}/>")  # noqa: S704 - escaped above
     return Markup(f"<{name}{given}>{Markup().join(children)}</{name}>")  # noqa: S704 - as above
 
@@ -34,6 +39,21 @@ def number(value: float) -> str:
 def drawing(width: float, height: float, label: str, *children: str) -> Markup:
     """Return a drawing that scales with the page."""
     return element("svg", *children, viewBox=f"0 0 {number(width)} {number(height)}", role="img", aria_label=label)
+
+
+def lines(parts: Iterable[str]) -> Markup:
+    """Return elements with each on a line of its own, between the tags of what holds them."""
+    return Markup("\n").join(["", *parts, ""])
+
+
+def document(width: float, height: float, ink: str, *parts: str) -> str:
+    """Return the text of a file that holds a drawing on white; ``ink`` is its texts' colour."""
+    ground = element("rect", width="100%", height="100%", fill="#ffffff")
+    whole = element(
+        "svg", lines([ground, *parts]), xmlns="http://www.w3.org/2000/svg", width=width, height=height,
+        font_family="Helvetica, Arial, sans-serif", font_size=12, fill=ink,
+    )  # fmt: skip
+    return f"{whole}\n"
 
 
 def rectangle(x: float, y: float, width: float, height: float, class_: str, title: str = "") -> Markup:

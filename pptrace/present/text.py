@@ -64,14 +64,14 @@ def _parts(columns: Sequence[Sequence[str]], width: int) -> Iterator[Sequence[Se
     """Yield as many columns as fit, each time behind the first."""
     part = [columns[0]]
     for column in columns[1:]:
-        if len(part) > 1 and sum(map(_wide, (*part, column))) > width + _GAP:
+        if len(part) > 1 and sum(map(_width_of, (*part, column))) > width + _GAP:
             yield part
             part = [columns[0]]
         part.append(column)
     yield part
 
 
-def _wide(column: Sequence[str]) -> int:
+def _width_of(column: Sequence[str]) -> int:
     return max(map(len, column)) + _GAP
 
 
@@ -88,7 +88,7 @@ def _aligned(columns: Sequence[Sequence[str]], words: int, width: int | None) ->
     console = Console(file=StringIO(), width=1 << 16, color_system=None, legacy_windows=False)
     natural = console.measure(grid).maximum
     if width is not None and natural > width:
-        spare = sum(max(_wide(column) - _GAP - _NARROWEST, 0) for column in columns[:words])
+        spare = sum(max(_width_of(column) - _GAP - _NARROWEST, 0) for column in columns[:words])
         natural = max(width, natural - spare)
     lines = console.render_lines(grid, console.options.update_width(natural), pad=False)
     return ["".join(segment.text for segment in line).rstrip() for line in lines]

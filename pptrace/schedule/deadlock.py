@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.errors import DeadlockError
-from pptrace.model.kinds import TABLE, Result
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import Result
 from pptrace.schedule.index import index_schedule
 from pptrace.schedule.issue_order import walk
 from pptrace.schedule.neighbours import graph_of

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.kinds import TABLE, Result
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import Result
 from pptrace.schedule.kernels.tables import index_actions
 from pptrace.schedule.neighbours import graph_of
 
@@ -40,16 +41,16 @@ class Positions:
     results: int
     """Results that the schedule's kinds leave, up to the last: 2 (F, B), 3 (also I, W), or more."""
     flat: Int32s
-    """Shape (results x stages x units,): position or ``ABSENT``."""
+    """Shape (results x stages x microbatches,): position or ``ABSENT``."""
     stages: int
     """Number of stages."""
     units: int
-    """Number of units."""
+    """Number of microbatches."""
     problem: Problem | None
     """The first problem met, or None."""
 
     def of(self, result: int) -> Int32s:
-        """Return one result's positions, shape (stages, units); all absent for one that no kind leaves."""
+        """Return one result's positions, shape (stages, microbatches); all absent for one that no kind leaves."""
         size = self.stages * self.units
         if result >= self.results:
             return np.full((self.stages, self.units), ABSENT, dtype=np.int32)
@@ -57,7 +58,7 @@ class Positions:
 
 
 def index_schedule(schedule: Schedule) -> Positions:
-    """Index every action that belongs to a unit; stop at the first that is out of range, twice or misplaced."""
+    """Index every microbatch's actions; stop at the first that is out of range, twice or misplaced."""
     placement = schedule.placement
     results = _results_of(schedule.kind)
     flat = np.full(results * placement.stages * placement.units, ABSENT, dtype=np.int32)

@@ -24,8 +24,8 @@ _PER_ACTION = 64
 def infer_placement(row_ptr: Int32s | Int64s, cells: CellColumns) -> Placement:
     """Return the placement that a table's own rows imply, its stages a chain.
 
-    A unit's stage is on the rank of its first action (of the lowest rank, where ranks disagree:
-    validation then names the misplaced one). Units with equal ranks share a route.
+    A microbatch's stage is on the rank of its first action (of the lowest rank, where ranks disagree:
+    validation then names the misplaced one). Microbatches with equal ranks share a route.
 
     Raises:
         ScheduleError: a stage or microbatch is far beyond what so many actions can fill.
@@ -66,7 +66,7 @@ def _lowest(size: int, cell: Int32s | Int64s, rank: Int32s) -> Int32s:
 
 
 def _routes(held: Int32s) -> tuple[Int32s, Int32s]:
-    """Return the distinct rows, in the order of their first unit, and each unit's."""
+    """Return the distinct rows, in the order of their first microbatch, and each microbatch's."""
     if not held.size:
         return held[:1], np.zeros(len(held), dtype=np.int32)
     routes, first, route = np.unique(held, axis=0, return_index=True, return_inverse=True)

@@ -11,7 +11,8 @@ from pptrace.config.choices import Receive
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.cells import CELL, CellColumns, Cells
-from pptrace.model.kinds import RECEIVES, TABLE, Kind, KindSet
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import COMMUNICATION, RECEIVES, TOWARDS_NEXT
 from pptrace.schedule.kernels import tables
 from pptrace.schedule.neighbours import graph_of
 
@@ -107,8 +108,8 @@ def as_issued(schedule: Schedule) -> IssueOrder:
     if not schedule.placement.is_chain and schedule.has_communication:
         raise ScheduleError("a table with messages of its own needs stages in a chain")
     edge = np.full(len(schedule), -1, dtype=np.int32)
-    up = KindSet({Kind.RECV_F, Kind.SEND_B}).mask(schedule.kind)
-    down = KindSet({Kind.SEND_F, Kind.RECV_B}).mask(schedule.kind)
+    down = TOWARDS_NEXT.mask(schedule.kind)
+    up = COMMUNICATION.mask(schedule.kind) & ~down
     edge[down] = schedule.stage[down]
     edge[up] = schedule.stage[up] - 1
     return IssueOrder(

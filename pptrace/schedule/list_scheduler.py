@@ -3,8 +3,8 @@
 Many schedules are best said as a rule and not as an order: "a backward if there is one, else the forward of the
 deepest stage". :func:`list_schedule` plays such a rule, in slots or in real durations, and returns the table. No
 rank waits while one of its actions may run. At one instant, ends come before starts; an action that takes no time
-ends after the starts that it is among. What is still equal goes by kind, stage and unit, so that the same input
-gives the same table.
+ends after the starts that it is among. What is still equal goes by kind, stage and microbatch, so that the same
+input gives the same table.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Priority: TypeAlias = Callable[[Actions], "Sequence[Int64s | Int32s]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
-    """The most units between their forward's start and their backward's end (of ``W``, where it is split)."""
+    """The most microbatches between a forward's start and its backward's end (of ``W``, where it is split)."""
 
     stage: object = None
     """Shape (routes, stages): on each stage of each route; None for no bound, -1 for none there."""
@@ -60,7 +60,7 @@ class InFlight:
 
 
 def backward_first(actions: Actions) -> Sequence[Int64s | Int32s]:
-    """Choose a backward before a forward: of backwards the earliest unit, of forwards the deepest stage."""
+    """Choose a backward before a forward: of backwards the earliest microbatch, of forwards the deepest stage."""
     forward = actions.kind == Kind.F
     return [forward.astype(np.int32), np.where(forward, -actions.stage, actions.unit), actions.unit, actions.stage]
 
@@ -80,14 +80,14 @@ def list_schedule(
         placement: the stages' ranks; every route visits every stage.
         durations: time of one action for F and B, or F, I and W: one value, or one per stage. All 1 for slots.
         priority: what a rank prefers.
-        in_flight: how many units may be in flight; none is bounded unless given.
-        spans: units of one action by kind, 1 unless given; a route's units come in blocks that wide.
+        in_flight: how many microbatches may be in flight; none is bounded unless given.
+        spans: microbatches of one action by kind, 1 unless given; a route's microbatches come in blocks that wide.
         transfer: time from one rank to another.
 
     Raises:
         ScheduleError: the bounds in flight leave an action waiting for ever, or times add up to 2**62 and more.
-        ValueError: kinds other than those, times that are no integers from 0, units that do not fill the spans, or
-            a route that skips a stage.
+        ValueError: kinds other than those, times that are no integers from 0, microbatches that do not fill the
+            spans, or a route that skips a stage.
 
     >>> from pptrace.model.placement import Placement
     >>> list_schedule(Placement.looped(ranks=2, units=2), {Kind.F: 1, Kind.B: 2}).rows()
@@ -104,15 +104,12 @@ def list_schedule(
     lag = np.where(actions.rank[source] == actions.rank[target], 0, transfer)
     turn = _played(placement, actions, duration, (source, target, lag), priority, in_flight or InFlight())
     order = np.lexsort((turn, actions.rank))
-    return Schedule.from_columns(
-        placement,
-        np.searchsorted(actions.rank[order], np.arange(placement.ranks + 1)),
-        actions.kind[order], actions.stage[order], actions.unit[order], span=actions.span[order],
-    )  # fmt: skip
+    row_ptr = np.searchsorted(actions.rank[order], np.arange(placement.ranks + 1))
+    return Schedule.of_cells(placement, row_ptr, actions.cells.taken(order))
 
 
 def _spans(kinds: Sequence[Kind], spans: Mapping[Kind, int]) -> dict[Kind, int]:
-    """Return the units of one action of each kind."""
+    """Return the microbatches of one action of each kind."""
     if set(spans) - set(kinds) or any(span < 1 for span in spans.values()):
         msg = f"spans are from 1, of {', '.join(kind.name for kind in kinds)}"
         raise ValueError(msg)
@@ -135,7 +132,7 @@ def _times(placement: Placement, actions: Actions, durations: Mapping[Kind, obje
 
 
 def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
-    """Return every action: kind by kind, stage by stage, in the order of units."""
+    """Return every action: kind by kind, stage by stage, in the order of microbatches."""
     stages, units = placement.stages, placement.units
     if (placement.stage_rank < 0).any():
         msg = "every route visits every stage"
@@ -147,7 +144,7 @@ def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
             np.array_equal(placement.unit_route[first], placement.unit_route[first + i]) for i in range(span)
         )
         if not whole:
-            msg = f"{units} units do not fill blocks of {span} {kind.name} that each take one route"
+            msg = f"{units} microbatches do not fill blocks of {span} {kind.name} that each take one route"
             raise ValueError(msg)
         same = np.ones(stages * first.size, dtype=np.int32)
         rows: tuple[Int32s, ...] = (
@@ -161,8 +158,8 @@ def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
     kinds, stage, unit, width = (np.concatenate(column) for column in columns)
     route = placement.unit_route[unit]
     return Actions(
-        kind=kinds.astype(np.int8), stage=stage, unit=unit, span=width, braid=np.full(unit.size, -1, dtype=np.int32),
-        rank=placement.stage_rank[route, stage], route=route,
+        kind=kinds.astype(np.int8), stage=stage, unit=unit, span=width,
+        braid=np.full(unit.size, -1, dtype=np.int32), rank=placement.stage_rank[route, stage], route=route,
     )  # fmt: skip
 
 
@@ -263,5 +260,5 @@ def _stuck(actions: Actions, enabled: Int64s) -> ScheduleError:
         return ScheduleError("the stages' graph has a cycle: no action on it can ever start")
     at = int(enabled[np.lexsort((actions.unit[enabled], -actions.stage[enabled]))[0]])
     rank, action = int(actions.rank[at]), actions.action(at)
-    message = f"rank {rank}: {action} can never start: too few units may be in flight; allow more"
+    message = f"rank {rank}: {action} can never start: too few microbatches may be in flight; allow more"
     return ScheduleError(message, rank=rank, action=str(action))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.model.kinds import BACKWARD, STAGE_ENDS, Kind, Result
+from pptrace.model.kinds import BACKWARD, COMMUNICATION, STAGE_ENDS, TOWARDS_NEXT, Kind, Result
 
 if TYPE_CHECKING:
     from pptrace.schedule.index import Positions
@@ -26,9 +26,8 @@ def check_messages(schedule: Schedule, positions: Positions) -> None:
     rank = placement.stage_rank.T[:, placement.unit_route]
     hop = np.zeros((placement.stages + 1, placement.units), dtype=bool)
     hop[1:-1] = (rank[1:] != rank[:-1]) & (rank[1:] >= 0) & (rank[:-1] >= 0)
-    for kind, wanted in (
-        (Kind.SEND_F, hop[1:]), (Kind.RECV_F, hop[:-1]), (Kind.SEND_B, hop[:-1]), (Kind.RECV_B, hop[1:]),
-    ):  # fmt: skip
+    for kind in sorted(COMMUNICATION):
+        wanted = hop[1:] if kind in TOWARDS_NEXT else hop[:-1]
         place = positions.of(kind.traits.results[0])
         there = place >= 0
         wrong = wanted != there

@@ -29,7 +29,7 @@ class StageGraph(NamedTuple):
     stage_rank: Int32s
     """Shape (routes x stages,): the rank of each stage on each route, -1 where the route skips it."""
     unit_route: Int32s
-    """Shape (units,): each microbatch's route."""
+    """Shape (microbatches,): each microbatch's route."""
     edge_from: Int32s
     """Shape (edges,): the stage that an edge comes from."""
     edge_to: Int32s

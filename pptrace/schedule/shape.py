@@ -76,7 +76,7 @@ def _check_placement(placement: Placement) -> None:
 
 
 def _check_spans(schedule: Schedule) -> None:
-    """All units of a span take one route, for they travel as one message."""
+    """All microbatches of a span take one route, for they travel as one message."""
     placement = schedule.placement
     wide = np.flatnonzero((schedule.span > 1) & (schedule.unit >= 0))
     if not wide.size or placement.routes == 1:

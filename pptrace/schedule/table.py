@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.model.action import Action, parse_action
+from pptrace.model.action import Action, overlapped, parse_action
 from pptrace.model.cells import CELL, CellColumns, Cells, cell_columns
 from pptrace.model.columns import Int32s, difference
 from pptrace.model.kinds import COMMUNICATION, Kind
@@ -36,7 +36,7 @@ class Schedule(Cells):
     """
 
     placement: Placement
-    """Where each stage of each unit's route is."""
+    """Where each stage of each microbatch's route is."""
     row_ptr: Int32s
     """Shape (ranks + 1,): rank ``r`` holds the actions ``row_ptr[r]:row_ptr[r + 1]``."""
     interleave: Mapping[tuple[Kind, ...], tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -104,7 +104,7 @@ class Schedule(Cells):
 
     @property
     def units(self) -> int:
-        """Number of units."""
+        """Number of microbatches."""
         return self.placement.units
 
     @property
@@ -126,7 +126,7 @@ class Schedule(Cells):
                 row.append(action)
             else:
                 members = (*row.pop().sub_actions, action) if same == braid else (action,)
-                row.append(_braided(members))
+                row.append(overlapped(members))
             braid = same
         return row
 
@@ -160,12 +160,8 @@ class Schedule(Cells):
         return difference(self, other, _COLUMNS)
 
     def __repr__(self) -> str:
-        return f"<Schedule {self.ranks} ranks, {self.stages} stages, {self.units} units, {len(self)} actions>"
-
-
-def _braided(members: tuple[Action, ...]) -> Action:
-    first = members[0]
-    return Action(kind=first.kind, stage=first.stage, unit=first.unit, span=first.span, sub_actions=members)
+        size = f"{self.ranks} ranks, {self.stages} stages, {self.units} microbatches"
+        return f"<Schedule {size}, {len(self)} actions>"
 
 
 def _parse_at(cell: str, rank: int, position: int) -> Action:

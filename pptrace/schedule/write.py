@@ -61,7 +61,7 @@ def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.
 
 
 def _cells(schedule: Schedule) -> list[str]:
-    """Return every action's text, braids taken apart."""
+    """Return every action's text, overlapped pairs taken apart."""
     kinds, stages, units = schedule.kind.tolist(), schedule.stage.tolist(), schedule.unit.tolist()
     cells = [f"{s}{_NAMES[k]}{u}" for k, s, u in zip(kinds, stages, units, strict=True)]
     for row in np.flatnonzero((schedule.span > 1) | PER_STAGE.mask(schedule.kind)).tolist():
@@ -70,7 +70,7 @@ def _cells(schedule: Schedule) -> list[str]:
 
 
 def _joined(cells: list[str], braid: list[int]) -> list[str]:
-    """Return the cells of a row, neighbours of one braid as one."""
+    """Return the cells of a row, neighbours of one overlapped pair as one."""
     row: list[str] = []
     members: list[str] = []
     for position, cell in enumerate(cells):

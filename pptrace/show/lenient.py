@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.model.kinds import TABLE
+from pptrace.model.kind_table import TABLE
 from pptrace.schedule.neighbours import graph_of
 
 if TYPE_CHECKING:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.model.kinds import COMMUNICATION, COMPUTE, STAGE_ENDS, Kind, KindSet
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, STAGE_ENDS, Kind, KindSet, Stream
+from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal
 from pptrace.schedule.validate import validate
 from pptrace.show.lenient import place_leniently
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
+from pptrace.timeline.folded import folded
 from pptrace.timeline.metrics import measure
-from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -136,13 +137,16 @@ def cropped(drawing: Drawing, first: int, last: int) -> Drawing:
 
 def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Drawing:
     edges = int(schedule.placement.edges.shape[0])
-    workload = Workload.uniform(
-        schedule.stages, edges=edges, boundary_bytes=int(messages), f_ns=slots.forward, b_ns=slots.backward,
-        i_ns=slots.input_gradient, w_ns=slots.weight_gradient, recompute_ns=[1] * schedule.stages,
-    )  # fmt: skip
+    costs = {f"{kind.traits.cost}_ns": slots.of(kind) for kind in _DRAWN if kind.traits.cost}
+    others = {
+        kind: [(Segment(name=kind.name, duration_ns=slots.of(kind)),)] * schedule.stages
+        for kind in _DRAWN if not kind.traits.cost
+    }  # fmt: skip
+    workload = Workload.uniform(schedule.stages, edges=edges, boundary_bytes=int(messages), **costs)
+    workload = workload.segmented(others) if others else workload
     policy = Policy(name=PolicyName.BLOCKING if messages else PolicyName.ASYNC)
     timeline = simulate(schedule, workload, _PER_SLOT if messages else ideal(), policy)
-    metrics = measure(timeline, workload)
+    metrics, timeline = measure(timeline, workload), folded(timeline)
     return Drawing(
         ranks=schedule.ranks,
         length=metrics.end_ns,

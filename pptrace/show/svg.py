@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import count
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from pptrace.present.svg import document, element, lines
 from pptrace.show.label import INK, MARK, colour, legend, picture_label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from markupsafe import Markup
 
     from pptrace.show.slots import Cell, Drawing
 
@@ -25,6 +27,11 @@ _NARROWEST = 480
 
 _LETTER = 7
 """Pixels of a letter."""
+
+_LETTERS = 12
+"""The document's size of letters."""
+
+_PALE = "#6b7480"
 
 _SMALLEST = 6
 """Letters below this size are left out; the tooltip tells the action."""
@@ -45,65 +52,66 @@ def svg_text(drawing: Drawing, title: str) -> str:
     boxes = sorted(drawing.cells, key=lambda cell: cell.marked)
     body += [_box(cell, drawing, slot) for cell in boxes if cell.marked or not banded]
     keys, below = _legend(legend(drawing.cells), width, below)
-    notes = [f'<text x="{_LEFT}" y="{below + 12}" fill="#6b7480">{_too_many(drawing)}</text>'] if banded else []
-    below += 16 * len(notes)
-    told = wrap(str(drawing.error), (width - _LEFT) // _LETTER) if drawing.error is not None else []
-    for at, line in enumerate(told):
-        notes.append(f'<text x="{_LEFT}" y="{below + 12 + 16 * at}" fill="{MARK}">{escape(line)}</text>')
-    size = f'width="{width}" height="{below + 6 + 16 * len(told)}"'
-    font = f'font-family="Helvetica, Arial, sans-serif" font-size="12" fill="{INK}"'
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>',
-        '<rect width="100%" height="100%" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
+    notes = [(_too_many(drawing), _PALE)] if banded else []
+    if drawing.error is not None:
+        notes += [(line, MARK) for line in wrap(str(drawing.error), (width - _LEFT) // _LETTER)]
+    body += keys
+    body += [
+        element("text", note, x=_LEFT, y=below + 12 + 16 * at, fill=fill) for at, (note, fill) in enumerate(notes)
     ]
-    return "\n".join([*head, *body, *keys, *notes, "</svg>", ""])
+    heading = element("text", title, x=_LEFT, y=20, font_size=14, font_weight="bold")
+    return document(width, below + 6 + 16 * len(notes), INK, heading, *body)
 
 
 def _too_many(drawing: Drawing) -> str:
     return f"{len(drawing.cells):,} actions are too many to name here: draw some with --slots FIRST:LAST"
 
 
-def _rows(drawing: Drawing, slot: int) -> Iterator[str]:
+def _rows(drawing: Drawing, slot: int) -> Iterator[Markup]:
     """Yield each rank's name and the empty slots behind its cells."""
     for rank in range(drawing.ranks):
         y = _TOP + rank * _ROW
-        lacks = f' fill="{MARK}" font-weight="bold"' if rank == drawing.lacking[0] else ""
-        yield f'<text x="{_LEFT - 8}" y="{y + 17}" text-anchor="end"{lacks}>rank {rank}</text>'
-        yield f'<rect x="{_LEFT}" y="{y + 1}" width="{drawing.length * slot}" height="{_ROW - 2}" fill="#f2f3f5"/>'
+        lacks = {"fill": MARK, "font_weight": "bold"} if rank == drawing.lacking[0] else {}
+        yield element("text", f"rank {rank}", x=_LEFT - 8, y=y + 17, text_anchor="end", **lacks)
+        yield element("rect", x=_LEFT, y=y + 1, width=drawing.length * slot, height=_ROW - 2, fill="#f2f3f5")
 
 
-def _axis(drawing: Drawing, slot: int, y: int) -> Iterator[str]:
+def _axis(drawing: Drawing, slot: int, y: int) -> Iterator[Markup]:
     """Yield the numbers of some slots, at their left edges."""
     step = next(step for base in count() for step in (10**base, 5 * 10**base) if step * slot >= 5 * _LETTER)
-    style = 'font-size="10" fill="#6b7480" text-anchor="middle"'
     for at in range(-drawing.first % step, drawing.length + 1, step):
-        yield f'<text x="{_LEFT + at * slot}" y="{y}" {style}>{drawing.first + at}</text>'
+        yield element(
+            "text", str(drawing.first + at), x=_LEFT + at * slot, y=y, font_size=10, fill=_PALE,
+            text_anchor="middle",
+        )  # fmt: skip
 
 
-def _box(cell: Cell, drawing: Drawing, slot: int) -> str:
+def _box(cell: Cell, drawing: Drawing, slot: int) -> Markup:
     x, y, width = _LEFT + cell.start * slot, _TOP + cell.rank * _ROW, cell.length * slot
-    frame = f'stroke="{MARK}" stroke-width="3"' if cell.marked else 'stroke="#ffffff"'
+    frame = {"stroke": MARK, "stroke_width": "3"} if cell.marked else {"stroke": "#ffffff"}
+    box = element("rect", x=x, y=y + 1, width=width, height=_ROW - 2, fill=colour(cell), **frame)
     text = picture_label(cell, drawing.chunks)
-    box = f'<rect x="{x}" y="{y + 1}" width="{width}" height="{_ROW - 2}" fill="{colour(cell)}" {frame}/>'
-    letters = min(12, width * 12 // (len(text) * _LETTER))
-    if letters < _SMALLEST:
-        return f"<g><title>{cell.action}</title>{box}</g>"
-    size = "" if letters == 12 else f' font-size="{letters}"'  # noqa: PLR2004 - the document's own size
-    label = f'<text x="{x + width / 2:g}" y="{y + 17}" text-anchor="middle"{size}>{text}</text>'
-    return f"<g><title>{cell.action}</title>{box}{label}</g>"
+    parts = [element("title", str(cell.action)), box]
+    letters = min(_LETTERS, width * _LETTERS // (len(text) * _LETTER))
+    if letters >= _SMALLEST:
+        size = {} if letters == _LETTERS else {"font_size": letters}
+        parts.append(element("text", text, x=x + width / 2, y=y + 17, text_anchor="middle", **size))
+    return element("g", *parts)
 
 
-def _bands(drawing: Drawing, slot: int) -> Iterator[str]:
+def _bands(drawing: Drawing, slot: int) -> Iterator[Markup]:
     """Yield a thick dashed line per rank and colour; coordinates inside are slots."""
     bands: dict[tuple[int, str], list[Cell]] = {}
     for cell in drawing.cells:
         bands.setdefault((cell.rank, colour(cell)), []).append(cell)
-    yield f'<g fill="none" stroke-width="{_ROW - 2}" shape-rendering="crispEdges">'
-    for (rank, fill), cells in sorted(bands.items()):
-        place = f'transform="translate({_LEFT} {_TOP + rank * _ROW + _ROW // 2})scale({slot} 1)"'
-        yield f'<path {place} stroke="{fill}" d="{_dashes(cells)}"/>'
-    yield "</g>"
+    paths = [
+        element(
+            "path", transform=f"translate({_LEFT} {_TOP + rank * _ROW + _ROW // 2})scale({slot} 1)", stroke=fill,
+            d=_dashes(cells),
+        )
+        for (rank, fill), cells in sorted(bands.items())
+    ]  # fmt: skip
+    yield element("g", lines(paths), fill="none", stroke_width=_ROW - 2, shape_rendering="crispEdges")
 
 
 def _dashes(cells: Iterable[Cell]) -> str:
@@ -118,14 +126,15 @@ def _dashes(cells: Iterable[Cell]) -> str:
     return "".join([*parts, f"h{drawn}"])
 
 
-def _legend(entries: dict[str, str], width: int, y: int) -> tuple[list[str], int]:
+def _legend(entries: dict[str, str], width: int, y: int) -> tuple[list[Markup], int]:
     """Return the legend's lines from ``y`` on, and where they end."""
-    lines, x = [], _LEFT
+    keys: list[Markup] = []
+    x = _LEFT
     for meaning, fill in entries.items():
         wide = 34 + _LETTER * len(meaning)
         if x > _LEFT and x + wide > width:
             x, y = _LEFT, y + 20
-        lines.append(f'<rect x="{x}" y="{y}" width="14" height="14" fill="{fill}"/>')
-        lines.append(f'<text x="{x + 19}" y="{y + 12}">{meaning}</text>')
+        keys.append(element("rect", x=x, y=y, width=14, height=14, fill=fill))
+        keys.append(element("text", meaning, x=x + 19, y=y + 12))
         x += wide
-    return lines, y + 20
+    return keys, y + 20

@@ -20,9 +20,9 @@ __all__ = ["ActionTimes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTimes:
-    """Nanoseconds per action, flat over (kind, stage, unit); -1 where the workload or the network says it.
+    """Nanoseconds per action, flat over (kind, stage, microbatch); -1 where the workload or the network says it.
 
-    An action of several units stands at its first.
+    An action of several microbatches stands at its first.
     """
 
     duration_ns: Int64s

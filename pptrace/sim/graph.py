@@ -28,7 +28,7 @@ class TaskGraph(Cells):
     """
 
     placement: Placement
-    """Where each stage of each unit's route is."""
+    """Where each stage of each microbatch's route is."""
     paths: Paths
     """What lies between the pairs of ranks that exchange messages."""
     source: Int32s

@@ -11,7 +11,7 @@ from pptrace.errors import ScheduleError
 from pptrace.model.kinds import COMPUTE, SENDS, Kind, Role, Stream
 from pptrace.network.contract import UNLIMITED
 from pptrace.sim.kernels.events import WHOLE
-from pptrace.sim.kernels.lowering import BYTE
+from pptrace.sim.kernels.rules import BYTE
 from pptrace.sim.kernels.settling import COMMUNICATION, COMPUTATION, FLOW
 
 if TYPE_CHECKING:

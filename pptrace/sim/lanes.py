@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.kinds import TABLE, Stream
-from pptrace.sim.kernels import lowering
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import Stream
+from pptrace.sim.kernels import placing, rules
 from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.records import LaneColumns
 
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int8s, Int32s
     from pptrace.schedule.issue_order import IssueOrder
     from pptrace.schedule.neighbours import StageGraph
-    from pptrace.sim.segmented import PartColumns
+    from pptrace.sim.records import PartColumns
 
 __all__ = ["Lanes", "assign_lanes"]
 
 _STREAMS = {
-    StreamPer.RANK: lowering.PER_RANK,
-    StreamPer.PAIR: lowering.PER_PAIR,
-    StreamPer.DIRECTION: lowering.PER_DIRECTION,
+    StreamPer.RANK: rules.PER_RANK,
+    StreamPer.PAIR: rules.PER_PAIR,
+    StreamPer.DIRECTION: rules.PER_DIRECTION,
 }
 
 
@@ -64,7 +65,7 @@ def assign_lanes(issued: IssueOrder, policy: Policy, parts: PartColumns, graph: 
     width = 2 + 3 * ranks + len(_BEHIND_PEERS)
     count = np.zeros(ranks * width, dtype=np.int32)
     groups = run(
-        lowering.key_lanes,
+        placing.key_lanes,
         (issued.row_ptr, issued.cells, issued.edge, graph, TABLE, parts, lane_of_stream, width, mode),
         (*columns, count),
         work=rows,
@@ -86,8 +87,7 @@ def assign_lanes(issued: IssueOrder, policy: Policy, parts: PartColumns, graph: 
 def _mode(policy: Policy) -> int:
     if policy.name is PolicyName.ORDERED:
         return _STREAMS[policy.stream]
-    blocks = policy.name in {PolicyName.BLOCKING, PolicyName.SENDER_BLOCKING}
-    return lowering.ON_COMPUTE if blocks else lowering.PER_DIRECTION
+    return rules.ON_COMPUTE if policy.blocks else rules.PER_DIRECTION
 
 
 def _streams(ranks: int) -> tuple[Int8s, Int32s]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.sim.kernels import lowering
+from pptrace.sim.kernels.rules import BYTE
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
@@ -46,7 +46,7 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
         if isinstance(values, np.ndarray) and values.size:
             _check_column(field.name, values, widest)
     message = int(workload.boundary_bytes.max(initial=0)) * widest
-    if message * lowering.BYTE >= LARGEST:
+    if message * BYTE >= LARGEST:
         raise ScheduleError(f"a message of {message} bytes is too large: check the costs' units")
     if _most_bytes(schedule, workload) >= LARGEST:
         raise ScheduleError("a rank's memory could pass 2**62 bytes (4 EiB): check the costs' units")
@@ -75,7 +75,7 @@ def _check_column(name: str, values: Int64s, widest: int) -> None:
 
 
 def _most_bytes(schedule: Schedule, workload: Workload) -> int:
-    """Return a bound of what a rank holds if it holds all stages of all units."""
+    """Return a bound of what a rank holds if it holds all stages of all microbatches."""
     placement = schedule.placement
     columns = (workload.weights_bytes, workload.gradients_bytes, workload.optimizer_bytes)
     static = sum(sum(map(int, column)) for column in columns) + workload.reserved_bytes

@@ -9,20 +9,22 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.cells import CellColumns
-from pptrace.model.kinds import SENDS, TABLE, Kind
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import SENDS, Kind
 from pptrace.model.workload import Workload
 from pptrace.network.check import check_links, check_paths, check_reachable
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.issue_order import IssueOrder, with_messages, with_sends
 from pptrace.schedule.neighbours import StageGraph, graph_of
 from pptrace.sim.graph import TaskGraph
-from pptrace.sim.kernels import lowering
+from pptrace.sim.kernels import linking, placing
+from pptrace.sim.kernels import rules as codes
 from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.limits import check_total
 from pptrace.sim.needs import behind_all_ranks, behind_holders
 from pptrace.sim.policy import Policy, PolicyName
-from pptrace.sim.records import CostColumns, Found, Pairs, RouteColumns, Rules, TaskColumns
-from pptrace.sim.segmented import Expansion, PartColumns, in_segments
+from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, RouteColumns, Rules, TaskColumns
+from pptrace.sim.segmented import Expansion, in_segments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,9 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["lower"]
 
 _RECEIVE = {
-    PolicyName.BLOCKING: lowering.OWN_TASK,
-    PolicyName.ORDERED: lowering.RENDEZVOUS,
-    PolicyName.BATCHED: lowering.RENDEZVOUS,
+    PolicyName.BLOCKING: codes.OWN_TASK,
+    PolicyName.ORDERED: codes.RENDEZVOUS,
+    PolicyName.BATCHED: codes.RENDEZVOUS,
 }
 
 
@@ -87,7 +89,7 @@ def lower(
         issued, expansion = in_segments(issued, workload, policy, schedule.interleave)
     lanes = assign_lanes(issued, policy, expansion.columns, graph)
     rules = Rules(
-        mode=lanes.mode, receive=_RECEIVE.get(policy.name, lowering.NO_RECEIVE),
+        mode=lanes.mode, receive=_RECEIVE.get(policy.name, codes.NO_RECEIVE),
         batched=int(policy.name is PolicyName.BATCHED), eager_bytes=policy.largest_eager, rows=len(issued),
     )  # fmt: skip
     lowering_of = _Lowering(
@@ -165,7 +167,7 @@ class _Lowering:
             TaskColumns(long[0], short[0], short[1], long[1], long[2], long[3]),
         )  # fmt: skip
         run(
-            lowering.place_rows,
+            placing.place_rows,
             (
                 self.issued.row_ptr, self.issued.cells, self.issued.edge, graph, TABLE, self.expansion.columns,
                 self.lanes.columns, _costs(workload, graph), self.between.columns, self.rules,
@@ -194,14 +196,14 @@ class _Lowering:
         following = np.full(tasks, -1, dtype=np.int32)
         following_peer = following.copy()
         run(
-            lowering.chain_tasks,
+            linking.chain_tasks,
             (self.lanes.lane_ptr, twin, self.rules.batched),
             (following, following_peer),
             work=rows,
         )
         following[rows : rows + batch_next.size] = batch_next
         ptr, edge = np.zeros(tasks + 1, dtype=np.int32), np.zeros(source.size, dtype=np.int32)
-        run(lowering.sort_edges, (source, target, source.size), (ptr, edge), work=rows)
+        run(linking.sort_edges, (source, target, source.size), (ptr, edge), work=rows)
         own = placed.task._asdict()
         for name in ("duration_ns", "lag_ns"):
             own[name] = (
@@ -232,7 +234,7 @@ class _Lowering:
             self.rules, placed.place, placed.found, placed.task,
         )  # fmt: skip
         edges = run(
-            lowering.link_rows,
+            linking.link_rows,
             told,
             (
                 twin, np.empty(len(TABLE.role) * graph.stages if awaited.size else 0, dtype=np.int32),
@@ -244,7 +246,7 @@ class _Lowering:
             return None
         if self.rules.batched:
             edges = run(
-                lowering.join_batches,
+                linking.join_batches,
                 (*told[:5], *told[6:10], twin, edges),
                 (pairs,),
                 work=rows,
@@ -269,8 +271,8 @@ def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
 
 def _most_edges(issued: IssueOrder, parts: PartColumns, *, batched: bool) -> int:
     """Return a bound of the edges that no stream implies: forks, twins and consumers of each row."""
-    away = TABLE.role[issued.kind] != lowering.COMPUTES
-    rows = int(np.count_nonzero(away)) + int(np.count_nonzero(parts.stream > lowering.COMPUTE_STREAM))
+    away = TABLE.role[issued.kind] != codes.COMPUTES
+    rows = int(np.count_nonzero(away)) + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
     widest = int(issued.span.max(initial=1))
     units = rows if widest == 1 else int(issued.span[away].sum())
     return 2 * rows + 2 * units + (2 * rows if batched else 0)

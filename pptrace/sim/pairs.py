@@ -11,10 +11,10 @@ from pptrace.model.segments import results_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.model.kinds import Stream
+    from pptrace.model.roles import Stream
     from pptrace.model.segments import Segment
 
-__all__ = ["Braided", "Placed", "alone", "braided"]
+__all__ = ["STREAM", "Braided", "Placed", "alone", "braided"]
 
 
 class Placed(NamedTuple):

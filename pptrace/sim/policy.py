@@ -32,6 +32,11 @@ class Policy:
         return self.name in {PolicyName.BLOCKING, PolicyName.ORDERED, PolicyName.BATCHED}
 
     @property
+    def blocks(self) -> bool:
+        """Whether messages hold the compute streams."""
+        return self.name in {PolicyName.BLOCKING, PolicyName.SENDER_BLOCKING}
+
+    @property
     def largest_eager(self) -> int:
         """The largest message that does not wait for its receiver; -1 where every one does."""
         return self.eager_bytes if self.name is PolicyName.ORDERED and self.eager_bytes else -1

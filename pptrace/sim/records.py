@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
 
-__all__ = ["CostColumns", "Found", "LaneColumns", "Pairs", "RouteColumns", "Rules", "TaskColumns"]
+__all__ = ["CostColumns", "Found", "LaneColumns", "Pairs", "PartColumns", "RouteColumns", "Rules", "TaskColumns"]
 
 
 class LaneColumns(NamedTuple):
@@ -90,6 +90,23 @@ class TaskColumns(NamedTuple):
     collective_ns: Int64s
     duration_ns: Int64s
     lag_ns: Int64s
+
+
+class PartColumns(NamedTuple):
+    """What kernels need of segments, one value per issued row; empty columns where no action is in parts."""
+
+    number: Int32s
+    """Place of the segment in its action; -1 for a row that is a whole action or a message."""
+    stream: Int32s
+    """Where it runs; -1 as above."""
+    duration_ns: Int64s
+    """What it takes."""
+    release: Int32s
+    """The row of the computation behind which it is issued; -1 for the one before it in its row, -2 for none."""
+    path: Int32s
+    """Which path of the expansion's links its bytes go over, -1 for none."""
+    size_bytes: Int64s
+    """Bytes that it moves."""
 
 
 class Pairs(NamedTuple):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.model.kinds import COMPUTE, SENDS, TABLE, Kind, Stream
+from pptrace.model.kinds import COMPUTE, Kind, Stream
 from pptrace.model.segments import Segment
-from pptrace.network.contract import Paths, transfer_ns
-from pptrace.sim.pairs import STREAM, Braided, alone, braided
-from pptrace.sim.policy import PolicyName
+from pptrace.sim.pairs import Braided, alone, braided
+from pptrace.sim.records import PartColumns
+from pptrace.sim.results import behind_results
 from pptrace.timeline.parts import Parts
 
 if TYPE_CHECKING:
@@ -20,38 +20,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.model.columns import Int32s, Int64s
-    from pptrace.model.placement import Placement
+    from pptrace.model.columns import Int32s
     from pptrace.model.workload import Workload
-    from pptrace.network.contract import Links
     from pptrace.schedule.issue_order import IssueOrder
     from pptrace.sim.policy import Policy
 
-__all__ = ["WHOLE", "Expansion", "PartColumns", "in_segments", "timed"]
+__all__ = ["WHOLE", "Expansion", "in_segments"]
 
 _NONE = np.zeros(0, dtype=np.int32)
-_SHOWN = 8
-_KEEPS_MESSAGES = {PolicyName.ASYNC, PolicyName.ORDERED}
-"""Policies under which a message leaves when its own member of a pair is done, not when the whole pair is."""
-
-
-class PartColumns(NamedTuple):
-    """What kernels need of segments, one value per issued row; empty columns where no action is in parts."""
-
-    number: Int32s
-    """Place of the segment in its action; -1 for a row that is a whole action or a message."""
-    stream: Int32s
-    """Where it runs; -1 as above."""
-    duration_ns: Int64s
-    """What it takes."""
-    release: Int32s
-    """The row of the computation behind which it is issued; -1 for the one before it in its row, -2 for none."""
-    path: Int32s
-    """Which of :attr:`Expansion.links` its bytes go over, -1 for none."""
-    size_bytes: Int64s
-    """Bytes that it moves."""
-
-
 WHOLE = PartColumns(_NONE, _NONE, np.zeros(0, dtype=np.int64), _NONE, _NONE, np.zeros(0, dtype=np.int64))
 """Nothing in parts."""
 
@@ -66,7 +42,7 @@ class Expansion(NamedTuple):
     names: tuple[str, ...] = ()
     """Names of segments."""
     links: tuple[str, ...] = ()
-    """Links that segments' bytes go over."""
+    """The link of each path that segments' bytes go over: one path per link, rank and stream."""
     needs: tuple[Int32s, Int32s] = (_NONE, _NONE)
     """Rows of which the first is waited for by the second, where no stream says so."""
 
@@ -77,33 +53,6 @@ class Expansion(NamedTuple):
         number, name = np.empty_like(self.name), np.empty_like(self.name)
         number[place], name[place] = self.columns.number, self.name
         return Parts(number=number, name=name, names=self.names)
-
-
-def timed(workload: Workload, links: Links) -> Workload:
-    """Return the costs with what bytes over links take alone, latency included.
-
-    Raises:
-        ScheduleError: the network has no link of that name.
-    """
-
-    def over(segment: Segment) -> Segment:
-        if not segment.link:
-            return segment
-        if segment.link not in links.name:
-            known = f"known: {', '.join(links.name[:_SHOWN])}" if len(links) else "it has none"
-            raise ScheduleError(
-                f"segment {segment.name} goes over link {segment.link!r}, which the network lacks; {known}"
-            )
-        link = links.name.index(segment.link)
-        path = Paths.along(links, [0, 1], [link])
-        took = transfer_ns(np.array([segment.size_bytes]), path.overhead_ns, path.rate_kbps)
-        return replace(segment, duration_ns=int(took[0] + path.latency_ns[0]))
-
-    if not any(one.link for stages in workload.segments.values() for own in stages for one in own):
-        return workload
-    segments = {kind: [tuple(map(over, own)) for own in stages] for kind, stages in workload.segments.items()}
-    whole = replace(workload, segments={}, classes=tuple(timed(one, links) for one in workload.classes))
-    return whole.segmented(segments)
 
 
 class _Group(NamedTuple):
@@ -136,7 +85,7 @@ def in_segments(
 
 
 def _alike(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield the rows with which actions, messages and pairs begin, the alike together, and how many rows each has."""
+    """Yield the rows with which actions, messages and pairs begin, the alike together, and the rows of each."""
     begins = np.ones(len(issued), dtype=bool)
     begins[1:] = (issued.braid[1:] < 0) | (issued.braid[1:] != issued.braid[:-1])
     begins[issued.row_ptr[issued.row_ptr < len(issued)]] = True
@@ -194,8 +143,9 @@ def _whole_ns(issued: IssueOrder, workload: Workload, row: int) -> int:
 
 
 def _segments_of(issued: IssueOrder, workload: Workload, row: int) -> tuple[Segment, ...]:
-    by_stage = _costs(issued, workload, row).segments.get(Kind(int(issued.kind[row])))
-    if by_stage is None:
+    kind = Kind(int(issued.kind[row]))
+    by_stage = _costs(issued, workload, row).segments.get(kind)
+    if by_stage is None or kind not in COMPUTE:  # what runs on another stream stays whole there
         return ()
     span = int(issued.span[row])
     return tuple(
@@ -239,15 +189,23 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
     whole = replace(
         issued, row_ptr=at[issued.row_ptr], edge=issued.edge[source], **issued.cells.taken(source)._asdict()
     )
-    needs += _behind_results(issued, columns, begin, results, policy)
+    paths = _paths_over_links(whole, columns, list(links))
+    needs += behind_results(issued, columns, begin, results, policy)
     both = np.concatenate(needs, axis=1).astype(np.int32)
-    return whole, Expansion(
-        columns=columns, name=name, names=tuple(names), links=tuple(links), needs=(both[0], both[1])
-    )
+    return whole, Expansion(columns=columns, name=name, names=tuple(names), links=paths, needs=(both[0], both[1]))
 
 
 def _most_results(groups: Sequence[_Group]) -> int:
     return max((len(places) for group in groups if group.rows for places in group.rows.results), default=1)
+
+
+def _paths_over_links(whole: IssueOrder, columns: PartColumns, links: Sequence[str]) -> tuple[str, ...]:
+    """Number the paths over single links, in place; what one rank sends on one stream follows one another."""
+    rows = np.flatnonzero(columns.path >= 0)
+    rank = np.searchsorted(whole.row_ptr, rows, side="right") - 1
+    key = (columns.path[rows].astype(np.int64) * whole.placement.ranks + rank) * len(Stream) + columns.stream[rows]
+    distinct, columns.path[rows] = np.unique(key, return_inverse=True)
+    return tuple(links[one] for one in (distinct // (whole.placement.ranks * len(Stream))).tolist())
 
 
 def _unfilled(rows: int) -> PartColumns:
@@ -258,77 +216,3 @@ def _unfilled(rows: int) -> PartColumns:
 def _released(rows: Braided, start: NDArray[np.int64]) -> NDArray[np.int64]:
     release = np.array([one.release for one in rows.order])
     return np.where(release < 0, release, start[:, None] + release)
-
-
-def _behind_results(
-    issued: IssueOrder,
-    columns: PartColumns,
-    begin: NDArray[np.int64],
-    results: NDArray[np.int64],
-    policy: Policy,
-) -> list[NDArray[np.int64]]:
-    """Return what waits for an action's results where those are communication; let messages leave behind theirs.
-
-    That is its message, what its own rank makes of it, and behind an action alone whatever comes next.
-    """
-    placement = issued.placement
-    cells, stages, units = placement.stages * placement.units, placement.stages, placement.units
-    way = TABLE.feeds[issued.kind].astype(np.int64)
-    rows = np.flatnonzero((way >= 0) & (issued.unit >= 0))
-    rows = np.repeat(rows, issued.span[rows])
-    ahead = np.arange(rows.size) - np.searchsorted(rows, rows)
-    cell = (way[rows] * stages + issued.stage[rows]) * units + issued.unit[rows] + ahead
-    begins, makers = np.full(2 * cells, -1, dtype=np.int64), np.full(2 * cells, -1, dtype=np.int64)
-    begins[cell], makers[cell] = begin[rows], rows
-    before, behind = _on_own_rank(placement)
-    sends = np.flatnonzero(SENDS.mask(issued.kind))
-    sent = ((issued.kind[sends] == Kind.SEND_B) * stages + issued.stage[sends]) * units + issued.unit[sends]
-    if policy.name in _KEEPS_MESSAGES:
-        _release(columns, results[:, makers[sent]], begin[sends])
-    single = np.flatnonzero((results[0] >= 0) & (issued.braid < 0))
-    found = []
-    for result in results:
-        ends = np.where(makers < 0, -1, result[makers])
-        pairs = [
-            (ends[before], begins[behind]),
-            (ends[sent], begin[sends]),
-            _to_next(issued, begin, result, single),
-        ]
-        source, target = (np.concatenate(side) for side in zip(*pairs, strict=True))
-        kept = (source >= 0) & (target >= 0)
-        kept &= columns.stream[source] != Stream.COMPUTE  # whose order says so
-        found.append(np.stack([source, target])[:, kept])
-    return found
-
-
-def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np.int64]) -> None:
-    """Let messages leave behind the computations that their results follow, not behind the whole pair."""
-    computes = (results >= 0) & (columns.stream[results] == Stream.COMPUTE)
-    last = np.where(computes, results, STREAM).max(axis=0)
-    own = (results >= 0).any(axis=0)
-    columns.release[sends[own]] = last[own]
-
-
-def _on_own_rank(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the results of which the first is needed, on the same rank, for the second."""
-    stages, units = placement.stages, placement.units
-    held, unit = placement.stage_rank[placement.unit_route], np.arange(units)
-    cells = np.arange(stages * units)
-    before, behind = [cells], [stages * units + cells]
-    for low, high in placement.edges.tolist():
-        here = unit[held[:, low] == held[:, high]]
-        before += [low * units + here, (stages + high) * units + here]
-        behind += [high * units + here, (stages + low) * units + here]
-    return np.concatenate(before), np.concatenate(behind)
-
-
-def _to_next(
-    issued: IssueOrder, begin: NDArray[np.int64], result: NDArray[np.int64], rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each row's result with the first part of the computation that its rank issues next."""
-    computes = np.flatnonzero(COMPUTE.mask(issued.kind))
-    place = np.searchsorted(computes, rows, side="right")
-    rows, following = rows[place < computes.size], computes[place[place < computes.size]]
-    rank = np.searchsorted(issued.row_ptr, np.arange(len(issued)), side="right")
-    same = rank[rows] == rank[following]
-    return result[rows[same]], begin[following[same]]

@@ -20,9 +20,9 @@ from pptrace.sim.kernels import running
 from pptrace.sim.limits import check_costs
 from pptrace.sim.lower import lower
 from pptrace.sim.policy import Policy
-from pptrace.sim.segmented import timed
 from pptrace.sim.shared import shared_links
 from pptrace.sim.sweep import run_graph
+from pptrace.sim.timed import timed
 from pptrace.timeline.timeline import ROW_COLUMNS, Timeline
 from pptrace.timeline.traffic import Traffic
 
@@ -143,8 +143,8 @@ def _timeline(graph: TaskGraph, ran: Ran) -> Timeline:
     return Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,
         lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, **graph.cells._asdict(),
-        enter_ns=enter, start_ns=start, end_ns=end, lag_ns=lag, uncontended_ns=duration, collective_ns=graph.collective_ns, size_bytes=graph.size_bytes,
-        cause=cause, parts=graph.parts,
+        enter_ns=enter, start_ns=start, end_ns=end, lag_ns=lag, uncontended_ns=duration,
+        collective_ns=graph.collective_ns, size_bytes=graph.size_bytes, cause=cause, parts=graph.parts,
     )  # fmt: skip
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pptrace.study.levels import Levels
     from pptrace.study.row import Row
 
-__all__ = ["Compared", "Comparison", "compare", "short_reason"]
+__all__ = ["ComparedSchedule", "Comparison", "compare", "short_reason"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class ComparedSchedule:
     """One schedule of a comparison; ranks count from 1, and equal values share one."""
 
     entry: Entry
@@ -72,7 +72,7 @@ class Compared:
 class Comparison:
     """Schedules at three levels; prints as its table."""
 
-    rows: tuple[Compared, ...]
+    rows: tuple[ComparedSchedule, ...]
     """One per schedule, in the order in which they were asked for."""
 
     def table(self) -> list[Row]:
@@ -140,7 +140,7 @@ def compare(basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None]
         raise ConfigError("no schedule to compare: write them as gpipe,1f1b", key="schedules")
     for entry in entries:
         basis.check(entry, basis.resolve(entry))
-    rows: list[Compared] = []
+    rows: list[ComparedSchedule] = []
     errors: list[PptraceError] = []
     for index, entry in enumerate(entries):
         if watch is not None:
@@ -149,7 +149,7 @@ def compare(basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None]
             rows.append(_compared(basis, entry))
         except PptraceError as error:
             errors.append(error)
-            rows.append(Compared(entry=entry, reason=short_reason(error)))
+            rows.append(ComparedSchedule(entry=entry, reason=short_reason(error)))
     if len(errors) == len(rows):
         raise _none_runs(rows, errors)
     return Comparison(rows=_with_ranks(rows))
@@ -165,14 +165,14 @@ def short_reason(error: PptraceError) -> str:
     return " ".join(str(short).split())
 
 
-def _compared(basis: Basis, entry: Entry) -> Compared:
+def _compared(basis: Basis, entry: Entry) -> ComparedSchedule:
     levels = at_levels(basis.run(entry))
     offer = basis.find(entry)
     exact = offer is None or offer.bubble_is_exact
-    return Compared(entry=entry, levels=levels, formula_is_exact=exact)
+    return ComparedSchedule(entry=entry, levels=levels, formula_is_exact=exact)
 
 
-def _with_ranks(rows: Sequence[Compared]) -> tuple[Compared, ...]:
+def _with_ranks(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSchedule, ...]:
     levels = [row.levels for row in rows]
     formula = ranked([one and one.formula for one in levels])
     table = ranked([one and one.table for one in levels])
@@ -186,7 +186,7 @@ def _with_ranks(rows: Sequence[Compared]) -> tuple[Compared, ...]:
     )  # fmt: skip
 
 
-def _none_runs(rows: Sequence[Compared], errors: Sequence[PptraceError]) -> PptraceError:
+def _none_runs(rows: Sequence[ComparedSchedule], errors: Sequence[PptraceError]) -> PptraceError:
     """Return the one error that all share, or one that says what stops each."""
     if len({str(error) for error in errors}) == 1:
         return errors[0]

@@ -12,7 +12,7 @@ from pptrace.study.picture import CYCLE, INK, MUTED, write_picture
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.study.compare import Compared, Comparison
+    from pptrace.study.compare import ComparedSchedule, Comparison
 
 __all__ = ["save_plot"]
 
@@ -50,11 +50,11 @@ def save_plot(comparison: Comparison, path: str | Path) -> Path:
     return Path(path)
 
 
-def _simulated(row: Compared) -> tuple[int, str]:
+def _simulated(row: ComparedSchedule) -> tuple[int, str]:
     return row.simulated_rank or 0, row.entry.label
 
 
-def _draw_ranks(axes: Any, rows: Sequence[Compared]) -> None:
+def _draw_ranks(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
     """Draw a line per schedule through its places; the simulated ones are the rows of the bubbles beside."""
     columns = [[_rank(row, level) for row in rows] for level in range(len(_LEVELS))]
     places = [_places(ranks) for ranks in columns]
@@ -86,7 +86,7 @@ def _draw_ties(axes: Any, level: int, ranks: Sequence[int | None], places: Seque
         axes.plot([level] * 2, [min(tied), max(tied)], color="#e1e5ea", lw=24, solid_capstyle="round", zorder=1)
 
 
-def _draw_bubbles(axes: Any, rows: Sequence[Compared]) -> None:
+def _draw_bubbles(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
     for level, (name, shade) in enumerate(zip(_LEVELS, _SHADES, strict=True)):
         values = [_bubble(row, level) for row in rows]
         at = [index + (level - 1) * _BAR for index in range(len(rows))]
@@ -114,11 +114,11 @@ def _draw_bubbles(axes: Any, rows: Sequence[Compared]) -> None:
     )
 
 
-def _rank(row: Compared, level: int) -> int | None:
+def _rank(row: ComparedSchedule, level: int) -> int | None:
     return (row.formula_rank, row.table_rank, row.simulated_rank)[level]
 
 
-def _bubble(row: Compared, level: int) -> float | None:
+def _bubble(row: ComparedSchedule, level: int) -> float | None:
     if row.levels is None:
         return None
     value = (row.levels.formula, row.levels.table, row.levels.run.metrics.bubble)[level]
@@ -132,7 +132,7 @@ def _places(ranks: Sequence[int | None]) -> list[int | None]:
     return [place.get(index) for index in range(len(ranks))]
 
 
-def _step(row: Compared, least_ns: int) -> str:
+def _step(row: ComparedSchedule, least_ns: int) -> str:
     if row.levels is None:
         return ""
     run = row.levels.run
@@ -141,7 +141,7 @@ def _step(row: Compared, least_ns: int) -> str:
     return f"{text}\nover its memory" if run.metrics.over_capacity else text
 
 
-def _name(row: Compared) -> str:
+def _name(row: ComparedSchedule) -> str:
     label = row.entry.label
     return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
 

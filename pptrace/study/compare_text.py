@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pptrace.experiment.run import Run
-    from pptrace.study.compare import Compared, Comparison
+    from pptrace.study.compare import ComparedSchedule, Comparison
     from pptrace.study.levels import Levels
 
 __all__ = ["comparison_heading", "comparison_lines", "slower_text", "work_note"]
@@ -57,7 +57,7 @@ def comparison_heading(comparison: Comparison) -> list[str]:
     return [f"{job_text(ran[0][1].run)}{microbatches}", *(settings if len(settings) == 1 else ())]
 
 
-def _columns(rows: Sequence[Compared], ran: Sequence[Levels]) -> list[tuple[tuple[str, str], list[str]]]:
+def _columns(rows: Sequence[ComparedSchedule], ran: Sequence[Levels]) -> list[tuple[tuple[str, str], list[str]]]:
     """Return each column: its two headings, and its text for every schedule that ran."""
     running = [row for row in rows if row.levels is not None]
     columns = []
@@ -134,7 +134,7 @@ def _peaks(ran: Sequence[Levels]) -> list[str]:
     return [f"{peak}{mark[too_much]}" for peak, too_much in zip(peaks, over, strict=True)]
 
 
-def _notes(rows: Sequence[Compared]) -> list[str]:
+def _notes(rows: Sequence[ComparedSchedule]) -> list[str]:
     running = [row for row in rows if row.levels is not None]
     notes = ["#: rank by bubble, in the simulation by step time; equal ones share it"]
     if any(row.table_move or row.simulated_move for row in running):
@@ -169,7 +169,7 @@ def _work_ns(run: Run) -> int:
     return run.prepared.schedule.units * int((workload.f_ns + workload.b_ns).sum())
 
 
-def _verdict(rows: Sequence[Compared]) -> str:
+def _verdict(rows: Sequence[ComparedSchedule]) -> str:
     """Return who is the fastest, and where that one does not fit, who is of those that do."""
     ran = [(row.levels.run, row.entry.label) for row in rows if row.levels is not None]
     fits = [(run, label) for run, label in ran if run.metrics.over_capacity is None]

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from pptrace.hooks.provider import Provided
     from pptrace.hooks.registry import Registry
 
-__all__ = ["Chosen", "choose"]
+__all__ = ["ExecutorChoice", "choose"]
 
 _KEY = "executor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ExecutorChoice:
     """What the points of a sweep run on."""
 
     provided: Provided[ExecutorOffer]
@@ -48,11 +48,11 @@ class Chosen:
         return built
 
 
-def choose(said: str | Mapping[str, Any], registry: Registry, workers: int) -> Chosen:
+def choose(choice: str | Mapping[str, Any], registry: Registry, workers: int) -> ExecutorChoice:
     """Return the executor that a user names, its options checked.
 
     Args:
-        said: ``NAME``, ``NAME:key=value:key=value``, or a mapping with ``name`` and options.
+        choice: ``NAME``, ``NAME:key=value:key=value``, or a mapping with ``name`` and options.
         registry: the plugins.
         workers: how many points run at once.
 
@@ -60,10 +60,10 @@ def choose(said: str | Mapping[str, Any], registry: Registry, workers: int) -> C
         PluginError: no plugin offers it.
         ConfigError: an option that it does not take.
     """
-    name, given = _read(said) if isinstance(said, str) else _parted(said)
+    name, given = _read(choice) if isinstance(choice, str) else _name_and_options(choice)
     provided = registry.executors[name]
     options = checked_options(provided, given, _KEY)
-    return Chosen(provided=provided, request=ExecutorRequest(workers=workers, options=options))
+    return ExecutorChoice(provided=provided, request=ExecutorRequest(workers=workers, options=options))
 
 
 def _read(text: str) -> tuple[str, dict[str, Any]]:
@@ -81,7 +81,7 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     return name, {key.strip(): parse_value(value, f"--executor {text}") for key, _, value in pairs}
 
 
-def _parted(said: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    if not isinstance(said.get("name"), str):
+def _name_and_options(choice: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    if not isinstance(choice.get("name"), str):
         raise ConfigError("missing: name the executor, such as processes", key=f"{_KEY}.name")
-    return said["name"], {key: value for key, value in said.items() if key != "name"}
+    return choice["name"], {key: value for key, value in choice.items() if key != "name"}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pptrace.study.row import Row
 
-__all__ = ["Journal", "Noted", "journal_path", "read_journal"]
+__all__ = ["Journal", "JournalContent", "journal_path", "read_journal"]
 
 _HEADER = b'{"pptrace-sweep":1}\n'
 _FRESH = b'{"pptrace-sweep":1,"fresh":true}\n'
@@ -35,7 +35,7 @@ def journal_path(output: str | Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noted:
+class JournalContent:
     """What a journal holds."""
 
     rows: list[Row]
@@ -46,14 +46,14 @@ class Noted:
     """Bytes up to the torn end."""
 
 
-def read_journal(path: Path) -> Noted:
+def read_journal(path: Path) -> JournalContent:
     """Read a journal; the sweep may have ended at any byte of it.
 
     Raises:
         OutputError: the file is something else.
     """
     try:
-        return _noted(path, path.read_bytes())
+        return _content_of(path, path.read_bytes())
     except OSError as error:
         raise OutputError(f"cannot be read: {error.strerror}", file=path) from error
 
@@ -110,7 +110,7 @@ class Journal:
         except OSError as error:
             message = "another sweep is writing here: wait for it, or name another file with -o"
             raise OutputError(message, file=self.path) from error
-        noted = _noted(self.path, os.pread(self._file, os.fstat(self._file).st_size, 0))
+        noted = _content_of(self.path, os.pread(self._file, os.fstat(self._file).st_size, 0))
         size = 0 if fresh else noted.size
         self._rows = 0 if fresh else len(noted.rows)
         os.ftruncate(self._file, size)
@@ -126,7 +126,7 @@ class Journal:
             raise _failed(self.path, error) from error
 
 
-def _noted(path: Path, content: bytes) -> Noted:
+def _content_of(path: Path, content: bytes) -> JournalContent:
     header = next((each for each in (_HEADER, _FRESH) if content.startswith(each)), b"")
     if not header and not any(each.startswith(content) for each in (_HEADER, _FRESH)):
         raise OutputError("is no journal of pptrace sweep: move it away, or name another file with -o", file=path)
@@ -139,7 +139,7 @@ def _noted(path: Path, content: bytes) -> Noted:
             break
         rows.append(row)
         size = end + 1
-    return Noted(rows=rows, fresh=header == _FRESH, size=size)
+    return JournalContent(rows=rows, fresh=header == _FRESH, size=size)
 
 
 def _row(line: bytes) -> Row | None:

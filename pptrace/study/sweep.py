@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.errors import ConfigError, OutputError
 from pptrace.export.output import replace_file
 from pptrace.kernel import COMPILE_FROM
-from pptrace.study.executor import Chosen, choose
+from pptrace.study.executor import ExecutorChoice, choose
 from pptrace.study.journal import Journal, journal_path
 from pptrace.study.picture import check_picture
 from pptrace.study.point import run_point
@@ -138,7 +138,7 @@ def sweep(
     rows = {} if fresh else earlier_rows(grid, registry, outputs)
     missing = [point for point in grid.points if point.identity not in rows]
     done = len(grid.points) - len(missing)
-    report = progress or _unseen
+    report = progress or _no_progress
     report(done, len(grid.points))
     with Journal(journal_path(outputs[0]), fresh=fresh) if outputs and missing else nullcontext() as journal:
         for point, found in _run(grid, missing, registry, chosen):
@@ -148,7 +148,7 @@ def sweep(
             done += 1
             report(done, len(grid.points))
     own = [rows.pop(point.identity) for point in grid.points]
-    tidied = _tidied(grid.keys, [*own, *rows.values()])
+    tidied = _rows_of_all_columns(grid.keys, [*own, *rows.values()])
     return Sweep(over=grid.keys, rows=tuple(tidied[: len(own)]), others=tuple(tidied[len(own) :]))
 
 
@@ -158,7 +158,9 @@ def end_journals(outputs: Sequence[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _run(grid: Grid, points: Sequence[Point], registry: Registry, chosen: Chosen) -> Iterator[tuple[Point, Row]]:
+def _run(
+    grid: Grid, points: Sequence[Point], registry: Registry, chosen: ExecutorChoice
+) -> Iterator[tuple[Point, Row]]:
     """Yield points with their rows as they finish; large ones begin first, so that no worker is left with one."""
     compiled = sum(point.actions for point in points) >= COMPILE_FROM
     own = registry if chosen.in_process else None
@@ -180,7 +182,7 @@ def _labelled(grid: Grid, point: Point, row: Row) -> Row:
     return cells | row | {"pptrace": __version__} | which
 
 
-def _tidied(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
+def _rows_of_all_columns(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
     """Return rows that all have all columns; a column of integers and other numbers is one of floats."""
     columns = columns_of(axes, rows)
     kinds = {column: {type(row.get(column)) for row in rows} - {type(None)} for column in columns}
@@ -194,17 +196,17 @@ def _tidied(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
     return [{column: cell(row | over, column) for column in columns} for row in rows]
 
 
-class _Tried(Exception):  # noqa: N818 - no error: it undoes what was written to see whether it can be
+class _WritingTried(Exception):  # noqa: N818 - no error: it undoes what was written to see whether it can be
     pass
 
 
 def _check_writable(path: Path) -> None:
-    with suppress(_Tried), replace_file(path) as temporary:
+    with suppress(_WritingTried), replace_file(path) as temporary:
         temporary.touch()
-        raise _Tried
+        raise _WritingTried
 
 
-def _unseen(done: int, total: int) -> None:
+def _no_progress(done: int, total: int) -> None:
     del done, total
 
 

@@ -151,11 +151,11 @@ def _plot(axes: Any, points: Sequence[tuple[float, float | None]], place: int, d
     points = sorted((x, value) for x, value in points if value is not None)
     axes.plot(
         [x for x, _ in points], [value for _, value in points], ls=dashes, zorder=2 + 0.01 * place,
-        **_look(place),
+        **_line_style(place),
     )  # fmt: skip
 
 
-def _look(place: int) -> dict[str, Any]:
+def _line_style(place: int) -> dict[str, Any]:
     color, wide = CYCLE[place % len(CYCLE)], max(3 - place, 0)
     return {
         "color": color, "lw": 1.4 + 0.6 * wide, "marker": _MARKERS[place % len(_MARKERS)],
@@ -200,7 +200,7 @@ def _legend(drawn: Any, names: Sequence[str], figures: Sequence[Figure], *, base
     handles = []
     if len(names) > 1:
         for place, name in enumerate(names):
-            look = {"color": CYCLE[0], "lw": 2} if base and not place else _look(place)
+            look = {"color": CYCLE[0], "lw": 2} if base and not place else _line_style(place)
             handles.append(Line2D([], [], label=name, **look))
     if len(figures) > 1:
         for figure, dashes in zip(figures, _DASHES, strict=False):

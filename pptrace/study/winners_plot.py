@@ -69,7 +69,7 @@ def _cell(rows: Sequence[Row], names: Sequence[str], roles: Roles, figure: Figur
     tied = [name for value, name in known if value == best]
     if len(tied) > 1:
         return "\n".join(["tie", *map(_short, tied[:2])]) if len(tied) == 2 else f"tie of {len(tied)}", _TIE  # noqa: PLR2004 - two names fit
-    color = _pale(CYCLE[names.index(winner) % len(CYCLE)])
+    color = _paler(CYCLE[names.index(winner) % len(CYCLE)])
     if len(known) == 1:
         return f"{_short(winner)}\nalone", color
     return f"{_short(winner)}\n{_margin(best, known[1][0])}", color
@@ -82,7 +82,7 @@ def _margin(best: float, second: float) -> str:
     return f"{percent:.2g} %" if percent < 10 else f"{percent:.0f} %"  # noqa: PLR2004 - two digits either way
 
 
-def _pale(color: str) -> str:
+def _paler(color: str) -> str:
     parts = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
     return "#" + "".join(f"{round(part + (255 - part) * _PALE):02x}" for part in parts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -11,12 +11,17 @@ from pptrace.model.cells import Cells
 from pptrace.model.kinds import COMPUTE, Stream
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Actions", "GroupTime", "actions_in_parts", "group_times", "in_group", "last_segments", "segment_rows"]
+__all__ = [
+    "Actions", "GroupTime", "actions_in_parts", "communication", "group_times", "in_group", "last_segments",
+    "segment_rows",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,6 +65,21 @@ class GroupTime:
         """Share of all ranks' communication that computation hid; 0 where there was none."""
         total = int(self.total_ns.sum())
         return int(self.hidden_ns.sum()) / total if total else 0.0
+
+
+def communication(groups: Sequence[GroupTime]) -> dict[str, dict[str, Any]]:
+    """Return all ranks' communication by group, as plain JSON values.
+
+    >>> took = np.array([3, 1]), np.array([2, 1])
+    >>> communication([GroupTime(stream=Stream.TENSOR_PARALLEL, total_ns=took[0], hidden_ns=took[1])])
+    {'tensor-parallel': {'total_ns': 4, 'hidden_ns': 3, 'hidden': 0.75}}
+    """
+    return {
+        one.name: {
+            "total_ns": int(one.total_ns.sum()), "hidden_ns": int(one.hidden_ns.sum()), "hidden": one.hidden,
+        }
+        for one in groups
+    }  # fmt: skip
 
 
 def in_group(timeline: Timeline) -> NDArray[np.bool_]:
@@ -162,7 +182,7 @@ def segment_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
 
 
 def last_segments(timeline: Timeline) -> Int32s:
-    """Return, for each row, the row of its action's segment that ends last; -1 behind them all, for a row of -1."""
+    """Return, for each row, the row of its action's segment that ends last; behind them all -1."""
     last = np.append(np.arange(len(timeline), dtype=np.int32), np.int32(-1))
     rows, action = segment_rows(timeline)
     if rows.size:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import TABLE, Kind
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import Kind
 from pptrace.timeline.actions import last_segments
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import SENDS, Kind, KindSet
+from pptrace.model.kinds import BACKWARD, GRADIENTS, PASSES, SENDS, WEIGHT_GRADIENTS, Kind
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.folded import folded
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["in_flight", "link_use"]
 
-_RELEASES = (Kind.W, Kind.B, Kind.I)
+_RELEASES = sorted(BACKWARD, key=lambda kind: (kind not in WEIGHT_GRADIENTS, kind in GRADIENTS))
 """What ends a microbatch's stay, the first that it has."""
 
 
@@ -66,8 +66,8 @@ def link_use(timeline: Timeline) -> tuple[Counter, ...]:
 
 
 def _unit_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
-    """Return the rows of passes, once for each of their units, and those units."""
-    rows = np.flatnonzero(KindSet({Kind.F, *_RELEASES}).mask(timeline.kind) & (timeline.unit >= 0))
+    """Return the rows of passes, once for each of their microbatches, and those microbatches."""
+    rows = np.flatnonzero(PASSES.mask(timeline.kind) & (timeline.unit >= 0))
     span = timeline.span[rows]
     first = np.repeat(np.cumsum(span) - span, span)
     rows = np.repeat(rows, span)

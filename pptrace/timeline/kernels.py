@@ -3,7 +3,11 @@
 Columns are lists or arrays of integers, alike in use, hence without annotations.
 """
 
+from pptrace.model.kinds import Role
+
 __all__ = ["attribute_idle", "follow_causes", "follow_memory", "index_rows"]
+
+COMPUTES, COPIES, MEETS = int(Role.COMPUTE), int(Role.COPY), int(Role.COLLECTIVE)
 
 
 def index_rows(
@@ -73,7 +77,8 @@ def index_rows(
 
 
 def attribute_idle(
-    compute_lane, reduce_lane, lane_ptr, kind, stage, unit, span, start, end, lag, uncontended, cause,
+    role, result, compute_lane, reduce_lane,
+    lane_ptr, kind, stage, unit, span, start, end, lag, uncontended, cause,
     succ_ptr, succ, succ_edge, pred_ptr, pred, pred_edge, unit_route, stage_rank,
     stages, units, edges, forward, gradient, send, recv, opened, closed,
     collective, busy, idle, communicated, reductions,
@@ -81,7 +86,7 @@ def attribute_idle(
     """Split each rank's window into busy time and idle time by cause.
 
     ``idle`` holds seven causes per rank: fill, drain, transfer, contention, head-of-line, peer's
-    compute, data-parallel reduction.
+    compute, data-parallel reduction. ``role`` and ``result`` are columns of the table of kinds.
     """
     for rank in range(len(compute_lane)):
         lane = compute_lane[rank]
@@ -97,7 +102,7 @@ def attribute_idle(
         first, last = high, low - 1
         for row in range(low, high):
             k = kind[row]
-            if k <= 3 or k == 13:
+            if role[k] == COMPUTES and result[k] >= 0:
                 if first == high:
                     first = row
                 last = row
@@ -165,12 +170,12 @@ def attribute_idle(
                                         producer = maker
                                         arrived = end[m] + lag[m]
                         released = cause[row] if cause[row] >= 0 else row
-                        other = kind[released]
-                        if other == 12 or other == 8 or other == 10 or other == 15:
+                        other = role[kind[released]]
+                        if other in (COPIES, MEETS):
                             waited = begin - min(max(start[released], free), begin)
                             carried = min(waited, uncontended[released] + lag[released])
-                            idle[base + (2 if other == 12 else 6)] += carried
-                            idle[base + (3 if other == 12 else 6)] += waited - carried
+                            idle[base + (2 if other == COPIES else 6)] += carried
+                            idle[base + (3 if other == COPIES else 6)] += waited - carried
                             idle[base + 4] += hole - waited
                         elif message < 0:
                             idle[base + 5] += hole
@@ -189,7 +194,7 @@ def attribute_idle(
                 continue
             k = kind[row]
             took = end[row] - start[row]
-            if k <= 3 or k == 13 or k == 14:
+            if role[k] == COMPUTES:
                 busy[rank] += took
                 communicated[rank] += collective[row]
             elif row < first:

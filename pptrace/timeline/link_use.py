@@ -67,7 +67,7 @@ def busiest_links(timeline: Timeline, traffic: Traffic, step_ns: int) -> list[Li
     total = np.zeros(len(links), dtype=np.int64)
     np.add.at(total, paths.link, size)
     moving = traffic.segments(timeline.start_ns, timeline.end_ns)
-    lost, held = _lost(traffic, moving), moving.limit >= 0
+    lost, held = _lost_ns(traffic, moving), moving.limit >= 0
     delay = np.zeros(len(links), dtype=np.int64)
     np.add.at(delay, moving.limit[held], lost[held])
     first = np.full(len(links), np.iinfo(np.int64).max)
@@ -100,7 +100,7 @@ def busiest_links(timeline: Timeline, traffic: Traffic, step_ns: int) -> list[Li
 def delays(timeline: Timeline, traffic: Traffic) -> list[Delay]:
     """Return what each link cost each pair of ranks, the most first."""
     moving = traffic.segments(timeline.start_ns, timeline.end_ns)
-    lost = _lost(traffic, moving)
+    lost = _lost_ns(traffic, moving)
     slowed = np.flatnonzero((moving.limit >= 0) & (lost > 0))
     pair = traffic.path[moving.row[slowed]] // traffic.paths.ways
     key, entry = np.unique(pair.astype(np.int64) * len(traffic.links) + moving.limit[slowed], return_inverse=True)
@@ -138,7 +138,7 @@ def link_counters(timeline: Timeline, traffic: Traffic, most: int = 32) -> tuple
     kept = shown[paths.link[entry]] >= 0
     entry, segment = entry[kept], segment[kept]
     rate = moving.rate_kbps[segment] * paths.weight[entry] * _KILO
-    return _stepped(
+    return _step_counters(
         [traffic.links.name[link] for link in chosen],
         np.tile(shown[paths.link[entry]], 2),
         np.concatenate([moving.start_ns[segment], moving.end_ns[segment]]),
@@ -146,7 +146,7 @@ def link_counters(timeline: Timeline, traffic: Traffic, most: int = 32) -> tuple
     )
 
 
-def _lost(traffic: Traffic, moving: Segments) -> Int64s:
+def _lost_ns(traffic: Traffic, moving: Segments) -> Int64s:
     """Return what each segment lost against the rate that its message has alone."""
     alone = traffic.paths.rate_kbps[traffic.path[moving.row]]
     took = moving.end_ns - moving.start_ns
@@ -167,7 +167,7 @@ def _users(pair: Int64s, link: Int32s, size: Int64s) -> dict[int, tuple[int, ...
     return {one: tuple(user for _, user in sorted(users)) for one, users in found.items()}
 
 
-def _stepped(names: list[str], which: Int64s, at_ns: Int64s, change: Int64s) -> tuple[Counter, ...]:
+def _step_counters(names: list[str], which: Int64s, at_ns: Int64s, change: Int64s) -> tuple[Counter, ...]:
     order = np.lexsort((at_ns, which))
     which, at_ns, total = which[order], at_ns[order], np.cumsum(change[order])
     last = np.ones(which.size, dtype=bool)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.kinds import TABLE, Kind
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import PASSES, Stream
 from pptrace.timeline import kernels
 from pptrace.timeline.changes import memory_changes
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.folded import folded
 from pptrace.timeline.row_index import lanes_of
-from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
@@ -43,7 +43,7 @@ class Memory:
     peak_at_ns: Int64s
     """When that is first reached."""
     peak_activations: Int64s
-    """The most units' activations held at once, each stage's of a unit counted as one."""
+    """The most microbatches' activations held at once, each stage's of a microbatch counted as one."""
     capacity_bytes: int
     """The device's memory; 0 where unknown."""
 
@@ -113,7 +113,7 @@ def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ..
 def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
     """Whether changes of memory are not in the order of the compute stream's rows alone."""
     present = np.flatnonzero(np.bincount(timeline.kind, minlength=len(TABLE.role)))
-    others = np.setdiff1d(present, [Kind.F, Kind.B, Kind.I, Kind.W])
+    others = present[~PASSES.mask(present)]
     changes = (TABLE.activation[others] != 0) | (TABLE.weight_activation[others] != 0)
     return bool(changes.any()) or timeline.parts is not None or bool(workload.classes)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.timeline.actions import actions_in_parts, segment_rows
+from pptrace.timeline.actions import segment_rows
 from pptrace.timeline.row_index import index_timeline
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class Messages:
 
 
 def messages(timeline: Timeline) -> Messages:
-    """Match sends, receives, producers and consumers by stage, unit and direction.
+    """Match sends, receives, producers and consumers by stage, microbatch and direction.
 
-    An action that spans several units is found by any of them; where several consumers share a
+    An action that spans several microbatches is found by any of them; where several consumers share a
     message, the one that started first counts.
     """
     index, edges = index_timeline(timeline), timeline.placement.edges
@@ -48,7 +48,9 @@ def messages(timeline: Timeline) -> Messages:
     cell, count = np.flatnonzero(shown), np.count_nonzero(shown, axis=1)
     send, recv = index.send[cell], index.recv[cell]
     producer, consumer = (computed[cell + np.repeat(column, count)] for column in away.T)
-    consumer = _first_segments(timeline, consumer)
+    if timeline.parts is not None:
+        producer = _result_segments(timeline, producer, np.where(send >= 0, send, recv))
+        consumer = _first_segments(timeline, consumer)
     order = _order(timeline, np.where(send >= 0, send, recv), consumer)
     return Messages(send=send[order], recv=recv[order], producer=producer[order], consumer=consumer[order])
 
@@ -68,12 +70,30 @@ def _order(timeline: Timeline, first: Int32s, consumer: Int32s) -> NDArray[np.in
 
 
 def _first_segments(timeline: Timeline, rows: Int32s) -> Int32s:
-    """Return the first rows of the actions that some rows belong to."""
-    if timeline.parts is None:
-        return rows
-    first = np.arange(len(timeline) + 1, dtype=np.int32)
-    first[-1] = -1
+    """Return the first segments of the actions that some rows belong to."""
     segments, action = segment_rows(timeline)
-    first[segments] = actions_in_parts(timeline).first[action]
+    number = np.zeros(0) if timeline.parts is None else timeline.parts.number
+    order = np.lexsort((segments, number[segments], action))
+    leads = segments[order][np.diff(action[order], prepend=-1) != 0]
+    first = np.append(np.arange(len(timeline), dtype=np.int32), np.int32(-1))
+    first[segments] = leads[action]
     found: Int32s = first[rows]
+    return found
+
+
+def _result_segments(timeline: Timeline, rows: Int32s, messages: Int32s) -> Int32s:
+    """Return the segments that messages left behind: of each producer, the last to end before its message."""
+    segments, action = segment_rows(timeline)
+    of_row = np.full(len(timeline) + 1, -1, dtype=np.int64)
+    of_row[segments] = action
+    asks = np.flatnonzero((of_row[rows] >= 0) & (messages >= 0))
+    owner = np.concatenate([action, of_row[rows[asks]]])
+    at_ns = np.concatenate([timeline.end_ns[segments], timeline.start_ns[messages[asks]]])
+    order = np.lexsort((np.arange(owner.size), at_ns, owner))
+    latest = np.maximum.accumulate(np.where(order < segments.size, np.arange(order.size), -1))
+    before = order[latest[order >= segments.size]]
+    asks = asks[order[order >= segments.size] - segments.size]
+    ended = action[before] == of_row[rows[asks]] if before.size else np.zeros(0, dtype=bool)
+    found = rows.copy()
+    found[asks[ended]] = segments[before[ended]]
     return found

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import Stream
 from pptrace.timeline import kernels
 from pptrace.timeline.actions import GroupTime, group_times
 from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.folded import with_own_waits
 from pptrace.timeline.memory import Memory, measure_memory
 from pptrace.timeline.row_index import index_timeline, lanes_of
-from pptrace.timeline.timeline import Stream
 from pptrace.timeline.window import window
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def measure(timeline: Timeline, workload: Workload) -> Metrics:
     run(
         kernels.attribute_idle,
         (
-            compute, reduce, timeline.lane_ptr, timeline.kind, timeline.stage, timeline.unit, timeline.span,
+            TABLE.role, TABLE.result, compute, reduce, timeline.lane_ptr, *timeline.cells[:4],
             times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
             *index.graph[9:], placement.unit_route, placement.stage_rank.ravel(),
             placement.stages, placement.units, placement.edges.shape[0],

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import COMPUTE, STAGE_ENDS, KindSet
+from pptrace.model.kinds import COMPUTE, STAGE_ENDS, KindSet, Stream
 from pptrace.schedule.table import Schedule
+from pptrace.timeline.folded import folded
 from pptrace.timeline.row_index import lanes_of
-from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
@@ -30,7 +30,8 @@ def compute_rows(timeline: Timeline) -> list[Int64s]:
 
 
 def computed_order(timeline: Timeline) -> Schedule:
-    """Return the table of what each rank computed."""
+    """Return the table of what each rank computed, one row per action."""
+    timeline = folded(timeline)
     by_rank = compute_rows(timeline)
     rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
     return Schedule.of_cells(

@@ -10,6 +10,8 @@ import numpy as np
 from pptrace.model.columns import Int32s, column
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 __all__ = ["Parts"]
@@ -33,6 +35,15 @@ class Parts:
     def of_rows(self, rows: NDArray[np.integer]) -> Self:
         """Return the parts of some rows, in their order; names keep their numbers."""
         return replace(self, number=self.number[rows], name=self.name[rows])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Parts | None]) -> Parts | None:
+        """Return the parts of rows that follow one another and share their names; None where none are known."""
+        known = [one for one in parts if one is not None]
+        if not known:
+            return None
+        number, name = (np.concatenate([getattr(one, column) for one in known]) for column in ("number", "name"))
+        return replace(known[0], number=number, name=name)
 
     def name_of(self, row: int) -> str:
         """Return the name of a row's segment, ``""`` for none."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.model.kinds import BACKWARD, Kind
+from pptrace.timeline.actions import in_group
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,10 +40,12 @@ def phases(timeline: Timeline) -> tuple[Phase, ...]:
 
     Warm-up lasts from a rank's first forward until its first backward starts, cool-down from the end
     of its last forward to the end of its last backward, steady is what lies between. A phase without
-    length is left out, and a rank without a forward or without a backward has none.
+    length is left out, and a rank without a forward or without a backward has none. Of actions in
+    segments, computation counts.
     """
-    forward = timeline.kind == Kind.F
-    backward = BACKWARD.mask(timeline.kind)
+    computes = ~in_group(timeline)
+    forward = (timeline.kind == Kind.F) & computes
+    backward = BACKWARD.mask(timeline.kind) & computes
     ranks, firsts = _ranks(timeline)
     start = _first(timeline.start_ns, forward, firsts)
     turn = _first(timeline.start_ns, backward, firsts)

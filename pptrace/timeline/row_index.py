@@ -1,4 +1,4 @@
-"""Where each stage and unit's compute and messages are among a timeline's rows."""
+"""Where each stage and microbatch's compute and messages are among a timeline's rows."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from pptrace.timeline.actions import last_segments
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
-    from pptrace.timeline.timeline import Stream, Timeline
+    from pptrace.model.kinds import Stream
+    from pptrace.timeline.timeline import Timeline
 
 __all__ = ["RowIndex", "index_timeline", "lanes_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowIndex:
-    """Rows by stage, unit, edge and direction; -1 where there is none."""
+    """Rows by stage, microbatch, edge and direction; -1 where there is none."""
 
     graph: StageGraph
     """The stages' graph."""
     forward: Int32s
-    """Shape (stages x units,): the forward's row; of one in segments, that of the last to end."""
+    """Shape (stages x microbatches,): the forward's row; of one in segments, that of the last to end."""
     gradient: Int32s
-    """Shape (stages x units,): the full or input-gradient backward's row."""
+    """Shape (stages x microbatches,): the full or input-gradient backward's row."""
     send: Int32s
-    """Shape (2 x edges x units,): the sender's row of each message, forward edges first."""
+    """Shape (2 x edges x microbatches,): the sender's row of each message, forward edges first."""
     recv: Int32s
-    """Shape (2 x edges x units,): the receiver's row of each message."""
+    """Shape (2 x edges x microbatches,): the receiver's row of each message."""
 
 
 def index_timeline(timeline: Timeline) -> RowIndex:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.parts import Parts
     from pptrace.timeline.routes import Routes
 
-__all__ = ["LANE_COLUMNS", "ROW_COLUMNS", "Slice", "Stream", "Timeline"]
+__all__ = ["LANE_COLUMNS", "ROW_COLUMNS", "Slice", "Timeline"]
 
 
 LANE_COLUMNS = ("lane_rank", "lane_stream", "lane_peer", "lane_ptr")
@@ -72,7 +72,7 @@ class Timeline(Cells):
     """
 
     placement: Placement
-    """Where each stage of each unit's route is."""
+    """Where each stage of each microbatch's route is."""
     lane_rank: Int32s
     """Shape (lanes,): the rank of each lane."""
     lane_stream: Int8s

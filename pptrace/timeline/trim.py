@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from pptrace.timeline.counter import Counter
     from pptrace.timeline.routes import Routes
 
-__all__ = ["Only", "parse_only", "trim"]
+__all__ = ["Selection", "parse_only", "trim"]
 
 _LONGEST = 1 << 24
 _KEYS = ("ranks", "microbatches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Only:
+class Selection:
     """What an export is trimmed to."""
 
     ranks: tuple[int, ...] | None = None
@@ -35,11 +35,11 @@ class Only:
     """Microbatches to keep, in order; None for all."""
 
 
-def parse_only(text: Sequence[str]) -> Only:
+def parse_only(text: Sequence[str]) -> Selection:
     """Read ``ranks=0,7`` and ``microbatches=0:32``: numbers and half-open ranges, joined by commas.
 
     >>> parse_only(["ranks=0,6:8", "microbatches=:3"])
-    Only(ranks=(0, 6, 7), units=(0, 1, 2))
+    Selection(ranks=(0, 6, 7), units=(0, 1, 2))
 
     Raises:
         ConfigError: a key is unknown or given twice, or a value is no number or range.
@@ -56,7 +56,7 @@ def parse_only(text: Sequence[str]) -> Only:
             raise ConfigError("given twice; join the values with commas", key=f"only.{key}")
         numbers = [number for part in values.split(",") for number in _numbers(part, key)]
         found[key] = tuple(sorted(set(numbers)))
-    return Only(ranks=found.get("ranks"), units=found.get("microbatches"))
+    return Selection(ranks=found.get("ranks"), units=found.get("microbatches"))
 
 
 def trim(timeline: Timeline, ranks: Sequence[int] | None, units: Sequence[int] | None) -> Timeline:

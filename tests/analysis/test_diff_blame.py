@@ -18,7 +18,8 @@ from pptrace.analysis.steps.path import BETWEEN, MESSAGES, chain_of
 from pptrace.analysis.steps.releases import releases_of
 from pptrace.analysis.steps.replay import run_order
 from pptrace.analysis.steps.times import performed
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind
 from pptrace.present.diff.document import diff_document, verdict
 from pptrace.present.diff.tables import divergence_words, kinds, way_sizes
 from pptrace.present.page import page_of

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pptrace.analysis.diff.step_diff import diff
 from pptrace.analysis.figure import Figure, Sides
-from pptrace.analysis.steps.pooled import over_steps, pooled, share_of_deviation
+from pptrace.analysis.steps.medians import median_step, over_steps, share_of_deviation
 from pptrace.analysis.steps.sides import Side, measured_side
 from pptrace.analysis.steps.times import performed
 from pptrace.model.workload import Workload
@@ -64,7 +64,7 @@ def test_a_pooled_duration_is_the_median(by_ms: list[int]) -> None:
     base = step()
     first, *others = (performed(stretched(base, "1B2", by * MS)) for by in by_ms)
 
-    found = pooled(first, others)
+    found = median_step(first, others)
 
     usual = performed(base).duration_ns
     (at,) = np.flatnonzero(first.duration_ns - usual) if by_ms[0] else (None,)
@@ -79,7 +79,7 @@ def test_a_pooled_message_takes_the_median_of_what_was_seen() -> None:
     base = step()
     own = [performed(slower_way(base, 1, 2, factor)) for factor in (1, 2, 8)]
 
-    found = pooled(own[0], own[1:]).transfers
+    found = median_step(own[0], own[1:]).transfers
 
     way = (found.source == 1) & (found.target == 2)
     assert found.took_ns[way].tolist() == own[1].transfers.took_ns[way].tolist()

@@ -10,11 +10,11 @@ import pytest
 from compared_steps import slower_way, stretched
 
 from pptrace.analysis.diff.step_diff import diff
-from pptrace.analysis.steps.match import alike
+from pptrace.analysis.steps.match import folded_alike
 from pptrace.analysis.steps.replay import replay
 from pptrace.analysis.steps.sides import Side, simulated_side
 from pptrace.analysis.steps.times import performed
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.table import Schedule
@@ -146,7 +146,7 @@ def test_a_slower_path_is_that_link() -> None:
 def test_a_backward_in_one_is_an_input_and_a_weight_gradient_in_the_other() -> None:
     folded = [["0F0", "0F1", "0B0", "0B1"], SPLIT[1]]
 
-    a, b, stages = alike(performed(step(SPLIT)), performed(step(folded)))
+    a, b, stages = folded_alike(performed(step(SPLIT)), performed(step(folded)))
 
     assert stages == (0,)
     assert a.order.rows() == b.order.rows()

@@ -9,11 +9,11 @@ import pytest
 from compared_steps import MS, one_step, side_of_step, without_row
 
 from pptrace.analysis.explanation.explanation import Explanation, explain
-from pptrace.analysis.figure import varied
+from pptrace.analysis.figure import with_deviations
 from pptrace.analysis.steps.sides import measured_side
 from pptrace.analysis.steps.sources import notes_of
 from pptrace.analysis.steps.times import performed
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.present.explanation import explanation_document
 from pptrace.present.text import text_of
 from pptrace.present.values import plain
@@ -54,7 +54,7 @@ def test_parts_and_the_critical_path_are_the_step(steps: list[Explanation]) -> N
 
 def document_of(one: Explanation, steps: Sequence[Explanation], measurement: Measurement) -> Document:
     lengths = [int(each.step_ns.value) for each in steps]
-    return explanation_document("run", varied(one, steps if len(steps) > 1 else []), lengths, measurement)
+    return explanation_document("run", with_deviations(one, steps if len(steps) > 1 else []), lengths, measurement)
 
 
 def test_every_figure_varies_as_the_steps_do(steps: list[Explanation], measurement: Measurement) -> None:

@@ -14,7 +14,7 @@ from shown_steps import STEPS, step
 
 from pptrace.export import kineto, perfetto
 from pptrace.export.hops import Hops
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.timeline.messages import messages
 from pptrace.timeline.phases import phases
 

@@ -17,7 +17,7 @@ from pptrace.version import __version__
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 LONGEST = 300
-PICTURES = {".gif", ".html", ".jpg", ".pdf", ".png", ".svg"}
+PICTURES = {".gif", ".jpg", ".pdf", ".png", ".svg"}
 STUDY = "examples/paper-2605.24006/"
 """Its own test holds its pictures to its page."""
 _WORDS = ("work" + "space", "age" + "nt", "ses" + "sion", "py" + "pi.org", "to" + "do", "fix" + "me", "x" * 3)

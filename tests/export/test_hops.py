@@ -16,11 +16,12 @@ from interpreted import interpreted_kernels
 
 from pptrace import kernel
 from pptrace.export.hops import Hops, link_title, routed
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.routes import Routes
-from pptrace.timeline.timeline import Slice, Stream, Timeline
+from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn

@@ -13,12 +13,13 @@ import pytest
 from pptrace.errors import TraceError
 from pptrace.export.kineto import read, write
 from pptrace.export.kineto.lint import lint
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.routes import Routes
-from pptrace.timeline.timeline import Slice, Stream, Timeline
+from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from drawn_parts import drawn_parts
 from drawn_routes import cluster_counters, drawn_routes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,11 +17,12 @@ from hypothesis import strategies as st
 from pptrace.errors import ConfigError, TraceError
 from pptrace.export.kineto import read, recognises, write
 from pptrace.export.kineto.lint import lint
-from pptrace.model.action import PER_STAGE, Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import PER_STAGE, Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.counter import Counter
-from pptrace.timeline.timeline import Slice, Stream, Timeline
+from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +55,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
             *(draw(_counters(rank, name)) for rank in range(ranks) for name in draw(NAMES)),
         ),
         routes=draw(drawn_routes(len(slices))),
+        parts=draw(drawn_parts(len(slices))),
         provenance=draw(st.dictionaries(st.text(), JSON, max_size=2)),
     )
 

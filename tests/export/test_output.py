@@ -16,10 +16,11 @@ from pptrace.errors import OutputError
 from pptrace.export.output import compress, exporter_for, replace_file, save
 from pptrace.hooks import builtin
 from pptrace.hooks.offers import ExporterOffer
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
-from pptrace.timeline.timeline import Slice, Stream, Timeline
+from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,11 +11,12 @@ import pytest
 from decoded_trace import BEGIN, COUNTER, END, Decoded
 
 from pptrace.export.perfetto import write
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.counter import Counter
-from pptrace.timeline.timeline import Slice, Stream, Timeline
+from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
 from pptrace.export.perfetto.extension import FIELD_NUMBERS, descriptor_set
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 
 PROTO = Path(__file__).parents[2] / "proto" / "pptrace.proto"
 CLAIMED = range(7610, 7640)
@@ -27,7 +27,7 @@ def test_every_field_stands_in_the_text_under_its_number_and_type() -> None:
     found = re.findall(r"optional (\w+) (\w+) = (\d+);", body)
     assert {name: int(number) for _, name, number in found} == FIELD_NUMBERS
     assert {name: kind for kind, name, _ in found} == {
-        n: "Kind" if n == "kind" else "int64" for n in FIELD_NUMBERS
+        n: {"kind": "Kind", "segment": "string"}.get(n, "int64") for n in FIELD_NUMBERS
     }
 
 

@@ -12,11 +12,12 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.errors import TraceError
 from pptrace.export.perfetto import read, recognises, write
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.counters import in_flight
-from pptrace.timeline.timeline import Slice, Stream
+from pptrace.timeline.timeline import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from drawn_parts import drawn_parts
 from drawn_routes import cluster_counters, drawn_routes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,11 +16,12 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.errors import ConfigError, OutputError
 from pptrace.export.perfetto import read, recognises, write
-from pptrace.model.action import PER_STAGE, Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import PER_STAGE, Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.counter import Counter
-from pptrace.timeline.timeline import Slice, Stream, Timeline
+from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +69,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
             *(draw(counters(rank)) for rank in range(draw(st.integers(0, ranks)))),
         ),
         routes=draw(drawn_routes(len(slices))),
+        parts=draw(drawn_parts(len(slices))),
         provenance=draw(JSON),
     )
 

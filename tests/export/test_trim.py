@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from pptrace.errors import ConfigError
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.routes import Routes
-from pptrace.timeline.timeline import Slice, Stream, Timeline
-from pptrace.timeline.trim import Only, parse_only, trim
+from pptrace.timeline.timeline import Slice, Timeline
+from pptrace.timeline.trim import Selection, parse_only, trim
 
 UNITS = 6
 
@@ -146,13 +147,13 @@ def test_everything_asked_for_keeps_every_column(timeline: Timeline) -> None:
 @pytest.mark.parametrize(
     ("text", "only"),
     [
-        ([], Only()),
-        (["ranks=0,7"], Only(ranks=(0, 7))),
-        (["microbatches=0:3"], Only(units=(0, 1, 2))),
-        (["ranks=3,1:3,1", "microbatches=:2"], Only(ranks=(1, 2, 3), units=(0, 1))),
+        ([], Selection()),
+        (["ranks=0,7"], Selection(ranks=(0, 7))),
+        (["microbatches=0:3"], Selection(units=(0, 1, 2))),
+        (["ranks=3,1:3,1", "microbatches=:2"], Selection(ranks=(1, 2, 3), units=(0, 1))),
     ],
 )
-def test_selections_are_numbers_and_half_open_ranges(text: list[str], only: Only) -> None:
+def test_selections_are_numbers_and_half_open_ranges(text: list[str], only: Selection) -> None:
     assert parse_only(text) == only
 
 

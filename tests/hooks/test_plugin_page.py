@@ -13,16 +13,19 @@ from pptrace.errors import ConstraintError
 from pptrace.hooks.build import build_schedule
 from pptrace.hooks.registry import Registry
 from pptrace.hooks.sorts import SORTS
+from pptrace.model.kinds import Stream
 from pptrace.model.request import ScheduleRequest
+from pptrace.sim.simulate import simulate
 from pptrace.testing import assert_valid_network, assert_valid_schedule, grid
+from pptrace.timeline.actions import actions_in_parts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
-ONE_FILE, OPTIONS, RULE, PLUGIN, CHECKS, NETWORK, NETWORK_CHECKS = re.findall(
+ONE_FILE, OPTIONS, RULE, PAIRS, LAYERS, PLUGIN, CHECKS, NETWORK, NETWORK_CHECKS = re.findall(
     r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE
 )
 
 
-@pytest.mark.parametrize("code", [ONE_FILE, OPTIONS, RULE])
+@pytest.mark.parametrize("code", [ONE_FILE, OPTIONS, RULE, PAIRS])
 def test_the_files_of_the_page_make_valid_schedules(code: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(code)
 
@@ -48,6 +51,21 @@ def test_the_options_of_the_page_s_file_are_given_as_the_page_says(
         ["0F0", "0F1", "0B0", "0B1", "0F2", "0F3", "0B2", "0B3"],
         ["0F0", "0F1", "0B1", "0B0", "0F2", "0F3", "0B3", "0B2"],
     ]
+
+
+def test_the_pairs_of_the_page_take_what_it_says() -> None:
+    table, costs = module_of(PAIRS).make(ranks=1, microbatches=4), module_of(LAYERS).costs(1)
+
+    timeline = simulate(table, costs)
+    pairs = timeline.braid >= 0
+    computed = pairs & (timeline.lane_stream[timeline.lane_of_row()] == Stream.COMPUTE)
+    members = actions_in_parts(timeline)
+
+    assert (costs.f_ns.tolist(), costs.b_ns.tolist()) == ([12_000], [20_000])
+    for pair in set(timeline.braid[pairs].tolist()):
+        rows = computed & (timeline.braid == pair)
+        assert int(timeline.end_ns[rows].max() - timeline.start_ns[rows].min()) == 24_000
+    assert not members.exposed_ns[members.braid >= 0].any()
 
 
 def test_the_plugin_of_the_page_keeps_its_promises() -> None:

@@ -14,7 +14,8 @@ from markupsafe import Markup
 from pptrace.analysis import figure, share
 from pptrace.analysis.figure import Figure, Sides
 from pptrace.analysis.steps import match
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind
 from pptrace.present import explanation, figures, svg
 from pptrace.present.document import Cell, Document, Line, Picture, Section, Table
 from pptrace.present.page import page_of

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strategies import valid_schedules
 
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.workload import Workload
 from pptrace.schedule.deadlock import cycle_text
 from pptrace.schedule.table import Schedule

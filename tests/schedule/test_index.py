@@ -9,7 +9,8 @@ from interpreted import interpreted_kernels
 from strategies import valid_schedules
 
 from pptrace import kernel
-from pptrace.model.kinds import TABLE, Result
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import Result
 from pptrace.model.placement import Placement
 from pptrace.schedule.index import ABSENT, index_schedule
 from pptrace.schedule.kernels import tables

@@ -7,7 +7,8 @@ from hypothesis import given
 from strategies import placements, valid_schedules
 
 from pptrace.errors import ScheduleError
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement
 from pptrace.schedule.table import Schedule
 

@@ -13,7 +13,8 @@ from strategies import valid_schedules
 
 from pptrace import kernel
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement
 from pptrace.schedule.issue_order import IssueOrder, Receive, as_issued, with_messages, with_sends
 from pptrace.schedule.table import Schedule

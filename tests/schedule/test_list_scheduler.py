@@ -18,7 +18,7 @@ from strategies import placements
 
 from pptrace import kernel
 from pptrace.errors import ScheduleError
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
 from pptrace.schedule.list_scheduler import Actions, InFlight, list_schedule

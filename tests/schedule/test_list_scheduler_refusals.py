@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pptrace.errors import ScheduleError
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement, chain
 from pptrace.schedule.list_scheduler import InFlight, list_schedule
 
@@ -29,7 +29,7 @@ def test_a_bound_that_leaves_an_action_waiting_is_refused_with_rank_and_action(
     with pytest.raises(ScheduleError) as refused:
         list_schedule(Placement.looped(2, 4), SLOTS, in_flight=in_flight, spans=spans)
 
-    assert str(refused.value) == f"{stuck} can never start: too few units may be in flight; allow more"
+    assert str(refused.value) == f"{stuck} can never start: too few microbatches may be in flight; allow more"
     assert f"rank {refused.value.rank}: {refused.value.action}" == stuck
 
 
@@ -48,7 +48,7 @@ def test_a_rank_that_its_own_earlier_stages_fill_up_is_refused() -> None:
         ({Kind.F: 1.5, Kind.B: 2}, {}, "times of F and of transfers are integers from 0"),
         ({Kind.F: [1, 2, 3], Kind.B: 2}, {}, "broadcast"),
         (SLOTS, {"transfer": -1}, "transfers are integers from 0"),
-        (SLOTS, {"spans": {Kind.F: 3}}, "4 units do not fill blocks of 3 F"),
+        (SLOTS, {"spans": {Kind.F: 3}}, "4 microbatches do not fill blocks of 3 F"),
         (SLOTS, {"spans": {Kind.F: 0}}, "spans are from 1, of F, B"),
         (SLOTS, {"spans": {Kind.B: -2}}, "spans are from 1, of F, B"),
         (SLOTS, {"spans": {Kind.W: 2}}, "spans are from 1, of F, B"),

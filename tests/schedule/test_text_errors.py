@@ -40,7 +40,7 @@ def test_a_cell_that_is_no_action_is_named_with_its_place(cell: str) -> None:
 
 
 def test_the_message_says_what_is_allowed() -> None:
-    with pytest.raises(TableError, match=r"expected stage, kind and unit such as 0F3.*RECOMPUTE, OPTIMIZER"):
+    with pytest.raises(TableError, match=r"expected stage, kind and microbatch such as 0F3.*RECOMPUTE, OPTIMIZER"):
         parse_table("0X0,0B0")
 
 

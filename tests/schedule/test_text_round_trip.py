@@ -11,7 +11,7 @@ from strategies import valid_schedules
 
 from pptrace.errors import OutputError
 from pptrace.export.table_file import write_table
-from pptrace.model.action import COMMUNICATION, Kind
+from pptrace.model.kinds import COMMUNICATION, Kind
 from pptrace.schedule.issue_order import Receive
 from pptrace.schedule.row import Form
 from pptrace.schedule.table import Schedule

@@ -219,7 +219,7 @@ COLUMNS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("change", "text"), [
-    ({"kind": [0, 15]}, "column kind holds numbers that are no kind"),
+    ({"kind": [0, 16]}, "column kind holds numbers that are no kind"),
     ({"kind": [-1, 1]}, "column kind holds numbers that are no kind"),
     ({"stage": [0]}, "column stage has 1 values for 2 actions"),
     ({"row_ptr": [0, 1]}, "row_ptr must rise from 0"),

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated_steps import SimulatedStep, simulated_steps
 
-from pptrace.model.action import COMMUNICATION, Kind
+from pptrace.model.kinds import COMMUNICATION, Kind
 from pptrace.sim.policy import PolicyName
 from pptrace.timeline.memory import memory_counters
 from pptrace.timeline.metrics import measure

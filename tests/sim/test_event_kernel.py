@@ -19,7 +19,7 @@ from strategies import policies, valid_schedules, workloads
 
 from pptrace import kernel
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.table import Schedule

@@ -14,12 +14,11 @@ from oracle_policies import Oracle
 from strategies import networks, valid_schedules, workloads
 
 from pptrace.errors import DeadlockError
-from pptrace.model.action import COMPUTE, Kind
+from pptrace.model.kinds import COMPUTE, Kind, Stream
 from pptrace.schedule.issue_order import Receive, with_messages
 from pptrace.schedule.table import Schedule
 from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.simulate import simulate
-from pptrace.timeline.timeline import Stream
 
 POLICIES = [
     Policy(name=PolicyName.ASYNC),

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pptrace.errors import DeadlockError
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat

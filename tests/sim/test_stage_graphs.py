@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from strategies import networks, policies
 
 from pptrace.errors import DeadlockError
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
 from pptrace.schedule.table import Schedule

@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
@@ -15,7 +16,7 @@ from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.metrics import IdleCause, Metrics, measure
-from pptrace.timeline.timeline import Slice, Stream, Timeline
+from pptrace.timeline.timeline import Slice, Timeline
 
 ONE_UNIT = [["0F0", "0B0"], ["1F0", "1B0"]]
 

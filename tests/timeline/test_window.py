@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.model.action import Action, Kind
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
@@ -17,7 +18,7 @@ from pptrace.sim.simulate import simulate
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.messages import messages
 from pptrace.timeline.metrics import IdleCause, Metrics, measure
-from pptrace.timeline.timeline import Slice, Stream
+from pptrace.timeline.timeline import Slice
 from pptrace.timeline.window import window
 
 NETWORK = Flat(rate_kbps=1_000_000)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.workload import Workload
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.metrics import measure
-from pptrace.timeline.timeline import Stream
 from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace.timeline.timeline import Slice, Stream
 from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pptrace.timeline.timeline import Slice
 
 PIPELINE = {"default_pg": [0, 1], "mesh_pp": [0, 1]}
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"

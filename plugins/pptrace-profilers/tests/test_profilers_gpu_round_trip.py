@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from simulated_steps import simulated_steps
 
 from pptrace import simulate
-from pptrace.model.action import COMMUNICATION
+from pptrace.model.kinds import COMMUNICATION
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.messages import messages
 from pptrace_profilers.importers import measure_kineto

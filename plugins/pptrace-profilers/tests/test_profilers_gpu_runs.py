@@ -19,7 +19,7 @@ import pptrace
 from pptrace.analysis.diff.step_diff import diff
 from pptrace.analysis.steps.replay import replay
 from pptrace.errors import DeadlockError
-from pptrace.model.action import COMMUNICATION
+from pptrace.model.kinds import COMMUNICATION
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.issue_order import with_messages

@@ -12,9 +12,8 @@ import pytest
 from foreign_traces import rewritten
 from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace.timeline.timeline import Stream
 from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest
-from pptrace.timeline.timeline import Stream
 from pptrace_profilers.formats.kineto import read_kineto
 from pptrace_profilers.importers import measure_kineto
 from pptrace_profilers.rules.actions import BUILT_IN

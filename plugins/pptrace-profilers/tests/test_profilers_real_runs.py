@@ -8,15 +8,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace.timeline.timeline import Stream, Timeline
 from pptrace_profilers.annotate.command import module_for
 from pptrace_profilers.importers import measure_kineto
+
+if TYPE_CHECKING:
+    from pptrace.timeline.timeline import Timeline
 
 HERE = Path(__file__).parent
 TORCH = os.environ.get("PPTRACE_TORCH_PYTHON") or (sys.executable if importlib.util.find_spec("torch") else None)

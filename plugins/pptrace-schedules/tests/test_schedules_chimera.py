@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pptrace
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.model.request import ScheduleRequest
 from pptrace.model.workload import Workload
 from pptrace.schedule.table import Schedule

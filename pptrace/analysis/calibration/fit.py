@@ -15,7 +15,7 @@ import numpy as np
 
 from pptrace.analysis.figure import Figure, median_of
 from pptrace.analysis.steps.times import Transfers
-from pptrace.model.action import Kind
+from pptrace.model.kinds import PASSES, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Calibration", "Fitted", "LinkFit", "WayTime", "calibrate", "fit_link"]
 
-_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 _FEWEST, _FAR = 3, 3
 
 
@@ -124,7 +123,7 @@ def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
         msg = "steps of one size are fitted together"
         raise ValueError(msg)
     ((ranks, stages, microbatches),) = sizes
-    fits = (_fitted(steps, kind, stage) for stage in range(stages) for kind in _KINDS)
+    fits = (_fitted(steps, kind, stage) for stage in range(stages) for kind in sorted(PASSES))
     gaps = np.concatenate([one.gap_ns for one in steps])
     sent = np.concatenate([one.transfers.size_bytes for one in steps])
     seen = _seen(steps)

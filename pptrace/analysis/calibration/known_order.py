@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import ValidationError
 
-from pptrace.analysis.steps.match import alike
+from pptrace.analysis.steps.match import folded_alike
 from pptrace.analysis.steps.times import performed
 from pptrace.errors import PptraceError
 from pptrace.hooks.build import build_schedule
@@ -48,7 +48,7 @@ def _same_order(step: Performed, table: Schedule) -> bool:
     if table.stages != step.placement.stages:
         return False
     costs = Workload.uniform(table.stages, edges=len(table.placement.edges), f_ns=1000, b_ns=2000)
-    a, b, _ = alike(step, performed(simulate(table, costs)))
+    a, b, _ = folded_alike(step, performed(simulate(table, costs)))
     return all(
         np.array_equal(getattr(a, column), getattr(b, column)) for column in ("rank", "kind", "stage", "unit")
     )

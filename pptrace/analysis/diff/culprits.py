@@ -131,7 +131,7 @@ def _network(ways: Mapping[tuple[int, int], Way]) -> tuple[Figure, dict[tuple[in
     }
     common = 1.0
     if len(ratio) > 1 and (min(ratio.values()) > 1 or max(ratio.values()) < 1):
-        common = min(ratio.values(), key=_apart)
+        common = min(ratio.values(), key=_distance_from_equal)
     return Figure(common - 1), {ends: _less(one, common) for ends, one in ratio.items()}
 
 
@@ -162,10 +162,10 @@ def _spike(rank: int, out: NDArray[np.float64]) -> Culprit:
 def _common(ratios: Sequence[float]) -> float:
     """Return the middle rank's ratio; of two, as where one of two ranks is slow, the one nearer to 1."""
     ordered = sorted(ratios)
-    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=_apart)
+    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=_distance_from_equal)
 
 
-def _apart(ratio: float) -> float:
+def _distance_from_equal(ratio: float) -> float:
     return abs(ratio - 1)
 
 

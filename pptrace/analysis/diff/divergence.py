@@ -9,7 +9,6 @@ import numpy as np
 
 from pptrace.analysis.figure import SIGMAS, Figure
 from pptrace.analysis.steps.releases import releases_of
-from pptrace.analysis.steps.times import action_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -99,7 +98,7 @@ def first_divergence(
     source = -1 if by is None else int(b.rank[by])
     idle = int(b.gap_ns[j] - a.gap_ns[i]) if source not in {-1, int(b.rank[j])} else rest
     return Divergence(
-        rank=int(b.rank[j]), action=action_at(b, j), at_ns=int(b.start_ns[j]) - begin_b,
+        rank=int(b.rank[j]), action=b.action(j), at_ns=int(b.start_ns[j]) - begin_b,
         late_ns=Figure(int(late[at]), int(noise_ns[at]) or None),
         own_ns=own, message_ns=rest - idle, idle_ns=idle, released_ns=released, source=source,
         behind=_behind((a, i), (b, j)), chain=tuple(_chain(releases, j, ended)),
@@ -109,7 +108,7 @@ def first_divergence(
 def _behind(*places: tuple[Performed, int]) -> tuple[str, str]:
     """Return what ran before two computations on their ranks, where that is not the same."""
     first, second = (
-        str(action_at(step, at - 1)) if at and step.rank[at - 1] == step.rank[at] else "its beginning"
+        str(step.action(at - 1)) if at and step.rank[at - 1] == step.rank[at] else "its beginning"
         for step, at in places
     )
     return ("", "") if first == second else (first, second)
@@ -121,5 +120,5 @@ def _chain(releases: Releases, index: int, ended: Mapping[int, int]) -> Iterator
     for _ in range(_LONGEST):
         if at is None:
             return
-        yield Link(rank=int(step.rank[at]), action=action_at(step, at), late_ns=ended.get(at))
+        yield Link(rank=int(step.rank[at]), action=step.action(at), late_ns=ended.get(at))
         at = releases.of(at)

@@ -9,15 +9,15 @@ import numpy as np
 
 from pptrace.analysis.figure import Figure, Sides, median_of
 from pptrace.analysis.steps.match import first_difference, same_stages
-from pptrace.analysis.steps.pooled import over_steps, share_of_deviation
-from pptrace.analysis.steps.times import action_at
-from pptrace.model.action import Action, Kind
+from pptrace.analysis.steps.medians import over_steps, share_of_deviation
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pptrace.analysis.steps.match import Matched
     from pptrace.analysis.steps.times import Performed, Transfers
+    from pptrace.model.action import Action
     from pptrace.model.columns import Int64s
 
 __all__ = [
@@ -134,7 +134,7 @@ def changes(a: Performed, b: Performed, matched: Matched, noise_ns: Int64s) -> t
     columns = (matched.first, matched.second, noise_ns, delta)
     return tuple(
         Change(
-            rank=int(b.rank[j]), action=action_at(b, j), first_ns=int(a.duration_ns[i]),
+            rank=int(b.rank[j]), action=b.action(j), first_ns=int(a.duration_ns[i]),
             second_ns=int(b.duration_ns[j]), change_ns=Figure(change, noise or None), at_ns=int(b.start_ns[j]),
         )
         for i, j, noise, change in zip(*(column[order].tolist() for column in columns), strict=True)
@@ -174,7 +174,7 @@ def orders(a: Performed, b: Performed) -> tuple[OrderChange, ...]:
         return ()
     changed = []
     for rank in range(max(a.placement.ranks, b.placement.ranks)):
-        rows = [[str(action_at(one, i)) for i in np.flatnonzero(one.rank == rank).tolist()] for one in (a, b)]
+        rows = [[str(one.action(i)) for i in np.flatnonzero(one.rank == rank).tolist()] for one in (a, b)]
         position = first_difference(*rows)
         if position is not None:
             first, second = (row[position] if position < len(row) else "" for row in rows)

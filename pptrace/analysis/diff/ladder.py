@@ -17,7 +17,7 @@ from pptrace.analysis.steps.times import performed
 if TYPE_CHECKING:
     from pptrace.analysis.steps.times import Performed
 
-__all__ = ["LadderStep", "climb"]
+__all__ = ["LadderStep", "ladder_steps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class LadderStep:
     """How long that is then."""
 
 
-def climb(a: Performed, b: Performed, a_ns: int, b_ns: int) -> tuple[LadderStep, ...]:
+def ladder_steps(a: Performed, b: Performed, a_ns: int, b_ns: int) -> tuple[LadderStep, ...]:
     """Return the ladder from a step of ``a_ns`` to one of ``b_ns``.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.analysis.diff.culprits import Blame, blame_of
 from pptrace.analysis.diff.findings import kinds, ways
-from pptrace.analysis.diff.ladder import LadderStep, climb
+from pptrace.analysis.diff.ladder import LadderStep, ladder_steps
 from pptrace.analysis.figure import Figure, Sides
 from pptrace.analysis.steps.match import Matched, match
 from pptrace.analysis.steps.parts import parts_of
@@ -95,6 +95,6 @@ def _ladder(a: StepOfSide, b: StepOfSide) -> tuple[tuple[LadderStep, ...], str]:
         )
         return (), f"the steps have {both}"
     try:
-        return climb(a.step, b.step, a.metrics.step_ns, b.metrics.step_ns), ""
+        return ladder_steps(a.step, b.step, a.metrics.step_ns, b.metrics.step_ns), ""
     except ScheduleError as error:
         return (), f"an order cannot be replayed: {error}"

@@ -12,10 +12,10 @@ from pptrace.analysis.diff.divergence import Divergence, first_divergence
 from pptrace.analysis.diff.findings import changes, orders, spread_of
 from pptrace.analysis.diff.memory import RankMemory, memory_of
 from pptrace.analysis.diff.pair import Pair, StepOfSide, pair_of
-from pptrace.analysis.figure import varied
-from pptrace.analysis.steps.match import alike, same_stages
+from pptrace.analysis.figure import with_deviations
+from pptrace.analysis.steps.match import folded_alike, same_stages
+from pptrace.analysis.steps.medians import share_of_deviation
 from pptrace.analysis.steps.path import PathsDiffer, paths_differ
-from pptrace.analysis.steps.pooled import share_of_deviation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,7 @@ def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
     """Compare two steps action by action."""
     sides = (a, b)
     ranks = max(one.numbers[-1] + 1 if one.numbers else one.performed.placement.ranks for one in sides)
-    first, second, folded = alike(*(_numbered(side, side.performed, ranks) for side in sides))
+    first, second, folded = folded_alike(*(_numbered(side, side.performed, ranks) for side in sides))
     taken = StepOfSide.of(a, first), StepOfSide.of(b, second)
     single = [[_numbered(side, step, ranks).folded(folded) for step in side.every] for side in sides]
     pair = _varied(pair_of(*taken), _replicates(sides, taken, single), sides)
@@ -156,8 +156,10 @@ def _replicates(
 def _varied(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side]) -> Pair:
     """Return a pair with deviations; those of parts and paths are of one step even where steps are pooled."""
     factors = [share_of_deviation(len(side.steps)) if side.pools else 1.0 for side in sides]
-    single = varied(pair, *groups)
-    return replace(varied(pair, *groups, factors=factors), parts_ns=single.parts_ns, paths_ns=single.paths_ns)
+    single = with_deviations(pair, *groups)
+    return replace(
+        with_deviations(pair, *groups, factors=factors), parts_ns=single.parts_ns, paths_ns=single.paths_ns
+    )
 
 
 def _noise(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pptrace.analysis.steps.times import Performed
     from pptrace.model.columns import Int64s
 
-__all__ = ["Matched", "alike", "first_difference", "match", "same_stages"]
+__all__ = ["Matched", "first_difference", "folded_alike", "match", "same_stages"]
 
 _MOST_RANKS = 4096
 
@@ -40,7 +40,7 @@ class Matched:
         return int(self.first.size)
 
 
-def alike(a: Performed, b: Performed) -> tuple[Performed, Performed, tuple[int, ...]]:
+def folded_alike(a: Performed, b: Performed) -> tuple[Performed, Performed, tuple[int, ...]]:
     """Return both steps with first stages folded where one of them splits their backward and the other does not.
 
     PyTorch skips the input gradient of the first stage, so a measured one has a whole backward there.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.timeline.timeline import Stream
+from pptrace.model.kinds import Stream
 
 if TYPE_CHECKING:
     from pptrace.analysis.steps.sides import Side

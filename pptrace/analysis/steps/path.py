@@ -10,8 +10,7 @@ import numpy as np
 
 from pptrace.analysis.steps.match import first_difference, same_stages
 from pptrace.analysis.steps.releases import releases_of
-from pptrace.analysis.steps.times import action_at
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +71,7 @@ def paths_differ(a: Performed, b: Performed, chains: tuple[Chain, Chain]) -> Pat
     if not same_stages(a, b):
         return None
     names = [
-        [f"rank {step.rank[i]}: {action_at(step, i)}" for i in reversed(chain.positions)]
+        [f"rank {step.rank[i]}: {step.action(i)}" for i in reversed(chain.positions)]
         for step, chain in zip((a, b), chains, strict=True)
     ]
     common = first_difference(*names)

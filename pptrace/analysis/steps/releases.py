@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pptrace.model.action import Kind
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import Kind, Pass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,25 +51,23 @@ class Releases:
 
     def _inputs(self, index: int) -> Iterator[Input]:
         step = self.step
-        kind, stage, unit = int(step.kind[index]), int(step.stage[index]), int(step.unit[index])
-        for each in range(unit, unit + int(step.span[index])) if kind <= Kind.I else ():
-            yield kind == Kind.F, stage, each
+        stage, unit, way = int(step.stage[index]), int(step.unit[index]), int(TABLE.feeds[step.kind[index]])
+        for each in range(unit, unit + int(step.span[index])) if way >= 0 else ():
+            yield way == 0, stage, each
 
 
 def releases_of(step: Performed) -> Releases:
     """Return where a step's inputs come from."""
     made: dict[Input, int] = {}
     for index in range(len(step)):
-        kind, stage, unit = int(step.kind[index]), int(step.stage[index]), int(step.unit[index])
-        if kind <= Kind.I:
-            forward = kind == Kind.F
-            for each in range(unit, unit + int(step.span[index])):
-                made[forward, stage + (1 if forward else -1), each] = index
+        stage, unit, way = int(step.stage[index]), int(step.unit[index]), int(TABLE.feeds[step.kind[index]])
+        for each in range(unit, unit + int(step.span[index])) if way >= 0 else ():
+            made[way == 0, stage + (1 if way == 0 else -1), each] = index
     sent = step.transfers
     ways: dict[Input, int] = {}
     columns = (sent.kind, sent.stage, sent.unit, sent.took_ns, sent.held_ns)
     for kind, stage, unit, took, held in zip(*(column.tolist() for column in columns), strict=True):
-        forward = kind == Kind.SEND_F
+        forward = Kind(kind).traits.direction is Pass.FORWARD
         if took >= 0:
             ways[forward, stage + (1 if forward else -1), unit] = took + held
     return Releases(step=step, producers=made, ways_ns=ways)

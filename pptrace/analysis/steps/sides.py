@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.analysis.steps.pooled import pooled
+from pptrace.analysis.steps.medians import median_step
 from pptrace.analysis.steps.times import performed
 from pptrace.errors import ConfigError
 from pptrace.model.workload import Workload
@@ -63,7 +63,7 @@ class Side:
         if not self.pools:
             return performed(self.timeline)
         every = self.every
-        return pooled(every.pop(self.chosen), every)
+        return median_step(every.pop(self.chosen), every)
 
     @property
     def every(self) -> list[Performed]:

@@ -12,44 +12,46 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.model.action import Action, Kind
+from pptrace.model.cells import CELL, Cells
+from pptrace.model.columns import Int32s, Int64s, difference
+from pptrace.model.kinds import COMMUNICATION, RECEIVES, TOWARDS_NEXT, Kind, Pass, Stream, message_kind
 from pptrace.schedule.table import Schedule
 from pptrace.sim.action_times import ActionTimes
+from pptrace.timeline.folded import folded
 from pptrace.timeline.messages import messages
 from pptrace.timeline.order import compute_rows
-from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
-    from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.model.placement import Placement
     from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Performed", "Transfers", "action_at", "performed"]
+__all__ = ["Performed", "Transfers", "performed"]
 
-_MESSAGES = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
+_SENDER = np.array(
+    [
+        message_kind(sends=True, forward=kind.traits.direction is Pass.FORWARD) if kind in RECEIVES else kind
+        for kind in Kind
+    ],
+    dtype=np.int8,
+)
+"""By kind, that of the sender's side of a message; any other kind stays."""
 _WAITED_NS, _WAITED_UNSEEN_NS = 50_000, 200_000
 """From how long a wait on a message shows when that was there; longer where the wait itself is not recorded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfers:
-    """One value per message, by action of the sending stage."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Transfers(Cells):
+    """One value per message, each the send of its stage."""
 
     source: Int32s
     """The sending rank."""
     target: Int32s
     """The receiving rank."""
-    kind: Int8s
-    """``SEND_F`` or ``SEND_B``."""
-    stage: Int32s
-    """The sending stage."""
-    unit: Int32s
-    """The microbatch."""
     size_bytes: Int64s
     """Its size; 0 where unknown."""
     took_ns: Int64s
@@ -60,28 +62,15 @@ class Transfers:
     observed: NDArray[np.bool_]
     """Whether its arrival was seen: its consumer waited for it, or a simulation knows."""
 
-    def __len__(self) -> int:
-        return int(self.stage.size)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Performed:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Performed(Cells):
     """One value per computation, rank by rank, in the order in which they ran."""
 
     placement: Placement
     """Where each stage is."""
     rank: Int32s
     """The rank."""
-    kind: Int8s
-    """The kind."""
-    stage: Int32s
-    """The stage."""
-    unit: Int32s
-    """The first microbatch."""
-    span: Int32s
-    """How many."""
-    braid: Int32s
-    """The braid; -1 for none."""
     row: Int64s
     """Its row in the timeline; of two that are folded, the second's."""
     start_ns: Int64s
@@ -95,19 +84,14 @@ class Performed:
     transfers: Transfers
     """The messages between ranks."""
 
-    def __len__(self) -> int:
-        return int(self.rank.size)
-
     @property
     def order(self) -> Schedule:
         """The table of what was computed."""
         ptr = np.searchsorted(self.rank, np.arange(self.placement.ranks + 1))
-        return Schedule.from_columns(
-            self.placement, ptr, self.kind, self.stage, self.unit, span=self.span, braid=self.braid
-        )
+        return Schedule.of_cells(self.placement, ptr, self.cells)
 
     @property
-    def cells(self) -> Int64s:
+    def places(self) -> Int64s:
         """The place of each among all kinds, stages and microbatches."""
         stages, units = self.placement.stages, self.placement.units
         places: Int64s = (self.kind.astype(np.int64) * stages + self.stage) * units + self.unit
@@ -120,11 +104,9 @@ class Performed:
 
     def equals(self, other: Performed) -> bool:
         """Return whether another step did the same at the same times, to the nanosecond, on the same ranks."""
-        columns = ("rank", "kind", "stage", "unit", "span", "braid", "start_ns", "end_ns", "duration_ns", "gap_ns")
+        columns = ("rank", *CELL, "start_ns", "end_ns", "duration_ns", "gap_ns")
         of_messages = ("source", "target", "kind", "stage", "unit", "size_bytes", "took_ns")
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns) and all(
-            np.array_equal(getattr(self.transfers, name), getattr(other.transfers, name)) for name in of_messages
-        )
+        return not (difference(self, other, columns) or difference(self.transfers, other.transfers, of_messages))
 
     @property
     def lacks_ranks(self) -> bool:
@@ -173,10 +155,10 @@ class Performed:
         duration, transfer = (np.full(cells, -1, dtype=np.int64) for _ in range(2))
         gap = np.zeros(cells, dtype=np.int64)
         for times, column, other in ((duration, "duration_ns", durations), (gap, "gap_ns", gaps)):
-            times[self.cells] = getattr(self, column)
+            times[self.places] = getattr(self, column)
             if other is not None:
-                there = np.isin(other.cells, self.cells)
-                times[other.cells[there]] = getattr(other, column)[there]
+                there = np.isin(other.places, self.places)
+                times[other.places[there]] = getattr(other, column)[there]
         for step in (self, transfers):
             if step is not None:
                 at = _sends(step.transfers, self.placement)
@@ -189,8 +171,9 @@ def performed(timeline: Timeline) -> Performed:
     """Take a step's times apart.
 
     Where a consumer did not wait, its message may have been there long before it was looked for: then the median
-    of the same way's messages stands for it, if that is less.
+    of the same way's messages stands for it, if that is less. Actions in segments are taken whole.
     """
+    timeline = folded(timeline)
     by_rank = compute_rows(timeline)
     rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
     pairs = messages(timeline)
@@ -199,22 +182,13 @@ def performed(timeline: Timeline) -> Performed:
         before[row[1:]] = timeline.end_ns[row[:-1]]
     ready = np.maximum(before, _arrivals(timeline, pairs))[rows]
     first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)
-    gap = np.where(_brought(timeline)[rows], 0, np.maximum(timeline.start_ns[rows] - ready, 0))
+    gap = np.where(_released_by_messages(timeline)[rows], 0, np.maximum(timeline.start_ns[rows] - ready, 0))
     gap[first[first < rows.size]] = 0  # what comes before a rank's first action is no gap between two
     return Performed(
-        placement=timeline.placement, rank=timeline.rank_of_row()[rows], kind=timeline.kind[rows],
-        stage=timeline.stage[rows], unit=timeline.unit[rows], span=timeline.span[rows], braid=timeline.braid[rows],
-        row=rows.astype(np.int64), start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
+        **timeline.cells.taken(rows)._asdict(), placement=timeline.placement, rank=timeline.rank_of_row()[rows],
+        row=rows, start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
         duration_ns=(timeline.end_ns - timeline.start_ns)[rows], gap_ns=gap,
         transfers=_transfers(timeline, pairs, before),
-    )  # fmt: skip
-
-
-def action_at(step: Performed, index: int) -> Action:
-    """Return what one computation is."""
-    return Action(
-        kind=Kind(int(step.kind[index])), stage=int(step.stage[index]), unit=int(step.unit[index]),
-        span=int(step.span[index]),
     )  # fmt: skip
 
 
@@ -236,10 +210,10 @@ def _arrivals(timeline: Timeline, pairs: Messages) -> Int64s:
     return there
 
 
-def _brought(timeline: Timeline) -> NDArray[np.bool_]:
+def _released_by_messages(timeline: Timeline) -> NDArray[np.bool_]:
     """Return, per row, whether it is known that a message released it: its own, or one that came with that."""
     beside = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
-    carries = np.isin(timeline.kind, [int(kind) for kind in _MESSAGES]) & beside
+    carries = COMMUNICATION.mask(timeline.kind) & beside
     brought: NDArray[np.bool_] = np.append(carries, False)[timeline.cause]
     return brought
 
@@ -256,7 +230,7 @@ def _transfers(timeline: Timeline, pairs: Messages, before: Int64s) -> Transfers
     ready = np.maximum(ready, timeline.end_ns[producer])
     took = np.maximum(arrived - ready, 0)
     held = np.where(caused, ready - timeline.end_ns[producer], 0)
-    joined = caused & _brought(timeline)[consumer]
+    joined = caused & _released_by_messages(timeline)[consumer]
     held[joined] += np.maximum(timeline.start_ns[consumer] - arrived, 0)[joined]
     enter, start = timeline.enter_ns[consumer], timeline.start_ns[consumer]
     waited = np.where(enter < start, start - np.maximum(before[consumer], enter) > _WAITED_NS,
@@ -270,12 +244,13 @@ def _transfers(timeline: Timeline, pairs: Messages, before: Int64s) -> Transfers
         if seen.size:
             unseen = same & ~observed
             took[unseen] = np.minimum(took[unseen], int(np.median(seen)))
-    kind, stage = timeline.kind[rows], timeline.stage[rows]
-    received_f, received_b = kind == Kind.RECV_F, kind == Kind.RECV_B
+    cells = timeline.cells.taken(rows)
+    received, ahead = RECEIVES.mask(cells.kind), TOWARDS_NEXT.mask(cells.kind)
+    cells = cells._replace(
+        kind=_SENDER[cells.kind], stage=cells.stage + np.where(received, np.where(ahead, 1, -1), 0)
+    )
     return Transfers(
-        source=rank[producer], target=rank[consumer],
-        kind=np.where(received_f, Kind.SEND_F, np.where(received_b, Kind.SEND_B, kind)).astype(np.int8),
-        stage=(stage - received_f + received_b).astype(np.int32), unit=timeline.unit[rows],
+        **cells._asdict(), source=rank[producer], target=rank[consumer],
         size_bytes=np.maximum(timeline.size_bytes[rows], np.where(send >= 0, timeline.size_bytes[send], 0)),
         took_ns=took, held_ns=held, observed=observed,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from pptrace.export.kinds import NAMES
 from pptrace.export.kineto.lanes import process_of
 from pptrace.model.placement import Placement
 from pptrace.timeline.counter import Counter
+from pptrace.timeline.parts import Parts
 from pptrace.timeline.routes import Routes
 from pptrace.timeline.timeline import Timeline
 
@@ -37,8 +38,13 @@ _KEYS = {
     "braid": "braid",
     "cause": "cause",
     "row": "correlation",
+    "segment_number": "segment_number",
 }
-_ASSUMED = {"span": 1, "braid": -1, "cause": 0}
+_ASSUMED = {"span": 1, "braid": -1, "cause": 0, "segment_number": -1}
+
+
+_SHARED = ("placement", "provenance", "segments")
+"""What files of one run have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +73,8 @@ class Part:
         hops: list[NDArray[np.int64]] = []
         for events in batches:
             slices = [event for event in events if event["ph"] == "X"]
-            for name, values in _kernels([e for e in slices if e["cat"] in _KERNELS]).items():
+            kernels = [e for e in slices if e["cat"] in _KERNELS]
+            for name, values in _kernels(kernels, own.get("segments", ())).items():
                 pieces.setdefault(name, []).append(values)
             launches.append(_launches([e for e in slices if e["cat"] == "cuda_runtime"]))
             hops.append(_hops([e["args"] for e in slices if e["cat"] == "link"]))
@@ -101,7 +108,7 @@ def joined(parts: Sequence[tuple[Path, Part]]) -> Timeline:
     seen: set[int] = set()
     for path, part in parts:
         ranks = {lane[0] for lane in part.own["lanes"]}
-        if part.links != links or any(part.own[key] != first[key] for key in ("placement", "provenance")):
+        if part.links != links or any(part.own.get(key) != first.get(key) for key in _SHARED):
             raise TraceError(f"not of the same run as {parts[0][0]}; read them apart", file=path)
         if seen & ranks:
             raise TraceError(f"rank {min(seen & ranks)} is in another of the files too", file=path)
@@ -123,6 +130,7 @@ def _timeline(files: Sequence[tuple[Path, Part]]) -> Timeline:
     order = np.argsort(row, kind="stable")
     columns = {name: values[order] for name, values in columns.items()}
     columns["cause"] = _found(row[order], columns["cause"])
+    segments, number, name = parts[0].own.get("segments"), columns.pop("segment_number"), columns.pop("segment")
     counters = sorted((counter for part in parts for counter in part.counters), key=lambda c: c.rank)
     placement = parts[0].own["placement"]
     return Timeline(
@@ -138,6 +146,7 @@ def _timeline(files: Sequence[tuple[Path, Part]]) -> Timeline:
         lane_ptr=np.concatenate([[0], np.cumsum(lanes[:, 3])]),
         counters=tuple(counters),
         routes=_routes(files, row[order]),
+        parts=None if segments is None else Parts(number=number, name=name, names=tuple(map(str, segments))),
         provenance=parts[0].own["provenance"],
         **columns,
     )
@@ -159,7 +168,7 @@ def _hops(args: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
     return _integers([[a["transfer"], a["hop"], a["link"]] for a in args]).reshape(-1, 3)
 
 
-def _kernels(events: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.int64]]:
+def _kernels(events: Sequence[dict[str, Any]], segments: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     start, dur = _times(events, "ts"), _times(events, "dur")
     args = [event["args"] for event in events]
     columns = {name: _integers([a.get(key, _ASSUMED.get(name, 0)) for a in args]) for name, key in _KEYS.items()}
@@ -167,6 +176,8 @@ def _kernels(events: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.int64]]:
         [a.get("uncontended_ns", usual) for a, usual in zip(args, dur.tolist(), strict=True)]
     )
     kind = _integers([_KINDS[a["kind"]] for a in args])
+    place = {name: number for number, name in enumerate(segments)}
+    columns["segment"] = _integers([place[a["segment"]] if "segment" in a else -1 for a in args])
     return {**columns, "kind": kind, "start_ns": start, "end_ns": start + dur}
 
 

@@ -80,6 +80,7 @@ def _own(timeline: Timeline, lanes: Sequence[Lane]) -> dict[str, Any]:
         "lanes": [[lane.rank, lane.stream, lane.peer, lane.rows.stop - lane.rows.start] for lane in lanes],
         "counters": [[c.rank, c.name, c.unit] for c in timeline.counters],
         **_routes(timeline.routes),
+        **({} if timeline.parts is None else {"segments": timeline.parts.names}),
         "provenance": dict(timeline.provenance),
     }
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.export.streams import stream_title
-from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS, Stream
+from pptrace.model.kinds import Stream
+from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
@@ -82,6 +83,7 @@ def part_of(timeline: Timeline, rank: int) -> tuple[Timeline, int]:
         lane_ptr=ptr - ptr[0],
         counters=tuple(counter for counter in timeline.counters if counter.rank in owners),
         routes=None if timeline.routes is None else timeline.routes.of_rows(np.arange(rows.start, rows.stop)),
+        parts=None if timeline.parts is None else timeline.parts.of_rows(np.arange(rows.start, rows.stop)),
         **{name: getattr(timeline, name)[first:last] for name in LANE_COLUMNS[:3]},
         **{name: getattr(timeline, name)[rows] for name in ROW_COLUMNS},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -22,7 +23,7 @@ _DENSE = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The ends of a timeline's names, each written once: unit, span beyond one, and a quote."""
+    """The ends of a timeline's names, each written once: unit, span beyond one, segment, and a quote."""
 
     ends: Block
     """Shape (ends, width), blanks behind."""
@@ -30,12 +31,15 @@ class Names:
     """Each row's end."""
 
     @classmethod
-    def of(cls, timeline: Timeline) -> Self:
-        """Collect the pairs of unit and span that occur."""
-        widest = int(timeline.span.max(initial=1)) + 1
-        keys, end = _interned((timeline.unit.astype(np.int64) + 1) * widest + timeline.span)
-        pairs = zip((keys // widest - 1).tolist(), (keys % widest).tolist(), strict=True)
-        texts = [_end(unit, span) for unit, span in pairs]
+    def of(cls, timeline: Timeline, *, segments: bool = False) -> Self:
+        """Collect the pairs of unit and span that occur, with ``segments`` by the names of segments too."""
+        parts = timeline.parts if segments else None
+        behind = [""] if parts is None else ["", *(f" {name}" for name in parts.names)]
+        widest, count = int(timeline.span.max(initial=1)) + 1, len(behind)
+        pair = (timeline.unit.astype(np.int64) + 1) * widest + timeline.span
+        keys, end = _interned(pair if parts is None else pair * count + parts.name + 1)
+        pairs = zip((keys // count // widest - 1).tolist(), (keys // count % widest).tolist(), strict=True)
+        texts = [_end(*pair, behind[key % count]) for pair, key in zip(pairs, keys.tolist(), strict=True)]
         width = max(map(len, texts), default=1)
         padded = b"".join(text.ljust(width) for text in texts)
         return cls(ends=np.frombuffer(padded, dtype=np.uint8).reshape(-1, width), end=end)
@@ -66,9 +70,9 @@ def named(
     return [block]
 
 
-def _end(unit: int, span: int) -> bytes:
+def _end(unit: int, span: int, segment: str) -> bytes:
     text = ("" if unit < 0 else str(unit)) + (f"+{span}" if span > 1 else "")
-    return text.encode() + b'"'
+    return text.encode() + json.dumps(segment)[1:].encode()
 
 
 def _interned(keys: Int64s) -> tuple[Int64s, Int32s]:

@@ -6,6 +6,7 @@ and launches take no time, so they nest whatever the order of the launches.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -18,7 +19,7 @@ from pptrace.export.kineto.flows import flow_points
 from pptrace.export.kineto.lanes import HOST, process_of
 from pptrace.export.kineto.names import Names, named
 from pptrace.export.kineto.peers import Peers
-from pptrace.export.kineto.words import COLORS, WORDS, collective
+from pptrace.export.kineto.words import COLORS, WORDS, collective, group_word
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +61,9 @@ class Encoder:
     peers: Peers
     """Who talks to whom."""
     names: Names
-    """How names end."""
+    """How names of actions end."""
+    kernels: Names
+    """How names of kernels end."""
     whole: bool
     """Whether all times are whole microseconds."""
     color: str
@@ -70,11 +73,13 @@ class Encoder:
     def of(cls, timeline: Timeline, hops: Hops, first_row: int, color: str) -> Self:
         """Prepare to write a timeline; flows pass the hops of its messages."""
         times = (timeline.enter_ns, timeline.start_ns, timeline.end_ns)
+        names = Names.of(timeline)
         return cls(
             timeline=timeline,
             arrows=Arrows(points=flow_points(timeline, hops), first=first_row + _FIRST),
             peers=Peers.of(timeline.placement),
-            names=Names.of(timeline),
+            names=names,
+            kernels=names if timeline.parts is None else Names.of(timeline, segments=True),
             whole=not any(bool((column % 1000).any()) for column in times),
             color=color,
         )
@@ -83,7 +88,7 @@ class Encoder:
         """Return the lines of some rows of one lane."""
         timeline = self.timeline
         kind, ends = Choice.of(timeline.kind[rows]), self.names.of_rows(rows)
-        kernel = named(kind, _KERNEL, ends, plain=_UNNUMBERED)
+        kernel, launch, category, facts = self._kernel(lane, rows, kind)
         row_id = number(np.arange(rows.start, rows.stop) + self.arrows.first)
         start = self._time(timeline.start_ns[rows])
         at_once = np.array_equal(timeline.enter_ns[rows], timeline.start_ns[rows])
@@ -94,16 +99,44 @@ class Encoder:
         lines = [
             b'{"ph":"X","cat":"user_annotation","name":', *self._action(rows, ends), host, *enter,
             b',"dur":0,"args":{"External id":', row_id, b"}},\n",
-            b'{"ph":"X","cat":"cuda_runtime","name":', kind.among(_LAUNCH), host, *enter,
+            b'{"ph":"X","cat":"cuda_runtime","name":', launch, host, *enter,
             b',"dur":0,"args":{"External id":', row_id, b',"correlation":', row_id, b"}},\n",
             b'{"ph":"s","id":', row_id, host, *enter, b',"cat":"ac2g","name":"ac2g"},\n',
-            b'{"ph":"X","cat":', kind.among(_CATEGORY), b',"name":', *kernel, device, *start,
+            b'{"ph":"X","cat":', category, b',"name":', *kernel, device, *start,
             b',"dur":', *dur, b',"cname":', color_of(timeline, rows, self.color),
             b',"args":{"device":0,"stream":%d,"correlation":' % lane.thread, row_id,
-            b',"kind":', kind.among(_KIND), *self._facts(rows), self._message(lane, rows), b"}},\n",
+            b',"kind":', kind.among(_KIND), *self._facts(rows), *facts, b"}},\n",
             b'{"ph":"f","id":', row_id, device, *start, b',"cat":"ac2g","name":"ac2g","bp":"e"},',
         ]  # fmt: skip
         return self.arrows.behind(lines, device, rows)
+
+    def _kernel(self, lane: Lane, rows: slice, kind: Choice) -> tuple[list[Part], Part, Part, list[Part]]:
+        """Return the kernels' names, launches and categories, and what only some kernels have."""
+        parts = self.timeline.parts
+        facts = [self._message(lane, rows)]
+        if parts is None:
+            kernel = named(kind, _KERNEL, self.names.of_rows(rows), plain=_UNNUMBERED)
+            return kernel, kind.among(_LAUNCH), kind.among(_CATEGORY), facts
+        segment = Choice.of(parts.name[rows] + 1)
+        number = parts.number[rows]
+        if (number >= 0).any():
+            texts = [b"", *(json.dumps(name).encode() for name in parts.names)]
+            told = {
+                c: b',"segment":%s,"segment_number":' % texts[c] if c else b',"segment_number":'
+                for c in segment.used
+            }
+            facts += [segment.among(told), shared_number(number)]
+        if not lane.stream.is_group or (number < 0).any():
+            kernel = named(kind, _KERNEL, self.kernels.of_rows(rows), plain=_UNNUMBERED)
+            return kernel, kind.among(_LAUNCH), kind.among(_CATEGORY), facts
+        words = [group_word(lane.stream, name) for name in parts.names]
+        shown = {c: words[c - 1] for c in segment.used}
+        facts.append(segment.among({c: word.facts.encode() for c, word in shown.items()}))
+        name, launch, category = (
+            segment.among({c: b'"%s"' % getattr(word, field).encode() for c, word in shown.items()})
+            for field in ("name", "launch", "category")
+        )
+        return [name], launch, category, facts
 
     def _time(self, times_ns: NDArray[np.int64]) -> list[Part]:
         return microseconds(times_ns, whole=self.whole)

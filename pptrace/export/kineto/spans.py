@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.export.kineto.lanes import HOST, process_of
+from pptrace.model.kinds import Stream
 from pptrace.timeline.phases import phases
-from pptrace.timeline.timeline import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

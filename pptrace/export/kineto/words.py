@@ -5,15 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pptrace.export.kinds import CARRIES, CATEGORY, NAMES, RECEIVES
+from pptrace.model.kinds import KINDS, Stream
 
-__all__ = ["COLORS", "WORDS", "Word", "collective"]
+__all__ = ["COLORS", "WORDS", "Word", "collective", "group_word"]
 
 _LISTED_RANKS = 30
 """PyTorch cuts its list of a group's ranks here."""
-_COLLECTIVES = {"UNSHARD": "AllGather_RING_LL", "REDUCE_GRAD": "AllReduce_Sum_f32_RING_LL"}
+_SEND, _ALL_REDUCE = "SendRecv", "AllReduce_Sum_f32_RING_LL"
+_COLLECTIVES = {"UNSHARD": "AllGather_RING_LL", "REDUCE_GRAD": _ALL_REDUCE, "SYNC": _ALL_REDUCE}
 """NCCL's kernels of kinds that have one."""
-_COPIES = {"OFFLOAD": "Memcpy DtoH (Device -> Pinned)", "RELOAD": "Memcpy HtoD (Pinned -> Device)"}
-"""CUDA's names of kinds that copy."""
+_COPIES = {
+    Stream.COPY_OUT: "Memcpy DtoH (Device -> Pinned)",
+    Stream.COPY_IN: "Memcpy HtoD (Pinned -> Device)",
+}
+"""CUDA's names of what runs on the streams that copy."""
+_SEGMENTS = {
+    "allreduce": ("allreduce", _ALL_REDUCE),
+    "allgather": ("allgather", "AllGather_RING_LL"),
+    "reducescatter": ("reduce_scatter", "ReduceScatter_Sum_f32_RING_LL"),
+    "alltoall": ("all_to_allv", _SEND),
+    "dispatch": ("all_to_allv", _SEND),
+    "combine": ("all_to_allv", _SEND),
+}
+"""PyTorch's name and NCCL's kernel of collectives inside actions, by the letters that their names hold."""
+_GROUPS = {
+    Stream.TENSOR_PARALLEL: ("mesh_tp", "allreduce"),
+    Stream.EXPERT_PARALLEL: ("mesh_ep", "alltoall"),
+    Stream.CONTEXT_PARALLEL: ("mesh_cp", "alltoall"),
+}
+"""PyTorch's name of each group, and its collective where a segment's name tells none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +46,21 @@ class Word:
     """Its ``cat``."""
     launch: str = "cudaLaunchKernel"
     """The runtime call that launches it."""
+    facts: str = ""
+    """What it has among its arguments beyond the usual."""
 
 
-def _word(name: str, category: str) -> Word:
+def _word(name: str, category: str, stream: Stream) -> Word:
     """Return the profiler's words for a kind, which goes by its own name where the profiler has none."""
     if category == "copy":
-        return Word(name=_COPIES.get(name, name), category="gpu_memcpy", launch="cudaMemcpyAsync")
-    kernel = "SendRecv" if category == "communication" else _COLLECTIVES.get(name)
+        return Word(name=_COPIES.get(stream, name), category="gpu_memcpy", launch="cudaMemcpyAsync")
+    kernel = _SEND if category == "communication" else _COLLECTIVES.get(name)
     if kernel is None:
         return Word(name=name)
     return Word(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC")
 
 
-WORDS = tuple(map(_word, NAMES, CATEGORY))
+WORDS = tuple(map(_word, NAMES, CATEGORY, (traits.stream for traits in KINDS.values())))
 """One per kind, in the kinds' order."""
 
 COLORS = (
@@ -54,6 +76,19 @@ COLORS = (
     "olive",
 )
 """Colours that microbatches take in turn."""
+
+
+def group_word(stream: Stream, segment: str) -> Word:
+    """Return the profiler's words for a collective inside an action.
+
+    >>> group_word(Stream.TENSOR_PARALLEL, "all-reduce").name, group_word(Stream.EXPERT_PARALLEL, "dispatch").name
+    ('ncclDevKernel_AllReduce_Sum_f32_RING_LL', 'ncclDevKernel_SendRecv')
+    """
+    letters = "".join(filter(str.isalpha, segment.lower()))
+    group, usual = _GROUPS[stream]
+    name, kernel = next((words for known, words in _SEGMENTS.items() if known in letters), _SEGMENTS[usual])
+    facts = f',"Collective name":"{name}","Process Group Description":"{group}"'
+    return Word(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC", facts=facts)
 
 
 def collective(kind: int, *, size_bytes: int, peer: int, ranks: int) -> bytes:

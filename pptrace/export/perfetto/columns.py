@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from pptrace.export.perfetto.names import KIND_CATEGORY
+from pptrace.export.perfetto.names import categories
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,7 +112,7 @@ class TakenColumn:
 def field_columns(timeline: Timeline, flows: Flows, first_row: int) -> dict[str, Column]:
     """Return the columns of the typed fields."""
     t = timeline
-    return {
+    columns: dict[str, Column] = {
         "row": PlainColumn(np.arange(first_row, first_row + len(t), dtype=np.int32)),
         "kind": PlainColumn(t.kind),
         "rank": PlainColumn(t.rank_of_row()),
@@ -128,6 +128,9 @@ def field_columns(timeline: Timeline, flows: Flows, first_row: int) -> dict[str,
         "cause": PlainColumn(t.cause),
         "braid": PlainColumn(t.braid),
     }
+    if t.parts is not None:
+        columns["segment_number"] = PlainColumn(t.parts.number)
+    return columns
 
 
 def event_columns(timeline: Timeline, lane_uuid: Int32s, names: Names) -> dict[str, Column]:
@@ -137,7 +140,7 @@ def event_columns(timeline: Timeline, lane_uuid: Int32s, names: Names) -> dict[s
         "end": PlainColumn(timeline.end_ns),
         "track": PlainColumn(np.repeat(lane_uuid, np.diff(timeline.lane_ptr))),
         "name": PlainColumn(names.name),
-        "category": PlainColumn(KIND_CATEGORY[timeline.kind]),
+        "category": PlainColumn(categories(timeline)),
     }
     if names.microbatch is not None:
         columns["microbatch"] = PlainColumn(names.microbatch)

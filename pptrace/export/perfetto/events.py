@@ -15,7 +15,7 @@ from pptrace.export.perfetto.layout import BEGIN, COUNTER, END
 from pptrace.export.perfetto.marker import FORMAT_KEY, PROVENANCE_KEY, STEP_KEY, VERSION, layout_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pptrace.export.perfetto.layout import Layout
     from pptrace.model.columns import Int64s
@@ -98,6 +98,8 @@ def _take_runs(raw: bytes, at: int, runs: list[Any], events: Events) -> int:
         if columns is None:
             return taken
         columns["position"] = at + taken + np.arange(records, dtype=np.int64) * layout.size
+        if "segment" in run:
+            columns["segment"] = np.full(records, run["segment"], dtype=np.int64)
         _sort_in(columns, events)
         taken += size
     return taken
@@ -155,7 +157,7 @@ def _add_packet(body: bytes, at: int, events: Events, file: str) -> None:
     if packet.HasField("trace_attributes"):
         _add_attributes(packet, events, file)
     elif packet.HasField("track_event") and packet.track_event.type in events.single:
-        events.single[packet.track_event.type].append(_event(packet, at))
+        events.single[packet.track_event.type].append(_event(packet, at, events.step.get("segments", ())))
 
 
 def _add_attributes(packet: Any, events: Events, file: str) -> None:
@@ -168,7 +170,8 @@ def _add_attributes(packet: Any, events: Events, file: str) -> None:
             events.step = json.loads(attribute.string_value)
 
 
-def _event(packet: Any, at: int) -> dict[str, int]:
+def _event(packet: Any, at: int, segments: Sequence[str]) -> dict[str, int]:
+    """Return one event's values; a segment's name is its place among all of them."""
     event = packet.track_event
     row = {"position": at, "track": event.track_uuid}
     if event.type == COUNTER:
@@ -176,7 +179,10 @@ def _event(packet: Any, at: int) -> dict[str, int]:
     if event.type == END:
         return row | {"end": packet.timestamp}
     fields = ((name, extension) for name, extension in _messages()[1].items() if event.HasExtension(extension))
-    return row | {"start": packet.timestamp} | {name: event.Extensions[extension] for name, extension in fields}
+    found = {name: event.Extensions[extension] for name, extension in fields}
+    if "segment" in found:
+        found["segment"] = segments.index(found["segment"])
+    return row | {"start": packet.timestamp} | found
 
 
 @cache

@@ -33,16 +33,19 @@ FIELD_NUMBERS = {
     "link": 7624,
     "transfer": 7625,
     "hop": 7626,
+    "segment_number": 7627,
+    "segment": 7628,
 }
 """Field numbers; 7610 to 7639 are pptrace's share of TrackEvent's extension range."""
 
 _OF_LINKS = frozenset({"link", "transfer", "hop"})
+_OF_SEGMENTS = frozenset({"segment_number", "segment"})
 
 
-def descriptor_set(*, links: bool = True) -> FileDescriptorSet:
+def descriptor_set(*, links: bool = True, segments: bool = True) -> FileDescriptorSet:
     """Return what ``protoc`` makes of ``proto/pptrace.proto``, without Perfetto's own file.
 
-    Without ``links``, fields that only slices on links have are left out.
+    Without ``links``, fields that only slices on links have are left out; so with ``segments``.
     """
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 
@@ -53,8 +56,9 @@ def descriptor_set(*, links: bool = True) -> FileDescriptorSet:
     kinds = message.enum_type.add(name="Kind")
     for kind, name in enumerate(NAMES):
         kinds.value.add(name=name, number=kind)
+    left_out = (_OF_LINKS if not links else frozenset()) | (_OF_SEGMENTS if not segments else frozenset())
     for name, number in FIELD_NUMBERS.items():
-        if name in _OF_LINKS and not links:
+        if name in left_out:
             continue
         field = message.extension.add(
             name=name,
@@ -66,4 +70,6 @@ def descriptor_set(*, links: bool = True) -> FileDescriptorSet:
         if name == "kind":
             field.type = FieldDescriptorProto.TYPE_ENUM
             field.type_name = f".{PACKAGE}.{MESSAGE}.Kind"
+        elif name == "segment":
+            field.type = FieldDescriptorProto.TYPE_STRING
     return files

@@ -98,6 +98,8 @@ class Run:
     """The slice of each."""
     values: Callable[[Layout, Int32s], Mapping[str, NDArray[np.integer[Any]]]]
     """Returns the values of the layout's cells for some of the rows."""
+    segment: int = -1
+    """Which of the names of segments all of them have, which stands among the constant bytes; -1 for none."""
 
 
 def packet(event: int, when: Cell, parts: Sequence[Part], *, interned: bool = False) -> list[Part]:

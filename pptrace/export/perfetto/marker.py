@@ -79,7 +79,8 @@ def step_json(
                 for counter, track in zip(timeline.counters, counter_tracks, strict=True)
             ],
             **_routes(timeline.routes),
-            "runs": [{"records": run.rows.size, "parts": [*map(_part, run.layout.parts)]} for run in runs],
+            **({} if timeline.parts is None else {"segments": timeline.parts.names}),
+            "runs": [_run(run) for run in runs],
         },
         separators=(",", ":"),
     )
@@ -105,6 +106,11 @@ def placement_of(step: Mapping[str, Any]) -> Placement:
 def layout_of(parts: Sequence[Any]) -> Layout:
     """Undo the layouts' part of :func:`step_json`."""
     return Layout(tuple(bytes.fromhex(part) if isinstance(part, str) else Cell(*part) for part in parts))
+
+
+def _run(run: Run) -> dict[str, Any]:
+    found = {"records": run.rows.size, "parts": [*map(_part, run.layout.parts)]}
+    return found if run.segment < 0 else {**found, "segment": run.segment}
 
 
 def _part(part: bytes | Cell) -> str | list[Any]:

@@ -7,16 +7,25 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from pptrace.export.kinds import CATEGORY, NAMES
+from pptrace.export.kinds import CATEGORY, COLLECTIVE, NAMES
+from pptrace.timeline.actions import in_group
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import InternedData
 
-    from pptrace.model.columns import Int32s
+    from pptrace.model.columns import Int8s, Int32s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["CATEGORIES", "DIFFERENCE_CATEGORY", "KIND_CATEGORY", "LINK_CATEGORY", "Names", "numbered"]
+__all__ = [
+    "CATEGORIES",
+    "DIFFERENCE_CATEGORY",
+    "KIND_CATEGORY",
+    "LINK_CATEGORY",
+    "Names",
+    "categories",
+    "numbered",
+]
 
 CATEGORIES = ("compute", "communication", "copy", "collective")
 """Categories of slices on ranks; the number of one is its place, counted from 1."""
@@ -54,9 +63,11 @@ class Names:
         spans, span = numbered(timeline.span.astype(np.int64))
         units = int(timeline.unit.max(initial=-1)) + 2
         pair = span.astype(np.int64) * units + timeline.unit + 1
-        keys, name = numbered(pair * len(NAMES) + timeline.kind)
-        texts = _units((keys // len(NAMES)).tolist(), units, spans.tolist())
-        names = tuple(NAMES[kind] + text for kind, text in zip((keys % len(NAMES)).tolist(), texts, strict=True))
+        whats, what = _whats(timeline)
+        keys, name = numbered(pair * len(whats) + what)
+        texts = _units((keys // len(whats)).tolist(), units, spans.tolist())
+        chosen = [whats[key] for key in (keys % len(whats)).tolist()]
+        names = tuple(f"{kind}{text}{part}" for (kind, part), text in zip(chosen, texts, strict=True))
         if not by_microbatch:
             return cls(names=names, name=name + np.int32(1))
         keys, place = numbered(pair)
@@ -75,6 +86,23 @@ class Names:
             interned.event_names.add(iid=iid, name=text)
         for iid, text in enumerate(self.microbatches, 1):
             interned.correlation_id_str.add(iid=iid, str=text.encode())
+
+
+def categories(timeline: Timeline) -> Int8s:
+    """Return the number of each slice's category."""
+    found = KIND_CATEGORY[timeline.kind]
+    found[in_group(timeline)] = CATEGORIES.index(COLLECTIVE) + 1
+    return found
+
+
+def _whats(timeline: Timeline) -> tuple[list[tuple[str, str]], NDArray[np.integer[Any]]]:
+    """Return what may stand before and behind a name's microbatch, kind and segment, and which each row has."""
+    parts = timeline.parts
+    if parts is None:
+        return [(kind, "") for kind in NAMES], timeline.kind
+    segments = ["", *(f" {name}" for name in parts.names)]
+    whats = [(kind, segment) for segment in segments for kind in NAMES]
+    return whats, (parts.name.astype(np.int64) + 1) * len(NAMES) + timeline.kind
 
 
 def _units(pairs: list[int], units: int, spans: list[int]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.errors import TraceError
+from pptrace.timeline.parts import Parts
 from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS, Timeline
 
 if TYPE_CHECKING:
@@ -69,14 +70,16 @@ def _concatenated(parts: Sequence[Part]) -> Timeline:
     rows = np.concatenate([part.first_row + np.arange(len(part.timeline)) for part in parts])
     columns["cause"] = _places(rows, columns["cause"])
     counters = tuple(counter for timeline in timelines for counter in timeline.counters)
-    return replace(timelines[0], counters=counters, routes=_routes(timelines), **columns)
+    segments = Parts.joined([timeline.parts for timeline in timelines])
+    return replace(timelines[0], counters=counters, routes=_routes(timelines), parts=segments, **columns)
 
 
 def _run(timeline: Timeline) -> tuple[Any, ...]:
     """Return what files of one run have in common."""
     routes = timeline.routes
     links = routes and (routes.name, routes.rate_kbps.tolist())
-    return timeline.placement, timeline.provenance, links
+    segments = timeline.parts and timeline.parts.names
+    return timeline.placement, timeline.provenance, links, segments
 
 
 def _routes(timelines: Sequence[Timeline]) -> Routes | None:

@@ -14,11 +14,12 @@ from pptrace.export.perfetto.events import scan
 from pptrace.export.perfetto.marker import placement_of
 from pptrace.export.perfetto.parts import Part, joined
 from pptrace.timeline.counter import Counter
+from pptrace.timeline.parts import Parts
 from pptrace.timeline.routes import Routes
 from pptrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pptrace.export.perfetto.events import Events
@@ -74,7 +75,8 @@ def _read_one(path: Path) -> Part:
 def _timeline(events: Events, file: str) -> Timeline:
     rank, stream, peer = (np.array(part, dtype=np.int32) for part in events.step["lanes"][:3])
     tracks = np.array(events.step["lanes"][3], dtype=np.int64)
-    begin = {name: _joined(events.begins, name) for name in ("position", "track", "start", "row", *_FIELDS)}
+    names = ("position", "track", "start", "row", *_FIELDS, "segment", "segment_number")
+    begin = {name: _joined(events.begins, name) for name in names}
     end = {name: _joined(events.ends, name) for name in ("position", "track", "end")}
     start, end_ns, order = _matched(begin, end, tracks, file)
     row = begin["row"][order] - events.step["first_row"]
@@ -96,6 +98,7 @@ def _timeline(events: Events, file: str) -> Timeline:
         **columns,
         counters=_counters(events, file),
         routes=_routes(events, file),
+        parts=_parts(events, begin, order, row),
         provenance=events.provenance,
     )
 
@@ -166,6 +169,15 @@ def _routes(events: Events, file: str) -> Routes | None:
     if found is None or link.size != hops or not np.isin(link, np.arange(len(name))).all():
         raise TraceError(f"holds {link.size} of its {hops} slices on links; write it again", file=file)
     return Routes(name=tuple(name), rate_kbps=np.array(rate_kbps, dtype=np.int64), ptr=found[0], link=found[1])
+
+
+def _parts(events: Events, begin: Mapping[str, Int64s], order: Int64s, row: Int64s) -> Parts | None:
+    """Return which rows are segments; None where the step has none."""
+    if "segments" not in events.step:
+        return None
+    number, name = np.empty((2, row.size), dtype=np.int32)
+    number[row], name[row] = begin["segment_number"][order], begin["segment"][order]
+    return Parts(number=number, name=name, names=tuple(events.step["segments"]))
 
 
 def _joined(parts: list[dict[str, Int64s]], name: str) -> Int64s:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.export.perfetto.extension import FIELD_NUMBERS
 from pptrace.export.perfetto.layout import BEGIN, END, packet
-from pptrace.export.perfetto.wire import Cell, cell_size
+from pptrace.export.perfetto.wire import Cell, cell_size, varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,6 +24,7 @@ _TIMESTAMP, _TRACK_UUID, _NAME_IID, _CATEGORY_IIDS = 8, 11, 10, 3
 _FLOW_IDS, _TERMINATING_FLOW_IDS, _CORRELATION_ID_STR_IID = 47, 48, 54
 _FLOW_CELL, _CATEGORY_CELL = 10, 2
 _FIELD_TAG, _CORRELATION_TAG = 3, 2
+_TEXT = 2
 
 
 class Records:
@@ -40,8 +41,11 @@ class Records:
         """Return the values of a layout's cells."""
         return {cell.name: self._column[cell.name].at(rows) for _, cell in layout.cells}
 
-    def begin(self, rows: Int32s, leaving: int, ending: int) -> list[Part]:
-        """Return the packet that begins a slice with so many flows, with the fields that any of the rows has."""
+    def begin(self, rows: Int32s, leaving: int, ending: int, segment: str | None = None) -> list[Part]:
+        """Return the packet that begins a slice with so many flows, with the fields that any of the rows has.
+
+        Where a ``segment`` is given, all of the rows are of that name.
+        """
         parts: list[Part] = [
             self._cell("track", _TRACK_UUID),
             self._cell("name", _NAME_IID),
@@ -52,6 +56,9 @@ class Records:
         for name, number in FIELD_NUMBERS.items():
             if name in self._column:
                 parts += self._optional(name, number, _FIELD_TAG, rows)
+        if segment is not None:
+            text = segment.encode()
+            parts.append(varint(FIELD_NUMBERS["segment"] << 3 | _TEXT) + varint(len(text)) + text)
         flows = [(f"out {place}", _FLOW_IDS) for place in range(leaving)]
         flows += [(f"in {place}", _TERMINATING_FLOW_IDS) for place in range(ending)]
         parts += [Cell(name, number, _FLOW_CELL, fixed=True, optional=True) for name, number in flows]

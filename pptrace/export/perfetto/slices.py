@@ -62,16 +62,21 @@ class Slices:
         )
         if lasting.any():
             yield Run(place=0, layout=Layout(tuple(records.end())), rows=_places(lasting), values=records.values)
-        groups, group = numbered(_combined([lasting, _CLASS[self._timeline.kind], out, into]))
+        parts = self._timeline.parts
+        keys = [lasting, _CLASS[self._timeline.kind], out, into, *([parts.name + 1] if parts is not None else [])]
+        groups, group = numbered(_combined(keys))
         for index in range(groups.size):
             rows = _places(group == index)
             first, lasts = int(rows[0]), bool(lasting[rows[0]])
-            parts = records.begin(rows, int(out[first]), int(into[first]))
+            named = int(parts.name[first]) if parts is not None else -1
+            text = parts.names[named] if parts is not None and named >= 0 else None
+            begin = records.begin(rows, int(out[first]), int(into[first]), text)
             yield Run(
                 place=begin_place(int(_CLASS[self._timeline.kind[first]]), lasting=lasts),
-                layout=Layout(tuple(parts if lasts else parts + records.end())),
+                layout=Layout(tuple(begin if lasts else begin + records.end())),
                 rows=rows,
                 values=records.values,
+                segment=named,
             )
 
 

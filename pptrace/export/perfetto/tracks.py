@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pptrace.export.hops import link_title
 from pptrace.export.perfetto.layout import SEQUENCE
 from pptrace.export.streams import stream_title
-from pptrace.timeline.timeline import Stream
+from pptrace.model.kinds import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -111,7 +111,8 @@ def _write_attributes(head: Trace, timeline: Timeline, title: str) -> None:
     attributes.add(key=PROVENANCE_KEY, string_value=provenance_json(timeline.provenance))
     embedded = head.packet.add().extension_descriptor.extension_set
     links = timeline.routes is not None and timeline.routes.link.size > 0
-    embedded.ParseFromString(descriptor_set(links=links).SerializeToString())
+    descriptor = descriptor_set(links=links, segments=timeline.parts is not None)
+    embedded.ParseFromString(descriptor.SerializeToString())
 
 
 def _write_interned(head: Trace, timeline: Timeline, names: Names, hops: Hops) -> None:

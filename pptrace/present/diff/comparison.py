@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.diff.step_diff import diff
-from pptrace.analysis.share import share_of
 from pptrace.analysis.steps.sides import measured_side, simulated_side
 from pptrace.analysis.steps.sources import notes_on, side_of, steps_of
+from pptrace.config.quantity import parse_share
 from pptrace.experiment.run import Run
 from pptrace.present.diff.document import diff_document
 from pptrace.present.diff.files import write_diff
@@ -85,7 +85,7 @@ def compare_steps(
     Raises:
         PptraceError: whatever cannot be read, in one line.
     """
-    equal = share_of(tolerance, "tolerance")
+    equal = parse_share(tolerance, "tolerance")
     a, b = (
         _side(source, which, registry, request)
         for source, which in zip((first, second), steps_of(step), strict=True)

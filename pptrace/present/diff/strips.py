@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.analysis.steps.times import action_at
-from pptrace.model.action import Kind
+from pptrace.model.kinds import PASSES, Kind
 from pptrace.present import svg
 from pptrace.present.document import Picture
 from pptrace.present.figures import ms
@@ -28,8 +27,8 @@ _MOST = 3000
 """Actions that are drawn; beyond, ranks are left out, then time."""
 _FEWEST_RANKS = 8
 _LETTERS = 7
-_CLASSES = {Kind.F: "f", Kind.B: "b", Kind.I: "i", Kind.W: "w"}
-_MEANINGS = {"f": "forward", "b": "backward", "i": "input gradient", "w": "weight gradient", "x": "other"}
+_CLASSES = {kind: kind.name.lower() for kind in sorted(PASSES)}
+_MEANINGS = {**{name: kind.word for kind, name in _CLASSES.items()}, "x": "other"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,7 @@ def _row(
         start, end = int(step.start_ns[index]) - begin, min(int(step.end_ns[index]) - begin, until)
         x, width = _LEFT + start * scale, max((end - start) * scale - 0.5, 0.4)
         kind, microbatch = Kind(int(step.kind[index])), int(step.unit[index])
-        title = f"{action_at(step, index)}, {ms(start)} to {ms(int(step.end_ns[index]) - begin)}"
+        title = f"{step.action(index)}, {ms(start)} to {ms(int(step.end_ns[index]) - begin)}"
         class_ = _CLASSES.get(kind, "x")
         yield svg.rectangle(x, y + 1, width, _BAR - 2, f"{class_} path" if index in path else class_, title)
         if microbatch >= 0 and len(str(microbatch)) * _LETTERS < width:

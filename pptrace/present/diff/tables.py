@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pptrace.analysis.figure import Figure
 from pptrace.analysis.steps.path import BETWEEN
 from pptrace.config.quantity import format_rate, format_size
-from pptrace.model.action import Kind
+from pptrace.model.kinds import Kind
 from pptrace.present.document import Cell, Line, Table
 from pptrace.present.figures import BARELY_NS, MARK, change, ms, share
 

@@ -40,7 +40,7 @@ def waterfall(findings: StepDiff) -> Markup:
     begin = "0" if low == 0 else f"the scale begins at {ms(low)}"
     return svg.drawing(
         _WIDTH, _ROW * rows + 22, "ladder", *_whole(0, "first step", first_ns, "one", ends[0]), *bars,
-        _joint(ends[-1], rows - 1),
+        _connector(ends[-1], rows - 1),
         *_whole(rows - 1, "second step", second_ns, "two", _LEFT + (second_ns - low) * scale),
         svg.text(_LEFT, _ROW * rows + 18, begin, "soft small"),
     )  # fmt: skip
@@ -50,24 +50,24 @@ def _bar(row: int, one: LadderStep, start: float, end: float) -> Iterator[Markup
     y, longer = row * _ROW, one.change_ns.value
     class_ = "longer" if longer > 0 else "shorter" if longer < 0 else "x"
     width = max(abs(end - start), _BARELY)
-    yield _joint(start, row)
+    yield _connector(start, row)
     yield svg.text(_LEFT - 10, y + 16, one.name, anchor="end")
     yield svg.rectangle(min(start, end), y + 4, width, _BAR, class_, f"{one.name}: {change(one.change_ns)}")
     yield svg.text(max(start, end) + 8, y + 16, change(one.change_ns))
-    yield _reached(y, one.reached_ns)
+    yield _length_label(y, one.reached_ns)
 
 
 def _whole(row: int, name: str, length_ns: float, class_: str, end: float) -> Iterator[Markup]:
     y = row * _ROW
     yield svg.text(_LEFT - 10, y + 16, name, "label strong", anchor="end")
     yield svg.rectangle(_LEFT, y + 4, end - _LEFT, _BAR, class_, f"{name}: {ms(length_ns)}")
-    yield _reached(y, length_ns)
+    yield _length_label(y, length_ns)
 
 
-def _reached(y: int, length_ns: float) -> Markup:
+def _length_label(y: int, length_ns: float) -> Markup:
     return svg.text(_WIDTH - 4, y + 16, ms(length_ns), "soft", anchor="end")
 
 
-def _joint(x: float, row: int) -> Markup:
+def _connector(x: float, row: int) -> Markup:
     """Return the line from the end of the bar above to where a row's bar begins."""
     return svg.line(x, (row - 1) * _ROW + 4, x, row * _ROW + _BAR + 4, "dash")

@@ -71,7 +71,7 @@ def _parts(findings: StepDiff, sides: Sequence[Side]) -> Iterator[_Part]:
     given = [_sources(side) for side in sides]
     # When, in its files' own times, each step begins; of a step that is written, it may be put anywhere.
     starts = [
-        side.steps[side.chosen].begins_ns + begin - _zero(side) if sources else None
+        side.steps[side.chosen].begins_ns + begin - _earliest_zero_ns(side) if sources else None
         for side, sources, begin in zip(sides, given, begins, strict=True)
     ]
     steps = [_traced(side) if not sources else None for side, sources in zip(sides, given, strict=True)]
@@ -90,7 +90,7 @@ def _parts(findings: StepDiff, sides: Sequence[Side]) -> Iterator[_Part]:
 def _recorded(side: Side, label: str, later_ns: int) -> Iterator[_Part]:
     """Yield a measured side's files, each once."""
     sources = _sources(side)
-    zero = _zero(side)
+    zero = _earliest_zero_ns(side)
     names = _names([one.path for one in sources])
     shared = len(names) < len(sources)
     for one in sources:
@@ -112,7 +112,7 @@ def _clock(side: Side, rank: int) -> int:
     return next((clock.offset_ns for clock in clocks if clock.rank == rank), 0)
 
 
-def _zero(side: Side) -> int:
+def _earliest_zero_ns(side: Side) -> int:
     """Return the earliest time 0 of the side's files, by rank 0's clock: no file has to be put earlier then."""
     return min(one.origin_ns + _clock(side, one.rank) for one in _sources(side))
 

@@ -59,7 +59,7 @@ def write_together(path: Path, findings: StepDiff, sides: Sequence[Side]) -> Non
     texts = [*named[0].names, *named[1].names]
     named[1] = replace(named[1], name=named[1].name + np.int32(len(named[0].names)))
     runs: list[Run] = []
-    _write_attributes(head, findings)
+    _write_attributes(head, findings, segments=any(step.parts is not None for step in steps))
     first_row = 0
     for place, (step, names, label) in enumerate(zip(steps, named, labels(sides), strict=True)):
         tracks = Tracks(
@@ -94,7 +94,7 @@ def _aligned(timelines: Sequence[Timeline], findings: StepDiff) -> tuple[list[Ti
     return [shifted(one, start - begin) for one, begin in zip(plain, begins, strict=True)], start
 
 
-def _write_attributes(head: Trace, findings: StepDiff) -> None:
+def _write_attributes(head: Trace, findings: StepDiff, *, segments: bool) -> None:
     attributes = head.packet.add().trace_attributes.attribute
     first, second = findings.names
     attributes.add(key=TITLE_KEY, string_value=f"{first} and {second}")
@@ -104,7 +104,7 @@ def _write_attributes(head: Trace, findings: StepDiff) -> None:
     attributes.add(key="pptrace.first_ns", long_value=int(findings.step_ns.first.value))
     attributes.add(key="pptrace.second_ns", long_value=int(findings.step_ns.second.value))
     embedded = head.packet.add().extension_descriptor.extension_set
-    embedded.ParseFromString(descriptor_set(links=False).SerializeToString())
+    embedded.ParseFromString(descriptor_set(links=False, segments=segments).SerializeToString())
 
 
 def _more_tracks(head: Trace, findings: StepDiff, uuids: Iterator[int]) -> tuple[dict[int, int], dict[int, int]]:

@@ -2,8 +2,8 @@
 
 Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
 :class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`,
-``kinds`` the :class:`~pptrace.model.kinds.KindTable`. An action *feeds* the forwards of the next stages (0), the
-backwards of the stages before (1), or neither (-1).
+``kinds`` the :class:`~pptrace.model.kind_table.KindTable`. An action *feeds* the forwards of the next stages (0),
+the backwards of the stages before (1), or neither (-1).
 """
 
 from pptrace.model.kinds import Kind, Role

@@ -110,7 +110,7 @@ def _next_time(heap: Heap, due: Any) -> int:
     while heap.size[0] > 0:
         job = heap.item[0]
         if heap.time[job] == due[job]:
-            return due[job]  # type: ignore[no-any-return]
+            return due[job]
         heap.time[job] = due[job]
         sink(heap, 0)
     return -1
@@ -169,7 +169,7 @@ def _slowed(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
         beside, speed = ranks.computing[rank], rules.slow_communication
         if peer >= 0:
             beside += ranks.computing[peer]
-    return max(full * speed // WHOLE, 1) if beside > 0 else full  # type: ignore[no-any-return]
+    return max(full * speed // WHOLE, 1) if beside > 0 else full
 
 
 def _queue(flows: Flows, places: Places, links: Links, slot: int) -> None:

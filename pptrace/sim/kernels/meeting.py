@@ -75,7 +75,7 @@ def arrive(jobs: Jobs, running: Running, flows: Flows, job: int, now: int) -> in
     flows.cap[slot] = jobs.full_rate[job]
     flows.rate[slot] = 0
     flows.limit[slot] = AT_CAP
-    return slot  # type: ignore[no-any-return]
+    return slot
 
 
 def leave(running: Running, flows: Flows, slot: int) -> None:

@@ -44,7 +44,7 @@ def reach(tasks: Tasks, task: int, time: int, by: int) -> bool:
         cause[task] = by
     left = waiting[task] - 1
     waiting[task] = left
-    return left == 0  # type: ignore[no-any-return]
+    return left == 0
 
 
 def may_begin(graph: Graph, tasks: Tasks, task: int) -> bool:

@@ -116,4 +116,4 @@ def _follow_sender(step: Step, sender: int, receiver: int) -> bool:
     over = ends.end[sender] + duration[receiver] - duration[sender]
     ends.least[receiver] = max(ends.least[receiver], over)
     tasks.waiting[receiver] -= 1
-    return tasks.waiting[receiver] == 0  # type: ignore[no-any-return]
+    return tasks.waiting[receiver] == 0

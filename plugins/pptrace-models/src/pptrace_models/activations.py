@@ -1,4 +1,4 @@
-"""Bytes that one unit leaves from forward to backward on one device, and what W keeps of them after I.
+"""Bytes that one microbatch leaves from forward to backward on one device, and what W keeps of them after I.
 
 A layer of width h with as many KV heads, an MLP of two matrices of 4h, dropout and score matrices keeps
 34sbh + 5as^2b bytes in bf16 (Korthikanti et al., Reducing Activation Recomputation, 2022), and W keeps the inputs
@@ -22,7 +22,7 @@ _FP32 = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a layer, an embedding or a head keeps of one unit, in bytes."""
+    """What a layer, an embedding or a head keeps of one microbatch, in bytes."""
 
     activation: int = 0
     """From forward to backward."""

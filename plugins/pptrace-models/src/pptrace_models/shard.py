@@ -20,7 +20,7 @@ class Shard:
     """Sizes on one device of a rank's group."""
 
     tokens: int
-    """Tokens of one unit on this device: its share of the sequences."""
+    """Tokens of one microbatch on this device: its share of the sequences."""
     split_tokens: int
     """Tokens between tensor-parallel regions: fewer with sequence parallelism."""
     sequence: int
@@ -82,7 +82,7 @@ def partition(model: Transformer, stages: int) -> list[int]:
     """Return the layers of each stage: those given, or an even split.
 
     The remainder goes to the middle stages, later ones first: the last stage has the LM head, the first the
-    embedding, and earlier stages hold more units.
+    embedding, and earlier stages hold more microbatches.
 
     Raises:
         ConfigError: a given split of another length or sum.

@@ -27,7 +27,7 @@ _SECOND_NS = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Nanoseconds of one unit, collectives included."""
+    """Nanoseconds of one microbatch, collectives included."""
 
     f: int = 0
     """Forward."""

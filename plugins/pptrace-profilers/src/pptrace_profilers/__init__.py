@@ -3,7 +3,7 @@
 The packages, each of which imports only from lines below its own::
 
     plugin
-    importers            a format's files become a measurement
+    importers annotate   a format's files become a measurement
     formats              files become recordings
     pytorch assembly
     rules inference

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import COMMUNICATION, Kind, Measurement, Source, Step, TraceError, Unattributed
+from pptrace.plugin import COMMUNICATION, PASSES, Kind, Measurement, Source, Step, TraceError, Unattributed
 from pptrace_profilers.assembly.clocks import align
 from pptrace_profilers.assembly.messages import kernel_of, kernel_payloads, match_ends, shifted_message
 from pptrace_profilers.assembly.microbatches import name_messages
 from pptrace_profilers.assembly.slices import timeline_of
 from pptrace_profilers.assembly.steps import split_steps
-from pptrace_profilers.recording.kinds import PASSES
 from pptrace_profilers.recording.recording import NO_STAGE, shifted
 
 if TYPE_CHECKING:

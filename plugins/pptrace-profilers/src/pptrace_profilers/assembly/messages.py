@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import Unattributed
-from pptrace_profilers.recording.kinds import FORWARD_MESSAGES, SENDS
+from pptrace.plugin import SENDS, Pass, Unattributed
 from pptrace_profilers.recording.recording import shifted
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def _by_action(ranks: Sequence[Recording]) -> tuple[list[Message], list[list[Mes
 def _key(action: Action | None) -> _Key | None:
     if action is None:
         return None
-    forward = action.kind in FORWARD_MESSAGES
+    forward = action.kind.traits.direction is Pass.FORWARD
     if action.kind in SENDS:
         return forward, action.stage, action.unit
     return forward, action.stage - (1 if forward else -1), action.unit

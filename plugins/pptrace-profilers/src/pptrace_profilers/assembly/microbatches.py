@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import Kind, Unattributed
-from pptrace_profilers.recording.kinds import PASSES
+from pptrace.plugin import PASSES, Kind, Unattributed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,21 +8,20 @@ import numpy as np
 
 from pptrace.plugin import (
     COMMUNICATION,
-    COMPUTE,
+    COPIES,
     Action,
     CellColumns,
-    Kind,
     ScheduleError,
     Slice,
     Stream,
     TraceError,
     from_slices,
     infer_placement,
+    message_kind,
 )
 from pptrace_profilers.assembly.causes import with_causes
 from pptrace_profilers.assembly.messages import kernel_of, kernel_payloads
 from pptrace_profilers.assembly.overlapped_pairs import TimesAlone, arrival
-from pptrace_profilers.recording.kinds import MESSAGE_KINDS
 from pptrace_profilers.recording.recording import shifted
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording.recording import Execution, MessageEnd, Recording
 
 __all__ = ["timeline_of"]
-
-_COPIES = {Kind.OFFLOAD: Stream.COPY_OUT, Kind.RELOAD: Stream.COPY_IN}
 
 
 def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tuple[Timeline, Int64s, int]:
@@ -105,11 +102,8 @@ def _begin(execution: Execution) -> int:
 def _stream(execution: Execution) -> Stream:
     """Return the stream of an action: the one that its kernels ran on, else the one that its kind stands for."""
     kind, gpu = execution.action.kind, execution.gpu
-    if kind in COMMUNICATION:
-        return Stream.COMM
-    if kind in COMPUTE or (gpu is not None and gpu.computes and kind not in _COPIES):
-        return Stream.COMPUTE
-    return _COPIES.get(kind, Stream.DATA_PARALLEL)
+    computed = gpu is not None and gpu.computes and kind not in COMMUNICATION | COPIES
+    return Stream.COMPUTE if computed else kind.traits.stream
 
 
 def _on_host(execution: Execution, free: int, arrivals: Arrivals) -> tuple[int, int, int]:
@@ -165,8 +159,8 @@ def _moves(messages: Sequence[Message]) -> Iterator[tuple[Slice, int]]:
                 rank=rank, stream=Stream.SEND if sends else Stream.RECV, peer=peer, size_bytes=size,
                 start_ns=start, end_ns=stop, enter_ns=min(end.start_ns, start),
                 action=Action(
-                    kind=MESSAGE_KINDS[sends, message.forward], unit=message.microbatch, span=message.span,
-                    stage=message.stage if sends else message.to_stage,
+                    kind=message_kind(sends=sends, forward=message.forward),
+                    stage=message.stage if sends else message.to_stage, unit=message.microbatch, span=message.span,
                 ),
             ), -1 if sends or end.posted_ns < 0 else end.end_ns  # fmt: skip
 

@@ -13,8 +13,7 @@ import re
 from bisect import bisect_right
 from typing import TYPE_CHECKING, TypeVar
 
-from pptrace.plugin import COMMUNICATION
-from pptrace_profilers.recording.kinds import SENDS
+from pptrace.plugin import COMMUNICATION, SENDS
 from pptrace_profilers.recording.recording import MessageEnd, Payload
 
 if TYPE_CHECKING:

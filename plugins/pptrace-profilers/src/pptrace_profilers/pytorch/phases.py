@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import Action, Kind
+from pptrace.plugin import Action, Kind, Pass
 from pptrace_profilers.recording.recording import Execution
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def phase_executions(events: Events) -> dict[int, Execution]:
 
 def _action(name: str, index: int, layers: int, pair: int) -> Action:
     """Return the action of a phase that comes for the ``index``-th time in its pair."""
-    (kind, half), forward = _PHASES[name], name.endswith("(F)")
+    kind, half = _PHASES[name]
+    forward = kind.traits.direction is Pass.FORWARD
     layer = index if forward else layers - 1 - index
     return Action(kind=kind, stage=2 * layer + half, unit=2 * pair + forward)

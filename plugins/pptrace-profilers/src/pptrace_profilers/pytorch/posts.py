@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import COMMUNICATION
+from pptrace.plugin import COMMUNICATION, SENDS
 from pptrace_profilers.pytorch.operations import MIRRORS
 from pptrace_profilers.pytorch.payloads import global_rank, input_bytes
-from pptrace_profilers.recording.kinds import SENDS
 from pptrace_profilers.recording.recording import MessageEnd
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import COMMUNICATION, Action, Kind, Unattributed
+from pptrace.plugin import COMMUNICATION, PASSES, SENDS, Action, Kind, Unattributed
 from pptrace_profilers.recording.intervals import covered_ns, totals
-from pptrace_profilers.recording.kinds import PASSES, SENDS
 from pptrace_profilers.recording.recording import Execution, GpuSpan, MessageEnd
 
 if TYPE_CHECKING:
@@ -93,11 +92,11 @@ class _Work:
         kinds = np.array([int(execution.action.kind) for execution in executions] or [-1])
         kind = np.where(operations.action >= 0, kinds[operations.action], -1)
         unpaired = np.array([execution.pair < 0 for execution in executions] or [True])[operations.action]
-        moves = np.isin(kind, [int(kind) for kind in COMMUNICATION]) & unpaired
+        moves = (kind >= 0) & COMMUNICATION.mask(kind) & unpaired
         communicates = operations.communicates
         role = np.where(kind < 0, _Role.NONE, np.where(communicates, _Role.COLLECTIVE, _Role.COMPUTES))
         role = np.where(moves, np.where(communicates, _Role.MESSAGE, _Role.NONE), role).astype(np.int8)
-        passes = np.isin(kind, [-1, *(int(kind) for kind in PASSES)])
+        passes = (kind < 0) | PASSES.mask(kind)
         for position, payloads in operations.payloads.items():
             if any(payload.is_message for payload in payloads):
                 role[position] = _Role.MESSAGE

@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import COMMUNICATION, PER_STAGE, Action, Kind, TableError, parse_action
-from pptrace_profilers.recording.kinds import MESSAGE_KINDS, PASSES, SENDS
+from pptrace.plugin import (
+    COMMUNICATION,
+    PASSES,
+    PER_STAGE,
+    SENDS,
+    Action,
+    Kind,
+    TableError,
+    message_kind,
+    parse_action,
+)
 from pptrace_profilers.recording.recording import NO_STAGE
 
 if TYPE_CHECKING:
@@ -111,7 +120,7 @@ class Rule:
         kind = self.kind if self.kind is not None else _kind(groups.get("kind"))
         if self.stream in {Stream.SEND, Stream.RECEIVE}:
             if kind in PASSES:
-                kind = MESSAGE_KINDS[self.stream is Stream.SEND, kind is Kind.F]
+                kind = message_kind(sends=self.stream is Stream.SEND, forward=kind is Kind.F)
             if stage is None or microbatch is None:
                 return None
         elif self.stream is Stream.DATA_PARALLEL and kind is None:

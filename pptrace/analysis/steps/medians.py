@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pptrace.analysis.steps.times import Performed, Transfers
     from pptrace.model.columns import Int64s
 
-__all__ = ["over_steps", "pooled", "share_of_deviation"]
+__all__ = ["median_step", "over_steps", "share_of_deviation"]
 
 
-def pooled(step: Performed, others: Sequence[Performed]) -> Performed:
+def median_step(step: Performed, others: Sequence[Performed]) -> Performed:
     """Return a step with the medians over it and others of durations, gaps, and ways of messages."""
     if not others:
         return step
-    durations, gaps = (_median(over_steps(step, others, name)) for name in ("duration_ns", "gap_ns"))
+    durations, gaps = (_medians(over_steps(step, others, name)) for name in ("duration_ns", "gap_ns"))
     return replace(step, duration_ns=durations, gap_ns=gaps, transfers=_transfers(step.transfers, others))
 
 
@@ -54,15 +54,15 @@ def _column(step: Performed, other: Performed, name: str) -> NDArray[np.float64]
         values = values - other.start_ns.min()
     if other is step:
         return values
-    at = {int(cell): index for index, cell in enumerate(other.cells)}
-    places = np.array([at.get(int(cell), -1) for cell in step.cells], dtype=np.int64)
+    at = {int(cell): index for index, cell in enumerate(other.places)}
+    places = np.array([at.get(int(cell), -1) for cell in step.places], dtype=np.int64)
     if not len(other):
         return np.full(len(step), np.nan)
     matching: NDArray[np.float64] = np.where(places >= 0, values[places], np.nan)
     return matching
 
 
-def _median(values: NDArray[np.float64]) -> Int64s:
+def _medians(values: NDArray[np.float64]) -> Int64s:
     medians: Int64s = np.nanmedian(values, axis=0).astype(np.int64)
     return medians
 

@@ -1,0 +1,200 @@
+"""Kernels that say which tasks wait for which.
+
+Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+:class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`,
+``kinds`` the :class:`~pptrace.model.kind_table.KindTable`, ``parts`` are
+:class:`~pptrace.sim.records.PartColumns`; the other records are in :mod:`pptrace.sim.records`.
+"""
+
+from pptrace.sim.kernels.rules import (
+    COMPUTE_STREAM,
+    COMPUTES,
+    FORWARD,
+    NO_RECEIVE,
+    ON_COMPUTE,
+    RECEIVES,
+    RENDEZVOUS,
+    SENDS,
+)
+
+__all__ = ["chain_tasks", "join_batches", "link_rows", "sort_edges"]
+
+
+def link_rows(
+    row_ptr, cells, edge, graph, kinds, parts, lanes, rules, place, found, task,
+    twin, awaited_stage, awaited_unit, batch_next, pairs, problem,
+):  # fmt: skip
+    """List every edge between tasks that no stream implies; return how many.
+
+    ``problem[0]`` becomes 1 + the row that needs a result which its own rank computes later.
+    """
+    n = 0
+    kind, role, fork, in_parts = cells.kind, kinds.role, task.fork, len(parts.stream) > 0
+    for rank in range(graph.ranks):
+        for i in range(len(awaited_stage)):
+            awaited_stage[i] = -1
+        launched = -1
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            k = kind[row]
+            at = place[row]
+            if role[k] == SENDS or role[k] == RECEIVES:
+                if rules.batched:
+                    launch = rules.rows + 2 * lanes.group[row]
+                    if launch != launched:
+                        n = _launch(launch, launched, fork[at], rules.rows, batch_next, pairs, n)
+                        launched = launch
+                n = _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task, twin, pairs, n)
+                continue
+            if in_parts and parts.stream[row] > COMPUTE_STREAM:
+                if fork[at] >= 0:
+                    n = _pair(pairs, n, fork[at], at)
+                continue
+            if len(awaited_stage) > 0:
+                n = _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_unit, pairs, n)
+            if role[k] != COMPUTES:
+                if fork[at] >= 0:
+                    n = _pair(pairs, n, fork[at], at)
+            elif kinds.feeds[k] >= 0 and _is_early(row, at, rank, cells, graph, kinds, found):
+                problem[0] = row + 1
+                return n
+    return n
+
+
+def _pair(pairs, n, source, target):
+    """Write one edge; return the number of edges."""
+    pairs.source[n] = source
+    pairs.target[n] = target
+    return n + 1
+
+
+def _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_unit, pairs, n):
+    """List the edges from what a row waits for on its rank's other streams, and note what others wait for."""
+    k, s = cells.kind[row], cells.stage[row]
+    for w in range(kinds.wait_ptr[k], kinds.wait_ptr[k + 1]):
+        before = kinds.wait[w]
+        if kinds.result[before] < 0:
+            source = awaited_stage[before * graph.stages + s]
+            awaited_stage[before * graph.stages + s] = -1
+            if source >= 0:
+                n = _pair(pairs, n, source, at)
+        elif len(awaited_unit) > 0:
+            base = (kinds.result[before] * graph.stages + s) * graph.units
+            for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+                if awaited_unit[base + u] >= 0:
+                    n = _pair(pairs, n, awaited_unit[base + u], at)
+    if kinds.awaited[k] == 1:
+        if kinds.result[k] < 0:
+            awaited_stage[k * graph.stages + s] = at
+        else:
+            base = (kinds.result[k] * graph.stages + s) * graph.units
+            for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+                awaited_unit[base + u] = at
+    return n
+
+
+def _is_early(row, at, rank, cells, graph, kinds, found):
+    """Whether an action needs what its own rank computes later."""
+    way, s = kinds.feeds[cells.kind[row]], cells.stage[row]
+    ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
+    others = graph.pred if way == 0 else graph.succ
+    for e in range(ptr[s], ptr[s + 1]):
+        base = (way * graph.stages + others[e]) * graph.units
+        for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+            held = graph.stage_rank[graph.unit_route[u] * graph.stages + others[e]]
+            if held == rank and found.made_at[base + u] > at:
+                return True
+    return False
+
+
+def _launch(launch, launched, fork, rows, batch_next, pairs, n):
+    """Begin a batch behind the one before and what its rank computed; its join follows its launch."""
+    if launched >= 0:
+        batch_next[launched + 1 - rows] = launch
+    batch_next[launch - rows] = launch + 1
+    return _pair(pairs, n, fork, launch) if fork >= 0 else n
+
+
+def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task, twin, pairs, n):
+    """List the edges of one end of a message."""
+    k = cells.kind[row]
+    sends = kinds.role[k] == SENDS
+    rendezvous = rules.receive == RENDEZVOUS and (rules.batched or task.size_bytes[at] > rules.eager_bytes)
+    fork = task.fork[at]
+    if not sends:
+        # The receiver's side: its own task unless a rendezvous runs both.
+        if rules.receive == RENDEZVOUS and not rendezvous:
+            if fork >= 0:
+                n = _pair(pairs, n, fork, at)
+            n = _link_consumers(row, at, cells, edge, graph, kinds, found, pairs, n)
+        return n
+    if rules.mode != ON_COMPUTE and not rules.batched and fork >= 0:
+        n = _pair(pairs, n, fork, at)
+    backward = 0 if kinds.direction[k] == FORWARD else graph.edges
+    index = (backward + edge[row]) * graph.units + cells.unit[row]
+    if rules.receive != NO_RECEIVE and not rendezvous:
+        return _pair(pairs, n, at, -1 - found.recv_at[index])
+    if rules.batched:
+        n = _pair(pairs, n, rules.rows + 2 * lanes.group[row], at)
+        n = _pair(pairs, n, at, rules.rows + 2 * lanes.group[row] + 1)
+    else:
+        n = _link_consumers(row, at, cells, edge, graph, kinds, found, pairs, n)
+    if rendezvous:
+        other = found.recv_at[index]
+        twin[other] = at
+        if not rules.batched and task.fork[other] >= 0:
+            n = _pair(pairs, n, task.fork[other], at)
+    return n
+
+
+def _link_consumers(row, source, cells, edge, graph, kinds, found, pairs, n):
+    """List the edges from a message to what computes with it."""
+    forward = kinds.direction[cells.kind[row]] == FORWARD
+    to = graph.edge_to[edge[row]] if forward else graph.edge_from[edge[row]]
+    base = ((0 if forward else graph.stages) + to) * graph.units
+    last = -1
+    for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+        consumer = found.made_at[base + u]
+        if consumer != last:
+            n = _pair(pairs, n, source, consumer)
+            last = consumer
+    return n
+
+
+def join_batches(row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, twin, n, pairs):
+    """List the edges by which batches receive, behind ``n`` others; return how many there are."""
+    for rank in range(graph.ranks):
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            if kinds.role[cells.kind[row]] != RECEIVES:
+                continue
+            at = twin[place[row]]
+            launch = rules.rows + 2 * lanes.group[row]
+            n = _pair(pairs, n, launch, at)
+            n = _pair(pairs, n, at, launch + 1)
+            n = _link_consumers(row, launch + 1, cells, edge, graph, kinds, found, pairs, n)
+    return n
+
+
+def chain_tasks(lane_ptr, twin, one_sided, following, following_peer):
+    """Chain each lane's tasks; a receiver's side chains its twin unless ``one_sided``."""
+    for lane in range(len(lane_ptr) - 1):
+        for row in range(lane_ptr[lane], lane_ptr[lane + 1] - 1):
+            behind = twin[row + 1] if twin[row + 1] >= 0 else row + 1
+            if twin[row] < 0:
+                following[row] = behind
+            elif not one_sided:
+                following_peer[twin[row]] = behind
+
+
+def sort_edges(source, target, edges, ptr, sorted_target):
+    """Group ``edges`` edges by source; ``ptr`` comes zeroed with one entry more than tasks."""
+    for i in range(edges):
+        ptr[source[i] + 1] += 1
+    for t in range(len(ptr) - 1):
+        ptr[t + 1] += ptr[t]
+    for i in range(edges):
+        at = ptr[source[i]]
+        sorted_target[at] = target[i]
+        ptr[source[i]] = at + 1
+    for t in range(len(ptr) - 1, 0, -1):
+        ptr[t] = ptr[t - 1]
+    ptr[0] = 0

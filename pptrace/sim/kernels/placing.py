@@ -1,0 +1,189 @@
+"""Kernels that give the rows of an issue order their places on lanes, and their costs.
+
+Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+:class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`,
+``kinds`` the :class:`~pptrace.model.kind_table.KindTable`, ``parts`` are
+:class:`~pptrace.sim.records.PartColumns`; the other records are in :mod:`pptrace.sim.records`.
+"""
+
+from pptrace.sim.kernels.rules import (
+    BYTE,
+    COMPUTE_STREAM,
+    COMPUTES,
+    FORWARD,
+    ON_COMPUTE,
+    OWN_TASK,
+    PER_DIRECTION,
+    PER_PAIR,
+    PER_RANK,
+    RECEIVES,
+    RENDEZVOUS,
+    SENDS,
+)
+
+__all__ = ["key_lanes", "place_rows"]
+
+NO_FORK = -2
+MIX_FIRST, MIX_SECOND, MODULUS = 48271, 69621, 2147483647
+"""Two steps of a Lehmer generator spread messages over equal ways, alike on both sides."""
+
+
+def _other_stage(k, edge, graph, kinds):
+    """Return the stage at a message's other end."""
+    down = (kinds.role[k] == SENDS) == (kinds.direction[k] == FORWARD)
+    return graph.edge_to[edge] if down else graph.edge_from[edge]
+
+
+def key_lanes(row_ptr, cells, edge, graph, kinds, parts, lane_of_stream, width, mode, key, peer, group, count):
+    """Give each row its lane's key, its peer and its group of neighbouring messages; return the groups.
+
+    Keys order lanes by (rank, stream, peer): per rank one compute lane, one communication lane, one per
+    peer, one per peer and direction each way, and one for each further stream.
+    """
+    ranks, stages, stage_rank, unit_route = graph.ranks, graph.stages, graph.stage_rank, graph.unit_route
+    kind, unit, role, stream, part_stream = cells.kind, cells.unit, kinds.role, kinds.stream, parts.stream
+    in_parts = len(part_stream) > 0
+    groups = 0
+    for rank in range(ranks):
+        open_group = False
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            k = kind[row]
+            peer[row] = -1
+            group[row] = -1
+            if role[k] == SENDS or role[k] == RECEIVES:
+                other = stage_rank[unit_route[unit[row]] * stages + _other_stage(k, edge[row], graph, kinds)]
+                peer[row] = other
+                lane = _message_lane(mode, role[k] == SENDS, ranks, other)
+                if not open_group:
+                    groups += 1
+                    open_group = True
+                group[row] = groups - 1
+            else:
+                open_group = False
+                own = part_stream[row] if in_parts and part_stream[row] >= 0 else stream[k]
+                lane = lane_of_stream[own]
+            key[row] = rank * width + lane
+            count[rank * width + lane] += 1
+    return groups
+
+
+def _message_lane(mode, sends, ranks, other):
+    if mode == PER_DIRECTION:
+        return 2 + (ranks if sends else 2 * ranks) + other
+    if mode == PER_PAIR:
+        return 2 + other
+    return 1 if mode == PER_RANK else 0
+
+
+def place_rows(
+    row_ptr, cells, edge, graph, kinds, parts, lanes, costs, routes, rules, cursor, place, found, out, task
+):
+    """Move each row to its lane with its bytes, duration, lag and fork, and note where it went."""
+    kind, stage, unit, span, braid = cells.kind, cells.stage, cells.unit, cells.span, cells.braid
+    out_kind, out_stage, out_unit, out_span, out_braid = out.kind, out.stage, out.unit, out.span, out.braid
+    key, role, in_parts = lanes.key, kinds.role, len(parts.stream) > 0
+    for rank in range(graph.ranks):
+        compute = -1
+        behind = -1  # the last row on the compute stream, be it a message
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            k = kind[row]
+            at = cursor[key[row]]
+            cursor[key[row]] = at + 1
+            place[row] = at
+            out_kind[at] = k
+            out_stage[at] = stage[row]
+            out_unit[at] = unit[row]
+            out_span[at] = span[row]
+            out_braid[at] = braid[row]
+            task.fork[at] = compute
+            if in_parts and parts.release[row] != -1:
+                task.fork[at] = -1 if parts.release[row] == NO_FORK else place[parts.release[row]]
+            if role[k] == SENDS or role[k] == RECEIVES:
+                _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task)
+                if rules.mode == ON_COMPUTE:
+                    behind = at
+            elif in_parts and parts.stream[row] >= 0:
+                _place_part(row, at, parts, routes, task)
+                if parts.number[row] == 0:
+                    _note(row, at, cells, graph, kinds, found)
+                if parts.stream[row] == COMPUTE_STREAM:
+                    compute = behind = at
+                    task.fork[at] = -1
+                elif parts.release[row] == -1:
+                    task.fork[at] = behind
+            else:
+                _place_action(row, at, cells, graph, costs, task)
+                if role[k] == COMPUTES:
+                    compute = behind = at
+                    task.fork[at] = -1
+                    _note(row, at, cells, graph, kinds, found)
+
+
+def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task):
+    """Give one end of a message its path, bytes, duration and lag."""
+    k, u, n, e = cells.kind[row], cells.unit[row], cells.span[row], edge[row]
+    sends = kinds.role[k] == SENDS
+    other = lanes.peer[row]
+    path = routes.pair_of[rank * graph.ranks + other] if sends else routes.pair_of[other * graph.ranks + rank]
+    index = ((0 if kinds.direction[k] == FORWARD else graph.edges) + e) * graph.units + u
+    if routes.ways > 1:
+        path += (index + 1) * MIX_FIRST % MODULUS * MIX_SECOND % MODULUS % routes.ways
+    carried = costs.boundary_bytes[e] * n
+    if costs.classes > 1:
+        carried = 0
+        for i in range(u, u + n):
+            carried += costs.boundary_bytes[costs.class_of[i] * graph.edges + e]
+    took = routes.overhead_ns[path]
+    if routes.rate_kbps[path] > 0:
+        took += (carried * BYTE + routes.rate_kbps[path] - 1) // routes.rate_kbps[path]
+    own = rules.receive == OWN_TASK or (rules.receive == RENDEZVOUS and carried <= rules.eager_bytes)
+    task.size_bytes[at] = carried
+    task.path[at] = path
+    task.collective_ns[at] = 0
+    task.duration_ns[at] = took + routes.latency_ns[path] if own and not sends else took
+    task.lag_ns[at] = 0 if own else routes.latency_ns[path]
+    where = found.send_at if sends else found.recv_at
+    for i in range(n):
+        where[index + i] = at
+
+
+def _place_action(row, at, cells, graph, costs, task):
+    """Give a whole action its duration."""
+    cost = cells.kind[row] * graph.stages + cells.stage[row]
+    n = cells.span[row]
+    task.size_bytes[at] = 0
+    task.path[at] = -1
+    task.lag_ns[at] = 0
+    if costs.classes == 1 or cells.unit[row] < 0:
+        task.duration_ns[at] = costs.duration_ns[cost] * n
+        task.collective_ns[at] = costs.collective_ns[cost] * n
+        return
+    task.duration_ns[at] = 0
+    task.collective_ns[at] = 0
+    for u in range(cells.unit[row], cells.unit[row] + n):
+        here = costs.class_of[u] * costs.width + cost
+        task.duration_ns[at] += costs.duration_ns[here]
+        task.collective_ns[at] += costs.collective_ns[here]
+
+
+def _place_part(row, at, parts, routes, task):
+    """Give a segment its duration, and its path where its bytes go over a link."""
+    task.size_bytes[at] = parts.size_bytes[row]
+    task.collective_ns[at] = 0
+    task.duration_ns[at] = parts.duration_ns[row]
+    task.path[at] = -1
+    task.lag_ns[at] = 0
+    if parts.path[row] >= 0:
+        path = routes.first_link + parts.path[row] * routes.ways
+        task.path[at] = path
+        task.lag_ns[at] = routes.latency_ns[path]
+        task.duration_ns[at] -= routes.latency_ns[path]
+
+
+def _note(row, at, cells, graph, kinds, found):
+    """Note where a stage makes what other stages need."""
+    way = kinds.feeds[cells.kind[row]]
+    if way >= 0:
+        base = (way * graph.stages + cells.stage[row]) * graph.units
+        for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+            found.made_at[base + u] = at

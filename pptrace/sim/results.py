@@ -1,0 +1,104 @@
+"""What waits for the results of actions in segments, and from when their messages may leave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, SENDS, Kind, KindSet, Stream
+from pptrace.sim.pairs import STREAM
+from pptrace.sim.policy import PolicyName
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pptrace.model.placement import Placement
+    from pptrace.schedule.issue_order import IssueOrder
+    from pptrace.sim.policy import Policy
+    from pptrace.sim.records import PartColumns
+
+__all__ = ["behind_results"]
+
+_KEEPS_MESSAGES = {PolicyName.ASYNC, PolicyName.ORDERED}
+"""Policies under which a message leaves when its own member of a pair is done, not when the whole pair is."""
+
+
+def behind_results(
+    issued: IssueOrder,
+    columns: PartColumns,
+    begin: NDArray[np.int64],
+    results: NDArray[np.int64],
+    policy: Policy,
+) -> list[NDArray[np.int64]]:
+    """Return what waits for an action's results where those are communication; let messages leave behind theirs.
+
+    That is its message, what its own rank makes of it, and behind an action alone whatever comes next.
+    """
+    placement = issued.placement
+    cells, stages, units = placement.stages * placement.units, placement.stages, placement.units
+    way = TABLE.feeds[issued.kind].astype(np.int64)
+    rows = np.flatnonzero((way >= 0) & (issued.unit >= 0))
+    rows = np.repeat(rows, issued.span[rows])
+    ahead = np.arange(rows.size) - np.searchsorted(rows, rows)
+    cell = (way[rows] * stages + issued.stage[rows]) * units + issued.unit[rows] + ahead
+    begins, makers = np.full(2 * cells, -1, dtype=np.int64), np.full(2 * cells, -1, dtype=np.int64)
+    begins[cell], makers[cell] = begin[rows], rows
+    before, behind = _on_own_rank(placement)
+    sends = np.flatnonzero(SENDS.mask(issued.kind))
+    sent = ((issued.kind[sends] == Kind.SEND_B) * stages + issued.stage[sends]) * units + issued.unit[sends]
+    if policy.name in _KEEPS_MESSAGES:
+        _release(columns, results[:, makers[sent]], begin[sends])
+    single = np.flatnonzero((results[0] >= 0) & (issued.braid < 0))
+    found = []
+    for result in results:
+        ends = np.where(makers < 0, -1, result[makers])
+        pairs = [
+            (ends[before], begins[behind]),
+            (ends[sent], begin[sends]),
+            _to_next(issued, begin, result, single, policy),
+        ]
+        source, target = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        kept = (source >= 0) & (target >= 0)
+        kept &= columns.stream[source] != Stream.COMPUTE  # whose order says so
+        found.append(np.stack([source, target])[:, kept])
+    return found
+
+
+def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np.int64]) -> None:
+    """Let messages leave behind the computations that their results follow, not behind the whole pair."""
+    computes = (results >= 0) & (columns.stream[results] == Stream.COMPUTE)
+    last = np.where(computes, results, STREAM).max(axis=0)
+    own = (results >= 0).any(axis=0)
+    columns.release[sends[own]] = last[own]
+
+
+def _on_own_rank(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the results of which the first is needed, on the same rank, for the second."""
+    stages, units = placement.stages, placement.units
+    held, unit = placement.stage_rank[placement.unit_route], np.arange(units)
+    cells = np.arange(stages * units)
+    before, behind = [cells], [stages * units + cells]
+    for low, high in placement.edges.tolist():
+        here = unit[held[:, low] == held[:, high]]
+        before += [low * units + here, (stages + high) * units + here]
+        behind += [high * units + here, (stages + low) * units + here]
+    return np.concatenate(before), np.concatenate(behind)
+
+
+def _to_next(
+    issued: IssueOrder,
+    begin: NDArray[np.int64],
+    result: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    policy: Policy,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return each row's result with the first part of what its rank issues next on its compute stream."""
+    on_stream = KindSet(COMPUTE | COMMUNICATION) if policy.blocks else COMPUTE
+    computes = np.flatnonzero(on_stream.mask(issued.kind))
+    place = np.searchsorted(computes, rows, side="right")
+    rows, following = rows[place < computes.size], computes[place[place < computes.size]]
+    rank = np.searchsorted(issued.row_ptr, np.arange(len(issued)), side="right")
+    same = rank[rows] == rank[following]
+    return result[rows[same]], begin[following[same]]
