@@ -44,6 +44,23 @@ class IssueOrder(Cells):
         row_ptr = before.cumsum()[self.row_ptr]
         return replace(self, row_ptr=row_ptr, edge=self.edge[rows], **self.cells.taken(rows)._asdict())
 
+    def with_whole_pairs(self) -> Self:
+        """Put what stands between a pair's members around it: receives before the first, sends behind the last."""
+        members = np.flatnonzero(self.braid >= 0)
+        rank = np.searchsorted(self.row_ptr, members, side="right")
+        begins = np.ones(members.size, dtype=bool)
+        begins[1:] = (np.diff(self.braid[members]) != 0) | (np.diff(rank) != 0)
+        first, last = members[begins], members[np.append(begins[1:], np.ones(min(1, members.size), dtype=bool))]
+        rows = np.arange(len(self))
+        pair = np.searchsorted(first, rows, side="right") - 1
+        between = np.flatnonzero((pair >= 0) & (self.braid < 0))
+        between = between[between < last[pair[between]]]
+        before = RECEIVES.mask(self.kind[between])
+        place, side = rows.copy(), np.zeros(rows.size, dtype=np.int8)
+        place[between] = np.where(before, first[pair[between]], last[pair[between]])
+        side[between] = np.where(before, -1, 1)
+        return self.selected(np.lexsort((side, place))) if between.size else self
+
 
 def with_sends(schedule: Schedule) -> IssueOrder:
     """Put each send right behind its producer, and no receives; a table's own sends stay where they are."""

@@ -79,6 +79,7 @@ def in_segments(
     """
     if not workload.segments or not (issued.braid >= 0).any():
         return issued, Expansion()
+    issued = issued.with_whole_pairs()
     groups = [_group(issued, workload, interleave, start, size) for start, size in _alike(issued, workload)]
     return _expanded(issued, policy, groups)
 

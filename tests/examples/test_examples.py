@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 FOLDER = Path(__file__).parents[2] / "examples"
 PROGRAMS = {".sh": "sh", ".py": "python"}
 NOT_RUN = {"mine.py"}
 """Read by another example."""
-CORE_ALONE = {"table.sh"}
+CORE_ALONE = {"overlap.py", "table.sh"}
 WRITTEN = {"quick_start.sh": ["step.pftrace", *(f"ranks/rank{rank}.json.gz" for rank in range(8))]}
 """Traces that an example writes."""
 
@@ -45,3 +47,11 @@ def test_every_file_that_is_not_run_is_used_by_one_that_is() -> None:
     others = {path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".out"} - set(SCRIPTS)
 
     assert [name for name in sorted(others) if name not in scripts] == []
+
+
+def test_the_page_about_overlapped_pairs_shows_its_example() -> None:
+    page = (FOLDER.parent / "docs" / "overlap.md").read_text(encoding="utf-8")
+    costs, table = re.findall(r"^```(?:yaml)?\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+
+    assert yaml.safe_load(costs) == yaml.safe_load((FOLDER / "overlap.yaml").read_text(encoding="utf-8"))
+    assert (FOLDER / "overlap.out").read_text(encoding="utf-8").startswith(table)

@@ -95,6 +95,10 @@ def test_a_network_without_paths_is_the_plugins_error() -> None:
     [
         ({"f_ns": 1}, "cost model 'odd' returned {'f_ns': 1} (dict), expected a Workload"),
         (Workload.uniform(stages=3, f_ns=1, b_ns=2), "returned costs of 3 stages where 2 were asked for"),
+        (
+            Workload.uniform(stages=2, microbatch_class=[0, 0, 0]),
+            "returned classes of 3 microbatches where there are 4",
+        ),
     ],
 )
 def test_a_cost_model_that_returns_nonsense_is_the_plugins_error(built: Any, message: str) -> None:
