@@ -6,8 +6,8 @@
 An action is counted as PyTorch counts it: computes, SENDs and RECVs. Warm is the best of three runs
 after a first one in the same process; memory is (peak RSS - RSS after import) / actions.
 
-With ``--against``, PATH is a checkout of another commit: both simulate 1F1B 128x2048 in turn, in processes of their
-own; printed are the least processor times, without and with building and measuring, and ratios.
+With ``--against``, PATH is a checkout of another commit: both simulate 1F1B 128x2048 in turn, in processes of
+their own; printed are the least processor times, without and with building and measuring, and ratios.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def compare(against: Path, exporter: str, ranks: int, units: int, *, pairs: int)
 
 
 def compare_cases(script: Path, against: Path, cases: Iterable[str], rounds: int) -> None:
-    """Print the least of the figures that a benchmark measures of each case with two checkouts, and their ratio."""
+    """Print the least of the figures that a benchmark measures of each case with two checkouts."""
     workers = [_server(script, tree) for tree in (HERE, against.resolve())]
     for case in cases:
         pairs = [[_figure(worker, case) for worker in workers] for _ in range(rounds)]

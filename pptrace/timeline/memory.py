@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.kinds import TABLE, Kind
+from pptrace.model.kinds import TABLE, Kind, present
 from pptrace.timeline import kernels
 from pptrace.timeline.changes import memory_changes
 from pptrace.timeline.counter import Counter
@@ -111,8 +111,7 @@ def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ..
 
 def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
     """Whether changes of memory are not in the order of the compute stream's rows alone."""
-    present = np.flatnonzero(np.bincount(timeline.kind, minlength=len(TABLE.role)))
-    others = np.setdiff1d(present, [Kind.F, Kind.B, Kind.I, Kind.W])
+    others = np.setdiff1d(present(timeline.kind), [Kind.F, Kind.B, Kind.I, Kind.W])
     changes = (TABLE.activation[others] != 0) | (TABLE.weight_activation[others] != 0)
     return bool(changes.any()) or timeline.parts is not None or bool(workload.classes)
 
