@@ -209,10 +209,15 @@ class KindSet(frozenset[Kind]):
 
     def mask(self, kind: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Return which entries of a column of kinds are among them."""
-        member = np.zeros(len(KINDS), dtype=bool)
-        member[list(self)] = True
-        found: NDArray[np.bool_] = member[kind]
+        found = np.zeros(kind.shape, dtype=bool)
+        for member in self:
+            found |= kind == member
         return found
+
+
+def present(kind: NDArray[np.integer]) -> NDArray[np.intp]:
+    """Return the kinds in a column, in the order of their numbers."""
+    return np.flatnonzero([(kind == one).any() for one in range(len(KINDS))])
 
 
 def _kinds(has: Callable[[Traits], bool]) -> KindSet:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import Result
+from pptrace.model.kinds import Result, present
 from pptrace.schedule.kernels.tables import index_actions
 from pptrace.schedule.neighbours import graph_of
 
@@ -77,8 +77,8 @@ def index_schedule(schedule: Schedule) -> Positions:
 
 
 def _results_of(kind: Int8s) -> int:
-    present = np.flatnonzero(np.bincount(kind, minlength=len(TABLE.result)))
+    kinds = present(kind)
     # A full backward's second result is indexed only beside others.
-    split = present[(TABLE.result[present] == Result.GRADIENT) & (TABLE.second_result[present] < 0)].size
+    split = kinds[(TABLE.result[kinds] == Result.GRADIENT) & (TABLE.second_result[kinds] < 0)].size
     least = 1 + (Result.WEIGHT_GRADIENT if split else Result.GRADIENT)
-    return max(least, 1 + int(TABLE.result[present].max(initial=-1)))
+    return max(least, 1 + int(TABLE.result[kinds].max(initial=-1)))

@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.model.cells import CellColumns
 from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import SENDS, Kind
+from pptrace.model.kinds import COMPUTE, SENDS, Kind, present
 from pptrace.model.workload import Workload
 from pptrace.network.check import check_links, check_paths, check_reachable
 from pptrace.schedule.deadlock import explain_deadlock
@@ -112,10 +112,10 @@ def lower(
 def _messages(issued: IssueOrder, lanes: Lanes, network: Network, links: Sequence[str]) -> _Messages:
     """Ask the network about every pair of ranks with a message; put paths over single ``links`` behind."""
     ranks = issued.placement.ranks
-    sends = np.flatnonzero(SENDS.mask(issued.kind))
-    rank = np.searchsorted(issued.row_ptr, sends, side="right") - 1
+    sends = SENDS.mask(issued.kind)
+    first = np.repeat(np.arange(ranks, dtype=np.int32) * ranks, np.diff(issued.row_ptr))
     used = np.zeros(ranks * ranks, dtype=bool)
-    used[rank * ranks + lanes.columns.peer[sends]] = True
+    used[first[sends] + lanes.columns.peer[sends]] = True
     pairs = np.flatnonzero(used)
     source, target = (pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32)
     paths = network.paths(source, target)
@@ -225,8 +225,8 @@ class _Lowering:
         batch_next = np.full(2 * self.lanes.groups if self.rules.batched else 0, -1, dtype=np.int32)
         bound = _most_edges(issued, self.expansion.columns, batched=bool(self.rules.batched))
         pairs = Pairs(np.empty(bound, dtype=np.int32), np.empty(bound, dtype=np.int32))
-        present = np.flatnonzero(np.bincount(issued.kind, minlength=len(TABLE.role)))
-        awaited = present[TABLE.awaited[present] == 1]
+        kinds = present(issued.kind)
+        awaited = kinds[TABLE.awaited[kinds] == 1]
         results = int(TABLE.result[awaited].max(initial=-1)) + 1
         problem = np.zeros(1, dtype=np.int64)
         told = (
@@ -271,7 +271,7 @@ def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
 
 def _most_edges(issued: IssueOrder, parts: PartColumns, *, batched: bool) -> int:
     """Return a bound of the edges that no stream implies: forks, twins and consumers of each row."""
-    away = TABLE.role[issued.kind] != codes.COMPUTES
+    away = ~COMPUTE.mask(issued.kind)
     rows = int(np.count_nonzero(away)) + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
     widest = int(issued.span.max(initial=1))
     units = rows if widest == 1 else int(issued.span[away].sum())

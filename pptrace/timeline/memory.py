@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import PASSES, Stream
+from pptrace.model.kinds import PASSES, Stream, present
 from pptrace.timeline.changes import memory_changes
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.folded import folded
@@ -111,8 +111,7 @@ def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ..
 
 def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
     """Whether changes of memory are not in the order of the compute stream's rows alone."""
-    present = np.flatnonzero(np.bincount(timeline.kind, minlength=len(TABLE.role)))
-    others = present[~PASSES.mask(present)]
+    others = np.array([kind for kind in present(timeline.kind) if kind not in PASSES], dtype=np.int64)
     changes = (TABLE.activation[others] != 0) | (TABLE.weight_activation[others] != 0)
     return bool(changes.any()) or timeline.parts is not None or bool(workload.classes)
 
