@@ -117,7 +117,7 @@ def test_a_message_that_is_selected_is_kept_as_a_picture(form: str, perfetto_ui:
 @pytest.mark.usefixtures("fields")
 def test_the_page_s_queries_give_what_it_says(timeline: Timeline, routes: Routes, perfetto_ui: Any) -> None:
     queries = re.findall(r"```sql\n(.*?);?\n```", PAGE.read_text(), re.DOTALL)
-    longest, busiest = (perfetto_ui.query(query) for query in queries)
+    longest, busiest = (perfetto_ui.query(query) for query in queries[:2])
     assert [took for _, took, _ in longest] == [2_000_001] * 5
     assert all(name.startswith("B ") and 0 <= stage < RANKS for name, _, stage in longest)
     row = np.repeat(np.arange(len(timeline)), np.diff(routes.ptr))

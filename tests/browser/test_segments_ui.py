@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from paired_steps import paired_step
@@ -11,11 +13,9 @@ from paired_steps import paired_step
 from pptrace.export import kineto, perfetto
 from pptrace.timeline.counters import in_flight
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.browser
 
+PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
 WRONG = "SELECT name, value FROM stats WHERE severity IN ('error', 'data_loss') AND value > 0"
 TAKEN = (
     "SELECT category, EXTRACT_ARG(arg_set_id, 'segment') AS segment, count() AS slices, sum(dur) / 1000000 AS ms"
@@ -38,6 +38,8 @@ def test_segments_are_slices_with_typed_fields(perfetto_ui: Any, tmp_path: Path,
         ("compute", "mlp-weight", 6, 30), ("compute", "attention", 6, 18), ("compute", "attention-input", 6, 18),
         ("compute", "attention-weight", 6, 18),
     ]  # fmt: skip
+    asked = re.findall(r"```sql\n(.*?);?\n```", PAGE.read_text(), re.DOTALL)[2]
+    assert perfetto_ui.query(asked)[0] == ("all-reduce", 24, 48_000_000)
     ways = perfetto_ui.query(FLOWS)
     assert ("all-reduce", None) in ways
     assert (None, "attention") in ways
