@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from oracle_segments import Part, SegmentOracle
+from segment_costs import BLOCK_A, costs, random_kinds, spans
 from small_networks import Wires
 
 from pptrace.errors import ScheduleError
-from pptrace.model.kinds import SENDS, Kind, Stream
+from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
@@ -30,49 +30,10 @@ from pptrace.timeline.actions import actions_in_parts
 from pptrace.timeline.folded import folded
 from pptrace.timeline.metrics import measure
 
-if TYPE_CHECKING:
-    from pptrace.timeline.timeline import Timeline
-
-BLOCK_A = {(Kind.F, Kind.B): (0, 1, 1, 0, 1, 1)}
-"""Attn(F), MLP-Act(B), MLP-W(B), MLP(F), Attn-Act(B), Attn-W(B)."""
-
 PAIRS = [
     ["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"],
     ["1F0", "(1F1;1B0)OVERLAP_F_B", "(1F2;1B1)OVERLAP_F_B", "1B2"],
 ]
-
-
-def layers(count: int, all_reduce: int) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """Return a forward and a backward of layers whose all-reduces take so long."""
-    reduce = Segment(name="all-reduce", duration_ns=all_reduce, stream=Stream.TENSOR_PARALLEL)
-    forward = [Segment(name="attention", duration_ns=3), reduce, Segment(name="mlp", duration_ns=5), reduce]
-    backward: list[Segment] = []
-    for first in range(0, 6 * count, 6):
-        backward += [
-            Segment(name="mlp-input", duration_ns=5, needs=(first - 2,) if first else ()),
-            replace(reduce, needs=(first,)),
-            Segment(name="mlp-weight", duration_ns=5, needs=(first,)),
-            Segment(name="attention-input", duration_ns=3, needs=(first + 1,)),
-            replace(reduce, needs=(first + 3,)),
-            Segment(name="attention-weight", duration_ns=3, needs=(first + 3,)),
-        ]
-    return tuple(forward * count), tuple(backward)
-
-
-def costs(stages: int, count: int = 1, all_reduce: int = 2) -> Workload:
-    forward, backward = layers(count, all_reduce)
-    whole = Workload.uniform(stages, boundary_bytes=1, activation_bytes=10, weight_activation_bytes=4)
-    return whole.segmented({Kind.F: [forward] * stages, Kind.B: [backward] * stages})
-
-
-def spans(timeline: Timeline) -> dict[Part, tuple[int, int]]:
-    found = {}
-    for row in range(len(timeline)):
-        one = timeline[row]
-        number = -1 if one.action.kind in SENDS or timeline.parts is None else int(timeline.parts.number[row])
-        part = Part(one.action.kind, one.action.stage, one.action.unit, number)
-        found[part] = (one.start_ns, one.end_ns)
-    return found
 
 
 @pytest.mark.parametrize(("count", "all_reduce", "computed", "leaves", "apart"), [
@@ -96,27 +57,6 @@ def test_a_pair_of_layers_takes_what_it_takes_by_hand(
         assert members.exposed_ns[members.braid >= 0].tolist() == [0, 0]
 
 
-def segments_of(random: Random, kind: Kind) -> tuple[Segment, ...]:
-    streams = [Stream.COMPUTE, Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL]
-    count, computes = random.randint(1, 6), random.randrange(6)
-    return tuple(
-        Segment(
-            name=f"{kind.name}{place}",
-            duration_ns=random.randint(0, 9),
-            stream=streams[0] if place == computes % count else random.choice(streams),
-            needs=None if not place or random.random() < 0.5 else tuple(
-                sorted(random.sample(range(place), random.randint(1, place)))
-            ),
-            result=random.random() < 0.2,
-        )
-        for place in range(count)
-    )  # fmt: skip
-
-
-def random_kinds(random: Random) -> dict[Kind, list[tuple[Segment, ...]]]:
-    return {kind: [segments_of(random, kind) for _ in range(2)] for kind in (Kind.F, Kind.B)}
-
-
 @pytest.mark.parametrize("seed", range(120))
 def test_random_pairs_run_as_a_slow_second_implementation_says(seed: int) -> None:
     random = Random(seed)  # noqa: S311 - nothing secret
@@ -129,52 +69,6 @@ def test_random_pairs_run_as_a_slow_second_implementation_says(seed: int) -> Non
     oracle = SegmentOracle([table[0], table[1]], kinds, turns, network.overhead_ns, network.latency_ns)
 
     assert spans(timeline) == oracle.run()
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_random_pairs_on_stages_between_others_run_so_too(seed: int) -> None:
-    random, stages = Random(seed), 4  # noqa: S311 - nothing secret
-    kinds = {kind: [segments_of(random, kind) for _ in range(stages)] for kind in (Kind.F, Kind.B)}
-    network = Flat(overhead_ns=random.randint(0, 3), latency_ns=random.randint(0, 5))
-    workload = Workload.uniform(stages, boundary_bytes=0).segmented(kinds)
-    table = replace(Schedule.from_rows(steady(stages, 10)), interleave={(Kind.F, Kind.B): (0, 1, 1)})
-
-    timeline = simulate(table, workload, network)
-    rows = [table[rank] for rank in range(stages)]
-
-    assert spans(timeline) == SegmentOracle(rows, kinds, (0, 1, 1), network.overhead_ns, network.latency_ns).run()
-
-
-def steady(ranks: int, units: int) -> list[list[str]]:
-    """Return 1F1B's rows with each forward beside a backward, and as many more in flight as that takes."""
-    rows = []
-    for rank in range(ranks):
-        warm = min(2 * (ranks - rank) - 1, units)
-        pairs = [f"({rank}F{warm + unit};{rank}B{unit})OVERLAP_F_B" for unit in range(units - warm)]
-        rows.append([f"{rank}F{unit}" for unit in range(warm)])
-        rows[-1] += pairs + [f"{rank}B{unit}" for unit in range(units - warm, units)]
-    return rows
-
-
-def test_pairs_on_all_stages_hide_what_they_hide_on_one() -> None:
-    ranks, units = 4, 40
-    table = replace(Schedule.from_rows(steady(ranks, units)), interleave=BLOCK_A)
-
-    timeline = simulate(table, costs(ranks, 2, 2), Flat(latency_ns=1))
-    members = actions_in_parts(timeline)
-
-    # Only in the first pairs, whose backwards have to wait, is anything not hidden.
-    assert members.exposed_ns[members.braid >= 0].sum() <= 2 * ranks
-    assert int(timeline.end_ns.max()) < units * 48 + 2 * ranks * 64
-
-
-@pytest.mark.parametrize("policy", list(PolicyName))
-def test_pairs_run_under_every_policy(policy: PolicyName) -> None:
-    table = replace(Schedule.from_rows(steady(3, 8)), interleave=BLOCK_A)
-
-    timeline = simulate(table, costs(3), Flat(latency_ns=1), Policy(name=policy))
-
-    assert measure(timeline, costs(3)).memory.peak_activations.tolist() == [6, 4, 2]
 
 
 @pytest.mark.parametrize("seed", range(40))
