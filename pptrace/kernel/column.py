@@ -90,7 +90,7 @@ def _place(context: Any, builder: Any, signature: Any, values: Sequence[Any]) ->
     return builder.gep(builder.extract_value(values[0], 0), [index])
 
 
-class Record(types.Type):  # type: ignore[misc]
+class Record(types.Type):  # type: ignore[misc] # numba has no types
     """The type of a record: where the words of its fields are, one after the other."""
 
     def __init__(self, of: str, fields: dict[str, Any]) -> None:
@@ -100,13 +100,13 @@ class Record(types.Type):  # type: ignore[misc]
 
 
 @register_model(Record)
-class _RecordModel(models.PrimitiveModel):  # type: ignore[misc]
+class _RecordModel(models.PrimitiveModel):  # type: ignore[misc] # as above
     def __init__(self, manager: Any, record: Record) -> None:
         super().__init__(manager, record, manager.lookup(types.CPointer(types.int64)).get_value_type())
 
 
 @infer_getattr
-class _TypeOfField(AttributeTemplate):  # type: ignore[misc]
+class _TypeOfField(AttributeTemplate):  # type: ignore[misc] # as above
     key = Record
 
     def generic_resolve(self, record: Record, name: str) -> Any:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKWARD", "COMMUNICATION", "COMPUTE", "COPIES", "GRADIENTS", "KINDS", "ORDER", "PASSES", "PER_STAGE",
-    "RECEIVES", "SENDS", "STAGE_ENDS", "TOWARDS_NEXT", "WEIGHT_GRADIENTS", "Kind", "KindSet",
-    "Pass", "Result", "Role", "Stream", "Traits", "message_kind",
+    "RECEIVES", "SENDS", "STAGE_ENDS", "TOWARDS_NEXT", "WEIGHT_GRADIENTS", "Kind", "KindSet", "Pass",
+    "Result", "Role", "Stream", "Traits", "message_kind", "present",
 ]  # fmt: skip
 
 
