@@ -26,7 +26,6 @@ import numba  # noqa: F401 - imported first, so that its own memory is not count
 from pairs import answer, compare_cases
 
 from pptrace.hooks.registry import Registry
-from pptrace.model.kinds import Kind
 from pptrace.model.request import ScheduleRequest
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
@@ -58,7 +57,7 @@ def whole(name: str, ranks: int, units: int, chunks: int, policy: Policy) -> dic
         timeline = simulate(schedule, workload, NETWORK, policy)
         measure(timeline, workload)
         times.append(time.perf_counter() - start)
-        hops = (timeline.kind == Kind.SEND_F) | (timeline.kind == Kind.SEND_B)
+        hops = timeline.size_bytes > 0
         actions = len(schedule) + 2 * int(hops.sum())
         del timeline, hops  # the next run's peak is its own
     memory = (rss() - before) / actions
