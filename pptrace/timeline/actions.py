@@ -11,7 +11,7 @@ from pptrace.model.cells import Cells
 from pptrace.model.kinds import COMPUTE, Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -88,37 +88,43 @@ def in_group(timeline: Timeline) -> NDArray[np.bool_]:
     return np.repeat(lane, np.diff(timeline.lane_ptr))
 
 
+_GROUPS = (Stream.DATA_PARALLEL, Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL, Stream.CONTEXT_PARALLEL)
+
+
 def group_times(timeline: Timeline) -> tuple[GroupTime, ...]:
     """Return what each group's communication took and how much of it was hidden, in the order of streams."""
-    hidden, took = _hidden(timeline), timeline.end_ns - timeline.start_ns
-    stream, rank = timeline.lane_stream[timeline.lane_of_row()], timeline.rank_of_row()
-    found = []
-    for group in (Stream.DATA_PARALLEL, Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL, Stream.CONTEXT_PARALLEL):
-        own = stream == group
-        if own.any():
-            total, inside = np.zeros((2, timeline.ranks), dtype=np.int64)
-            np.add.at(total, rank[own], took[own])
-            np.add.at(inside, rank[own], hidden[own])
-            found.append(GroupTime(stream=group, total_ns=total, hidden_ns=inside))
-    return tuple(found)
+    sums = {group: np.zeros((2, timeline.ranks), dtype=np.int64) for group in _GROUPS}
+    for lane, rows, hidden in _beside_computation(timeline):
+        took = timeline.end_ns[rows] - timeline.start_ns[rows]
+        sums[Stream(int(timeline.lane_stream[lane]))][:, timeline.lane_rank[lane]] += took.sum(), hidden.sum()
+    present = set(timeline.lane_stream.tolist())
+    return tuple(
+        GroupTime(stream=group, total_ns=total, hidden_ns=inside)
+        for group, (total, inside) in sums.items()
+        if group in present
+    )
+
+
+def _beside_computation(timeline: Timeline) -> Iterator[tuple[int, slice, Int64s]]:
+    """Yield the lanes of groups, each with its rows and how long their rank computed during each of them."""
+    computing = {int(rank): lane for lane, rank in enumerate(timeline.lane_rank.tolist())
+                 if timeline.lane_stream[lane] == Stream.COMPUTE}  # fmt: skip
+    for lane in np.flatnonzero(np.isin(timeline.lane_stream, _GROUPS)).tolist():
+        rows = slice(*timeline.lane_ptr[lane : lane + 2].tolist())
+        rank = int(timeline.lane_rank[lane])
+        hidden = np.zeros(rows.stop - rows.start, dtype=np.int64)
+        if rank in computing:
+            clock = _Clock.of(timeline, computing[rank])
+            hidden = clock.at(timeline.end_ns[rows]) - clock.at(timeline.start_ns[rows])
+        yield lane, rows, hidden
 
 
 def _hidden(timeline: Timeline) -> Int64s:
     """Return, for rows off the compute stream, how long their rank computed meanwhile; 0 for others."""
     hidden = np.zeros(len(timeline), dtype=np.int64)
-    lanes = np.flatnonzero(np.isin(timeline.lane_stream, _GROUPS))
-    computing = {int(rank): lane for lane, rank in enumerate(timeline.lane_rank.tolist())
-                 if timeline.lane_stream[lane] == Stream.COMPUTE}  # fmt: skip
-    for lane in lanes.tolist():
-        rank = int(timeline.lane_rank[lane])
-        if rank in computing:
-            rows = slice(*timeline.lane_ptr[lane : lane + 2].tolist())
-            clock = _Clock.of(timeline, computing[rank])
-            hidden[rows] = clock.at(timeline.end_ns[rows]) - clock.at(timeline.start_ns[rows])
+    for _, rows, own in _beside_computation(timeline):
+        hidden[rows] = own
     return hidden
-
-
-_GROUPS = (Stream.DATA_PARALLEL, Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL, Stream.CONTEXT_PARALLEL)
 
 
 class _Clock(NamedTuple):

@@ -52,7 +52,9 @@ def index_timeline(timeline: Timeline) -> RowIndex:
         (indexing.Index(made, send, recv),),
         work=len(timeline),
     )  # fmt: skip
-    return RowIndex(graph=graph, made=last_segments(timeline)[made], send=send, recv=recv)
+    if timeline.parts is not None:
+        made = last_segments(timeline)[made]
+    return RowIndex(graph=graph, made=made, send=send, recv=recv)
 
 
 def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:
