@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Column", "Record", "unpacker"]
 
 
-class Column(types.Type):  # type: ignore[misc]  # numba has no types
+class Column(types.Type):
     """The type of a column of integers."""
 
     def __init__(self, dtype: Any) -> None:
@@ -38,7 +38,7 @@ class Column(types.Type):  # type: ignore[misc]  # numba has no types
 
 
 @register_model(Column)
-class _Model(models.StructModel):  # type: ignore[misc] # numba has no types
+class _Model(models.StructModel):
     def __init__(self, manager: Any, column: Column) -> None:
         super().__init__(manager, column, [("data", column.address), ("size", types.intp)])
 
@@ -90,7 +90,7 @@ def _place(context: Any, builder: Any, signature: Any, values: Sequence[Any]) ->
     return builder.gep(builder.extract_value(values[0], 0), [index])
 
 
-class Record(types.Type):  # type: ignore[misc] # numba has no types
+class Record(types.Type):
     """The type of a record: where the words of its fields are, one after the other."""
 
     def __init__(self, of: str, fields: dict[str, Any]) -> None:
@@ -100,13 +100,13 @@ class Record(types.Type):  # type: ignore[misc] # numba has no types
 
 
 @register_model(Record)
-class _RecordModel(models.PrimitiveModel):  # type: ignore[misc] # as above
+class _RecordModel(models.PrimitiveModel):
     def __init__(self, manager: Any, record: Record) -> None:
         super().__init__(manager, record, manager.lookup(types.CPointer(types.int64)).get_value_type())
 
 
 @infer_getattr
-class _TypeOfField(AttributeTemplate):  # type: ignore[misc] # as above
+class _TypeOfField(AttributeTemplate):
     key = Record
 
     def generic_resolve(self, record: Record, name: str) -> Any:
