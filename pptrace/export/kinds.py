@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import COMMUNICATION, KINDS, Kind, Pass, Role
+from pptrace.model.kinds import COMMUNICATION, KINDS, Kind, Role
 from pptrace.model.kinds import RECEIVES as RECEIVING
+from pptrace.model.kinds import TOWARDS_NEXT as WITH_NEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,5 +55,5 @@ CARRIES = COMMUNICATION.mask(_EVERY)
 RECEIVES = RECEIVING.mask(_EVERY)
 """Whether it is the receiver's side of a message."""
 
-TOWARDS_NEXT = CARRIES & (_which(lambda traits: traits.direction is Pass.FORWARD) != RECEIVES)
+TOWARDS_NEXT = WITH_NEXT.mask(_EVERY)
 """Whether the rank at a message's other end holds the next stage, not the one before."""
