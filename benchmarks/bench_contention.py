@@ -94,7 +94,7 @@ def kernel(name: str) -> None:
 
 
 def pipeline() -> None:
-    schedule = Registry.load().schedules["1f1b"].offer.build(ScheduleRequest(ranks=128, units=2048))
+    schedule = Registry.load().schedules["1f1b"].offer.build(ScheduleRequest(ranks=128, microbatches=2048))
     workload = Workload.uniform(128, f_ns=1_000_000, b_ns=2_000_000, boundary_bytes=SIZE)
     network = fat_tree(128, 16, 4)
     times = []

@@ -27,46 +27,59 @@ from pptrace.timeline.timeline import Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-COLUMNS = ("kind", "stage", "unit", "enter_ns", "start_ns", "end_ns", "lag_ns", "size_bytes", "cause")
+COLUMNS = ("kind", "stage", "microbatch", "enter_ns", "start_ns", "end_ns", "lag_ns", "size_bytes", "cause")
 FORWARD_NS, BACKWARD_NS, TRANSFER_NS = 2_500_007, 5_000_013, 300_011
 
 
-def staircase(ranks: int, units: int) -> Timeline:
+def staircase(ranks: int, microbatches: int) -> Timeline:
     """Return forwards and backwards in turn on each rank, each sent on from a stream of its own."""
     lanes: list[tuple[int, int, int, int]] = []
     columns: list[np.ndarray] = []
-    unit = np.arange(units)
+    microbatch = np.arange(microbatches)
     period = FORWARD_NS + BACKWARD_NS
     for rank in range(ranks):
-        forward = unit * period + rank * (FORWARD_NS + TRANSFER_NS)
+        forward = microbatch * period + rank * (FORWARD_NS + TRANSFER_NS)
         start = np.stack([forward, forward + FORWARD_NS], axis=1).ravel()
-        duration = np.tile([FORWARD_NS, BACKWARD_NS], units)
-        columns.append(_rows(rank, np.tile([Kind.F, Kind.B], units), np.repeat(unit, 2), start, duration, 0))
-        lanes.append((rank, Stream.COMPUTE, -1, 2 * units))
+        duration = np.tile([FORWARD_NS, BACKWARD_NS], microbatches)
+        columns.append(
+            _rows(rank, np.tile([Kind.F, Kind.B], microbatches), np.repeat(microbatch, 2), start, duration, 0)
+        )
+        lanes.append((rank, Stream.COMPUTE, -1, 2 * microbatches))
         for peer, kind, at in (
             (rank - 1, Kind.SEND_B, forward + period),
             (rank + 1, Kind.SEND_F, forward + FORWARD_NS),
         ):
             if 0 <= peer < ranks:
-                columns.append(_rows(rank, np.full(units, kind), unit, at, np.full(units, TRANSFER_NS), 1 << 24))
-                lanes.append((rank, Stream.SEND, peer, units))
-    kind, stage, units_of, start, duration, size = np.concatenate(columns, axis=1)
+                columns.append(
+                    _rows(
+                        rank,
+                        np.full(microbatches, kind),
+                        microbatch,
+                        at,
+                        np.full(microbatches, TRANSFER_NS),
+                        1 << 24,
+                    )
+                )
+                lanes.append((rank, Stream.SEND, peer, microbatches))
+    kind, stage, microbatches_of, start, duration, size = np.concatenate(columns, axis=1)
     lane = np.array(lanes)
     return Timeline(
-        placement=Placement.looped(ranks, units),
+        placement=Placement.looped(ranks, microbatches),
         lane_rank=lane[:, 0], lane_stream=lane[:, 1], lane_peer=lane[:, 2],
         lane_ptr=np.concatenate([[0], np.cumsum(lane[:, 3])]),
-        kind=kind, stage=stage, unit=units_of, span=np.ones_like(kind),
+        kind=kind, stage=stage, microbatch=microbatches_of, span=np.ones_like(kind),
         enter_ns=start, start_ns=start, end_ns=start + duration,
         lag_ns=np.where(size > 0, 5000, 0), uncontended_ns=duration, collective_ns=np.zeros_like(kind),
-        size_bytes=size, cause=np.arange(kind.size) - 1, braid=np.full_like(kind, -1),
+        size_bytes=size, cause=np.arange(kind.size) - 1, pair=np.full_like(kind, -1),
     )  # fmt: skip
 
 
 def _rows(
-    rank: int, kind: np.ndarray, unit: np.ndarray, start: np.ndarray, took: np.ndarray, size: int
+    rank: int, kind: np.ndarray, microbatch: np.ndarray, start: np.ndarray, took: np.ndarray, size: int
 ) -> np.ndarray:
-    return np.stack([kind, np.full_like(unit, rank), unit, start, took, np.full_like(unit, size)])
+    return np.stack(
+        [kind, np.full_like(microbatch, rank), microbatch, start, took, np.full_like(microbatch, size)]
+    )
 
 
 def f_strings(timeline: Timeline, path: Path, *, kernels_only: bool) -> None:
@@ -80,24 +93,24 @@ def f_strings(timeline: Timeline, path: Path, *, kernels_only: bool) -> None:
     with path.open("w") as out:
         out.write('{"traceEvents": [\n')
         rows = zip(lanes, *columns, strict=True)
-        for row, (lane, kind, stage, unit, enter, start, end, lag, size, cause) in enumerate(rows):
+        for row, (lane, kind, stage, microbatch, enter, start, end, lag, size, cause) in enumerate(rows):
             name = word[kind]
             at = f'"pid":{rank_of[lane] + 1},"tid":{stream_of[lane]},"ts":{start / 1000:.3f}'
             host = f'"pid":{1001 + rank_of[lane]},"tid":{1001 + rank_of[lane]},"ts":{enter / 1000:.3f}'
             if not kernels_only:
                 out.write(
-                    f'{{"ph":"X","cat":"user_annotation","name":"PP:{stage}{name}{unit}",{host},"dur":0,'
+                    f'{{"ph":"X","cat":"user_annotation","name":"PP:{stage}{name}{microbatch}",{host},"dur":0,'
                     f'"args":{{"External id":{row}}}}},\n'
                     f'{{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel",{host},"dur":0,'
                     f'"args":{{"External id":{row},"correlation":{row}}}}},\n'
                     f'{{"ph":"s","id":{row},{host},"cat":"ac2g","name":"ac2g"}},\n'
                 )
-            title = "ncclDevKernel_SendRecv" if size else f"{name} {unit}"
+            title = "ncclDevKernel_SendRecv" if size else f"{name} {microbatch}"
             sent = f',"Collective name":"send","In msg nelems":{size},"dtype":"Byte"' if size else ""
             out.write(
                 f'{{"ph":"X","cat":"kernel","name":"{title}",{at},"dur":{(end - start) / 1000:.3f},"args":{{'
                 f'"stream":{stream_of[lane]},"correlation":{row},"kind":"{name}","stage":{stage},'
-                f'"microbatch":{unit},"lag_ns":{lag},"bytes":{size},"cause":{cause}{sent}}}}},\n'
+                f'"microbatch":{microbatch},"lag_ns":{lag},"bytes":{size},"cause":{cause}{sent}}}}},\n'
             )
             if not kernels_only:
                 out.write(f'{{"ph":"f","id":{row},{at},"cat":"ac2g","name":"ac2g","bp":"e"}},\n')
@@ -134,11 +147,11 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="another checkout, to write pair by pair with")
     parser.add_argument("--pairs", type=int, default=9)
     options = parser.parse_args()
-    units = -(-options.slices // (4 * 64 - 2))
+    microbatches = -(-options.slices // (4 * 64 - 2))
     if options.against:
-        compare(options.against, "kineto", 64, units, pairs=options.pairs)
+        compare(options.against, "kineto", 64, microbatches, pairs=options.pairs)
         return
-    timeline = staircase(64, units)
+    timeline = staircase(64, microbatches)
     print(f"{len(timeline):,} slices; best of {options.repeat} runs after the first; events are lines")
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "trace.json"

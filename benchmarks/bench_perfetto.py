@@ -36,7 +36,7 @@ def official(timeline: Timeline, path: Path) -> None:
     leaving, ending = _flows(timeline)
     names: dict[str, int] = {}
     words = [kind.name for kind in Kind]
-    fields = [extensions[name] for name in ("kind", "stage", "unit", "bytes", "lag_ns", "cause")]
+    fields = [extensions[name] for name in ("kind", "stage", "microbatch", "bytes", "lag_ns", "cause")]
     with path.open("wb") as out:
         builder = StreamingTraceProtoBuilder(out)
         for row, (lane, rank, start, stop, *values) in enumerate(_rows(timeline)):
@@ -89,7 +89,7 @@ def _flows(timeline: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int
 def _rows(timeline: Timeline) -> zip[tuple[int, ...]]:
     columns = (
         timeline.lane_of_row(), timeline.rank_of_row(), timeline.start_ns, timeline.end_ns,
-        timeline.kind, timeline.stage, timeline.unit, timeline.size_bytes, timeline.lag_ns, timeline.cause,
+        timeline.kind, timeline.stage, timeline.microbatch, timeline.size_bytes, timeline.lag_ns, timeline.cause,
     )  # fmt: skip
     return zip(*(column.tolist() for column in columns), strict=True)
 
@@ -107,15 +107,15 @@ def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=128)
-    parser.add_argument("--units", type=int, default=2048)
-    parser.add_argument("--baseline-units", type=int, default=128, help="0 leaves the baseline out")
+    parser.add_argument("--microbatches", type=int, default=2048)
+    parser.add_argument("--baseline-microbatches", type=int, default=128, help="0 leaves the baseline out")
     parser.add_argument("--against", type=Path, help="another checkout, to write pair by pair with")
     parser.add_argument("--pairs", type=int, default=9)
     args = parser.parse_args()
     if args.against:
-        compare(args.against, "perfetto", args.ranks, args.units, pairs=args.pairs)
+        compare(args.against, "perfetto", args.ranks, args.microbatches, pairs=args.pairs)
         return
-    timeline = staircase(args.ranks, args.units)
+    timeline = staircase(args.ranks, args.microbatches)
     sends = sum(int((timeline.kind == kind).sum()) for kind in (Kind.SEND_F, Kind.SEND_B))
     print(f"{len(timeline):,} slices, {sends:,} messages")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -128,8 +128,8 @@ def main() -> None:
         print(f"{'peak memory above the timeline':<34} {(after - before) * 1024 / len(timeline):8.0f} bytes/slice")
         write(timeline, path, {})
         timed("pptrace, reading", lambda: read([path]), len(timeline))
-        if args.baseline_units:
-            small = staircase(args.ranks, args.baseline_units)
+        if args.baseline_microbatches:
+            small = staircase(args.ranks, args.baseline_microbatches)
             path = Path(folder) / "official.pftrace"
             timed("StreamingTraceProtoBuilder", lambda: official(small, path), len(small), path)
 

@@ -42,9 +42,15 @@ def rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def whole(name: str, ranks: int, units: int, chunks: int, policy: Policy) -> dict[str, Any]:
+def request_of(ranks: int, microbatches: int, chunks: int = 1) -> ScheduleRequest:
+    """Return a request, also of an earlier commit that called microbatches units."""
+    name = "microbatches" if "microbatches" in ScheduleRequest.__dataclass_fields__ else "units"
+    return ScheduleRequest(**{"ranks": ranks, name: microbatches, "chunks": chunks})
+
+
+def whole(name: str, ranks: int, microbatches: int, chunks: int, policy: Policy) -> dict[str, Any]:
     offer = Registry.load().schedules[name].offer
-    request = ScheduleRequest(ranks=ranks, units=units, chunks=chunks)
+    request = request_of(ranks, microbatches, chunks)
     stages = ranks * chunks
     workload = Workload.uniform(
         stages, f_ns=1_000_000, b_ns=2_000_000, boundary_bytes=2**25, activation_bytes=2**30,
@@ -73,18 +79,18 @@ def whole(name: str, ranks: int, units: int, chunks: int, policy: Policy) -> dic
     }  # fmt: skip
 
 
-def torch_unit_steps(ranks: int, units: int) -> dict[str, Any]:
+def torch_unit_steps(ranks: int, microbatches: int) -> dict[str, Any]:
     """Time PyTorch's own road for 1F1B: order, sends and receives, unit-step dry run."""
     from torch.distributed.pipelining import schedules as t
 
     start = time.perf_counter()
     rows: dict[int, list[Any]] = {}
     for rank in range(ranks):
-        warm = min(ranks - 1 - rank, units)
-        row = [t._Action(rank, t.F, unit) for unit in range(warm)]  # noqa: SLF001 - it has no public form
-        for unit in range(units - warm):
-            row += [t._Action(rank, t.F, unit + warm), t._Action(rank, t.FULL_BACKWARD, unit)]  # noqa: SLF001
-        rows[rank] = row + [t._Action(rank, t.FULL_BACKWARD, u) for u in range(units - warm, units)]  # noqa: SLF001
+        warm = min(ranks - 1 - rank, microbatches)
+        row = [t._Action(rank, t.F, microbatch) for microbatch in range(warm)]  # noqa: SLF001 - it has no public form
+        for microbatch in range(microbatches - warm):
+            row += [t._Action(rank, t.F, microbatch + warm), t._Action(rank, t.FULL_BACKWARD, microbatch)]  # noqa: SLF001
+        rows[rank] = row + [t._Action(rank, t.FULL_BACKWARD, u) for u in range(microbatches - warm, microbatches)]  # noqa: SLF001
     placed = t._add_send_recv(rows, lambda stage: stage, ranks)  # noqa: SLF001
     actions = sum(len(row) for row in placed.values())
     with contextlib.redirect_stdout(io.StringIO()):
@@ -99,7 +105,7 @@ SIMULATED, WHOLE = "1F1B 128x2048 simulated", "built, simulated, measured"
 def timed(case: str) -> float:
     """Return the least processor time of three simulations after a first one."""
     offer = Registry.load().schedules["1f1b"].offer
-    request = ScheduleRequest(ranks=128, units=2048)
+    request = request_of(128, 2048)
     workload = Workload.uniform(128, f_ns=1_000_000, b_ns=2_000_000, boundary_bytes=2**25)
     schedule, times = offer.build(request), []
     for _ in range(4):

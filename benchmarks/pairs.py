@@ -25,10 +25,10 @@ __all__ = ["answer", "compare", "compare_cases"]
 HERE = Path(__file__).resolve().parents[1]
 
 
-def compare(against: Path, exporter: str, ranks: int, units: int, *, pairs: int) -> None:
+def compare(against: Path, exporter: str, ranks: int, microbatches: int, *, pairs: int) -> None:
     """Print how two checkouts write the same staircase with ``pptrace.export.EXPORTER``."""
     trees = [against.resolve(), HERE]
-    command = [sys.executable, str(Path(__file__)), exporter, str(ranks), str(units)]
+    command = [sys.executable, str(Path(__file__)), exporter, str(ranks), str(microbatches)]
     workers = [
         subprocess.Popen([*command, str(tree)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for tree in trees
@@ -95,10 +95,10 @@ def _asked(worker: subprocess.Popen[str]) -> dict[str, float]:
     return answer
 
 
-def _serve(exporter: str, ranks: int, units: int, tree: str) -> None:
+def _serve(exporter: str, ranks: int, microbatches: int, tree: str) -> None:
     """Write once per line of the input, with the checkout ``tree``, and answer what it took."""
     sys.path[:0] = [tree, f"{tree}/benchmarks"]
-    timeline = import_module("bench_kineto").staircase(ranks, units)
+    timeline = import_module("bench_kineto").staircase(ranks, microbatches)
     before = _resident_bytes()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace"

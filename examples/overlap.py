@@ -14,7 +14,7 @@ for layers in (1, 2):
         # Twice as many slices as stages are two layers on each.
         run = pptrace.simulate("overlap.yaml", sets=[*sets, f"costs.slices={2 * layers}"])
         rows = [run.timeline[row] for row in range(len(run.timeline))]
-        pair = [row for row in rows if row.braid >= 0]
+        pair = [row for row in rows if row.pair >= 0]
         begin = min(row.start_ns for row in pair)
         computed = max(row.end_ns for row in pair if row.stream.name == "COMPUTE") - begin
         leaves = next(row.start_ns for row in rows if str(row.action) == "1SEND_B0") - begin

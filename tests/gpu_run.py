@@ -175,7 +175,7 @@ def _in_batches(rows: list[Slice]) -> Iterator[_Launch]:
 
 def _issued(order: IssueOrder, rank: int) -> list[str]:
     rows = range(int(order.row_ptr[rank]), int(order.row_ptr[rank + 1]))
-    return [f"{order.stage[row]}{Kind(int(order.kind[row])).name}{order.unit[row]}" for row in rows]
+    return [f"{order.stage[row]}{Kind(int(order.kind[row])).name}{order.microbatch[row]}" for row in rows]
 
 
 def _posted(one: Slice, peer: int) -> str:
@@ -196,4 +196,4 @@ def _begin(one: Slice) -> int:
 def _peer(timeline: Timeline, one: Slice) -> int:
     """Return the rank at the other end."""
     down = one.action.kind in {Kind.SEND_F, Kind.RECV_B}
-    return timeline.placement.rank_of(one.action.stage + (1 if down else -1), one.action.unit)
+    return timeline.placement.rank_of(one.action.stage + (1 if down else -1), one.action.microbatch)

@@ -20,19 +20,19 @@ class Cell(NamedTuple):
 
     kind: Kind
     stage: int
-    unit: int
+    microbatch: int
     span: int
 
     @property
-    def units(self) -> range:
-        return range(self.unit, self.unit + self.span)
+    def microbatches(self) -> range:
+        return range(self.microbatch, self.microbatch + self.span)
 
     def __str__(self) -> str:
-        return str(Action(kind=self.kind, stage=self.stage, unit=self.unit, span=self.span))
+        return str(Action(kind=self.kind, stage=self.stage, microbatch=self.microbatch, span=self.span))
 
 
 Rule = Callable[[Cell], Sequence[int]]
-"""Of the actions that may run, a rank takes the one with the least rule; then the least kind, stage and unit."""
+"""Of the actions that may run, a rank takes that of the least rule; then of the least kind, stage, microbatch."""
 
 
 class Stuck(Exception):  # noqa: N818 - an outcome, not a fault
@@ -52,19 +52,19 @@ class World:
     spans: Mapping[Kind, int] = field(default_factory=dict)
     transfer: int = 0
     stage_bound: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """Most units in flight by (route, stage)."""
+    """Most microbatches in flight by (route, stage)."""
     rank_bound: Mapping[int, int] = field(default_factory=dict)
 
     def cells(self) -> set[Cell]:
         return {
-            Cell(kind, stage, unit, self.spans.get(kind, 1))
+            Cell(kind, stage, microbatch, self.spans.get(kind, 1))
             for kind in self.times
             for stage in range(self.placement.stages)
-            for unit in range(0, self.placement.units, self.spans.get(kind, 1))
+            for microbatch in range(0, self.placement.microbatches, self.spans.get(kind, 1))
         }
 
     def rank(self, cell: Cell) -> int:
-        return self.placement.rank_of(cell.stage, cell.unit)
+        return self.placement.rank_of(cell.stage, cell.microbatch)
 
     def time(self, cell: Cell) -> int:
         return self.times[cell.kind][cell.stage]
@@ -87,11 +87,11 @@ class World:
         else:
             wanted = [(self.gradient, high) for low, high in edges if low == cell.stage]
             wanted.append((Kind.F, cell.stage))
-        return {self.holder(kind, stage, unit) for kind, stage in wanted for unit in cell.units}
+        return {self.holder(kind, stage, microbatch) for kind, stage in wanted for microbatch in cell.microbatches}
 
-    def holder(self, kind: Kind, stage: int, unit: int) -> Cell:
+    def holder(self, kind: Kind, stage: int, microbatch: int) -> Cell:
         span = self.spans.get(kind, 1)
-        return Cell(kind, stage, unit - unit % span, span)
+        return Cell(kind, stage, microbatch - microbatch % span, span)
 
     def ready(self, cell: Cell, ended: Mapping[Cell, int]) -> int | None:
         """Return from when on ``cell``'s needs are there; None while one has not ended."""
@@ -102,23 +102,23 @@ class World:
         return max(away, default=0)
 
     def in_flight(self, cell: Cell, started: set[Cell], ended: set[Cell]) -> tuple[int, int]:
-        """Return the units in flight on a cell's stage of its route, and on its rank."""
-        route = self.placement.unit_route
-        open_units = [
-            (one.stage, unit)
+        """Return the microbatches in flight on a cell's stage of its route, and on its rank."""
+        route = self.placement.microbatch_route
+        open_microbatches = [
+            (one.stage, microbatch)
             for one in started
             if one.kind is Kind.F and self.rank(one) == self.rank(cell)
-            for unit in one.units
-            if self.holder(self.last, one.stage, unit) not in ended
+            for microbatch in one.microbatches
+            if self.holder(self.last, one.stage, microbatch) not in ended
         ]
-        own = [u for s, u in open_units if s == cell.stage and route[u] == route[cell.unit]]
-        return len(own), len(open_units)
+        own = [u for s, u in open_microbatches if s == cell.stage and route[u] == route[cell.microbatch]]
+        return len(own), len(open_microbatches)
 
     def has_room(self, cell: Cell, started: set[Cell], ended: set[Cell]) -> bool:
         if cell.kind is not Kind.F:
             return True
         own, whole = self.in_flight(cell, started, ended)
-        route = int(self.placement.unit_route[cell.unit])
+        route = int(self.placement.microbatch_route[cell.microbatch])
         bounds = self.stage_bound.get((route, cell.stage)), self.rank_bound.get(self.rank(cell))
         held = zip((own, whole), bounds, strict=True)
         return all(bound is None or count + cell.span <= bound for count, bound in held)
@@ -151,7 +151,7 @@ def play(world: World, rule: Rule) -> list[list[Cell]]:
                 and world.has_room(cell, started, set(ended))
             ]
             if may_run:
-                chosen.append(min(may_run, key=lambda cell: (*rule(cell), cell.kind, cell.stage, cell.unit)))
+                chosen.append(min(may_run, key=lambda cell: (*rule(cell), cell.kind, cell.stage, cell.microbatch)))
         for cell in chosen:
             running[world.rank(cell)] = (now + world.time(cell), cell)
             rows[world.rank(cell)].append(cell)

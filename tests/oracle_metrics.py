@@ -149,7 +149,7 @@ class MetricsOracle:
         return IdleCause.TRANSFER if alone else IdleCause.CONTENTION
 
     def _messages(self, one: Slice) -> list[Slice]:
-        """Return what brought a slice its input, in the order of units: receives where there are any."""
+        """Return what brought a slice its input, in the order of microbatches: receives where there are any."""
         action = one.action
         ends = {
             Kind.F: ((Kind.RECV_F, 0), (Kind.SEND_F, -1)),
@@ -157,26 +157,30 @@ class MetricsOracle:
             Kind.I: ((Kind.RECV_B, 0), (Kind.SEND_B, 1)),
         }.get(action.kind, ())
         found = []
-        for unit in range(action.unit, action.unit + action.span):
-            either = [self._find({kind}, action.stage + shift, unit) for kind, shift in ends]
+        for microbatch in range(action.microbatch, action.microbatch + action.span):
+            either = [self._find({kind}, action.stage + shift, microbatch) for kind, shift in ends]
             found += [end for end in either if end is not None][:1]
         return found
 
     def _produced(self, message: Slice) -> int:
-        """Return when the last of a message's units was computed."""
+        """Return when the last of a message's microbatches was computed."""
         action = message.action
         forward = action.kind in {Kind.SEND_F, Kind.RECV_F}
         shift = 0 if action.kind in SENDS else (-1 if forward else 1)
         made = [
-            self._find({Kind.F} if forward else GRADIENTS, action.stage + shift, unit)
-            for unit in range(action.unit, action.unit + action.span)
+            self._find({Kind.F} if forward else GRADIENTS, action.stage + shift, microbatch)
+            for microbatch in range(action.microbatch, action.microbatch + action.span)
         ]
         return max(one.end_ns for one in made if one is not None)
 
-    def _find(self, kinds: set[Kind], stage: int, unit: int) -> Slice | None:
+    def _find(self, kinds: set[Kind], stage: int, microbatch: int) -> Slice | None:
         for one in self.slices:
             action = one.action
-            if action.kind in kinds and action.stage == stage and 0 <= unit - action.unit < action.span:
+            if (
+                action.kind in kinds
+                and action.stage == stage
+                and 0 <= microbatch - action.microbatch < action.span
+            ):
                 return one
         return None
 
@@ -187,10 +191,10 @@ class MetricsOracle:
         whole, weight = (
             int(c[stage]) for c in (self.workload.activation_bytes, self.workload.weight_activation_bytes)
         )
-        for unit in range(forward.action.unit, forward.action.unit + forward.action.span):
-            gradient = self._find(GRADIENTS, stage, unit)
-            last = self._find({Kind.W}, stage, unit) or gradient
-            out, back = (self._find({kind}, stage, unit) for kind in (Kind.OFFLOAD, Kind.RELOAD))
+        for microbatch in range(forward.action.microbatch, forward.action.microbatch + forward.action.span):
+            gradient = self._find(GRADIENTS, stage, microbatch)
+            last = self._find({Kind.W}, stage, microbatch) or gradient
+            out, back = (self._find({kind}, stage, microbatch) for kind in (Kind.OFFLOAD, Kind.RELOAD))
             if gradient is None or last is None or now < forward.start_ns:
                 continue
             away = out is not None and back is not None and out.end_ns <= now < back.start_ns

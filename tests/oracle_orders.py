@@ -27,12 +27,12 @@ class Cell(NamedTuple):
 
     kind: Kind
     stage: int
-    unit: int
+    microbatch: int
     span: int
 
 
 Item: TypeAlias = tuple[Cell, ...]
-"""A braid's members, or one action alone."""
+"""The members of an overlapped pair, or one action alone."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,15 @@ class Step:
     def stages(self) -> int:
         return self.schedule.stages
 
-    def rank(self, stage: int, unit: int) -> int:
-        return self.schedule.placement.rank_of(stage, unit)
+    def rank(self, stage: int, microbatch: int) -> int:
+        return self.schedule.placement.rank_of(stage, microbatch)
 
     def rows(self) -> list[list[Item]]:
         return [
-            [tuple(Cell(a.kind, a.stage, a.unit, a.span) for a in (item.sub_actions or (item,))) for item in row]
+            [
+                tuple(Cell(a.kind, a.stage, a.microbatch, a.span) for a in (item.sub_actions or (item,)))
+                for item in row
+            ]
             for row in (self.schedule[rank] for rank in range(self.schedule.ranks))
         ]
 
@@ -61,7 +64,7 @@ class Step:
         if cell.kind is not Kind.F and cell.kind not in GRADIENTS:
             return None
         kind, stage = (Kind.F, cell.stage - 1) if cell.kind is Kind.F else (Kind.B, cell.stage + 1)
-        return Cell(kind, stage, cell.unit, cell.span) if 0 <= stage < self.stages else None
+        return Cell(kind, stage, cell.microbatch, cell.span) if 0 <= stage < self.stages else None
 
     def message(self, cell: Cell) -> tuple[Cell, Cell] | None:
         """Return the SEND and the RECV of a compute action's result; None where it stays on its rank."""
@@ -71,7 +74,7 @@ class Step:
         receive = partner(send)
         if not 0 <= receive.stage < self.stages:
             return None
-        away = self.rank(receive.stage, cell.unit) != self.rank(cell.stage, cell.unit)
+        away = self.rank(receive.stage, cell.microbatch) != self.rank(cell.stage, cell.microbatch)
         return (send, receive) if away else None
 
 
@@ -85,11 +88,13 @@ def as_actions(rows: list[list[Item]]) -> list[list[Action | str | None]]:
     """Return rows as a table is built from."""
 
     def action(item: Item) -> Action:
-        members = tuple(Action(kind=c.kind, stage=c.stage, unit=c.unit, span=c.span) for c in item)
+        members = tuple(Action(kind=c.kind, stage=c.stage, microbatch=c.microbatch, span=c.span) for c in item)
         if len(members) == 1:
             return members[0]
         first = members[0]
-        return Action(kind=first.kind, stage=first.stage, unit=first.unit, span=first.span, sub_actions=members)
+        return Action(
+            kind=first.kind, stage=first.stage, microbatch=first.microbatch, span=first.span, sub_actions=members
+        )
 
     return [[action(item) for item in row] for row in rows]
 
@@ -119,12 +124,12 @@ def place_asap(step: Step) -> list[list[Item]]:
                 done.add(cell._replace(kind=Kind.B) if cell.kind in GRADIENTS else cell)
                 if ends := step.message(cell):
                     placed[rank].append((ends[0],))
-                    placed[step.rank(ends[1].stage, cell.unit)].append((ends[1],))
+                    placed[step.rank(ends[1].stage, cell.microbatch)].append((ends[1],))
     return placed
 
 
 def place_deferred(step: Step) -> list[list[Item]]:
-    """Move each RECV right before its consumer, a braid's in its members' order.
+    """Move each RECV right before its consumer, a pair's in its members' order.
 
     A rank below its peer receives before it sends to it.
     """
@@ -138,8 +143,8 @@ def place_deferred(step: Step) -> list[list[Item]]:
                 held.append(first)
                 continue
             if first.kind in SENDS:
-                peer = step.rank(partner(first).stage, first.unit)
-                now = [r for r in held if rank < peer == step.rank(partner(r).stage, r.unit)]
+                peer = step.rank(partner(first).stage, first.microbatch)
+                now = [r for r in held if rank < peer == step.rank(partner(r).stage, r.microbatch)]
             else:
                 now = [r for cell in item for r in held if feeds(r, cell)]
             held = [r for r in held if r not in now]

@@ -83,7 +83,7 @@ class Oracle:
         return ("rank", rank) if stream is StreamPer.RANK else ("pair", rank, peer)
 
     def _peer(self, cell: Cell) -> int:
-        return self.step.rank(partner(cell).stage, cell.unit)
+        return self.step.rank(partner(cell).stage, cell.microbatch)
 
     def _size(self, send: Cell) -> int:
         edge = send.stage if send.kind is Kind.SEND_F else send.stage - 1
@@ -115,7 +115,7 @@ class Oracle:
         source = self.step.source(cell)
         if source is None:
             return 0
-        if self.step.rank(source.stage, cell.unit) == self.step.rank(cell.stage, cell.unit):
+        if self.step.rank(source.stage, cell.microbatch) == self.step.rank(cell.stage, cell.microbatch):
             halves = (source, source._replace(kind=Kind.I)) if source.kind is Kind.B else (source,)
             return next((self.span[half][1] for half in halves if half in self.span), None)
         receive = cell._replace(kind=Kind.RECV_F if cell.kind is Kind.F else Kind.RECV_B)

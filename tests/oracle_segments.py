@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
     kind: Kind
     stage: int
-    unit: int
+    microbatch: int
     number: int
 
 
@@ -68,7 +68,7 @@ class SegmentOracle:
 
     def _of(self, action: Action) -> list[Part]:
         count = len(self.segments[action.kind][action.stage])
-        return [Part(action.kind, action.stage, action.unit, number) for number in range(count)]
+        return [Part(action.kind, action.stage, action.microbatch, number) for number in range(count)]
 
     def _segment(self, part: Part) -> Segment:
         return self.segments[part.kind][part.stage][part.number]
@@ -134,14 +134,14 @@ class SegmentOracle:
         forward = action.kind is Kind.F
         to = rank + (1 if forward else -1)
         if 0 <= to < len(self.rows):
-            message = Part(Kind.SEND_F if forward else Kind.SEND_B, action.stage, action.unit, -1)
+            message = Part(Kind.SEND_F if forward else Kind.SEND_B, action.stage, action.microbatch, -1)
             self.queues["channel", rank, to].append(message)
             self.took[message] = self.message_ns
             self.needs[message] += [(part, 0) for part in results]
-            consumer = Part(action.kind, to, action.unit, 0)
+            consumer = Part(action.kind, to, action.microbatch, 0)
             self.needs[consumer].append((message, self.latency_ns))
         if forward:
-            self.needs[Part(Kind.B, action.stage, action.unit, 0)] += [(part, 0) for part in results]
+            self.needs[Part(Kind.B, action.stage, action.microbatch, 0)] += [(part, 0) for part in results]
 
     def _try(self, queue: deque[Part]) -> bool:
         part = queue[0]

@@ -39,11 +39,11 @@ def paired_step(longer: tuple[Kind, int, int] | None = None) -> Timeline:
     whole = Workload.uniform(2, boundary_bytes=1000)
     costs = whole.segmented({Kind.F: [FORWARD] * 2, Kind.B: [BACKWARD] * 2})
     if longer is not None:
-        kind, stage, unit = longer
+        kind, stage, microbatch = longer
         segments = {Kind.F: [FORWARD] * 2, Kind.B: [BACKWARD] * 2}
         first, *rest = segments[kind][stage]
         segments[kind][stage] = (replace(first, duration_ns=first.duration_ns + 3 * MS), *rest)
-        other = [int(each == unit) for each in range(3)]
+        other = [int(each == microbatch) for each in range(3)]
         costs = replace(costs, classes=(whole.segmented(segments),), microbatch_class=other)
     table = replace(Schedule.from_rows(ROWS), interleave={(Kind.F, Kind.B): (0, 1, 1, 0, 1, 1)})
     return simulate(table, costs, Flat(latency_ns=1000, rate_kbps=10**6))

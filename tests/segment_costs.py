@@ -48,7 +48,7 @@ def spans(timeline: Timeline) -> dict[Part, tuple[int, int]]:
     for row in range(len(timeline)):
         one = timeline[row]
         number = -1 if one.action.kind in SENDS or timeline.parts is None else int(timeline.parts.number[row])
-        part = Part(one.action.kind, one.action.stage, one.action.unit, number)
+        part = Part(one.action.kind, one.action.stage, one.action.microbatch, number)
         found[part] = (one.start_ns, one.end_ns)
     return found
 
@@ -74,12 +74,15 @@ def random_kinds(random: Random) -> dict[Kind, list[tuple[Segment, ...]]]:
     return {kind: [segments_of(random, kind) for _ in range(2)] for kind in (Kind.F, Kind.B)}
 
 
-def steady(ranks: int, units: int) -> list[list[str]]:
+def steady(ranks: int, microbatches: int) -> list[list[str]]:
     """Return 1F1B's rows with each forward beside a backward, and as many more in flight as that takes."""
     rows = []
     for rank in range(ranks):
-        warm = min(2 * (ranks - rank) - 1, units)
-        pairs = [f"({rank}F{warm + unit};{rank}B{unit})OVERLAP_F_B" for unit in range(units - warm)]
-        rows.append([f"{rank}F{unit}" for unit in range(warm)])
-        rows[-1] += pairs + [f"{rank}B{unit}" for unit in range(units - warm, units)]
+        warm = min(2 * (ranks - rank) - 1, microbatches)
+        pairs = [
+            f"({rank}F{warm + microbatch};{rank}B{microbatch})OVERLAP_F_B"
+            for microbatch in range(microbatches - warm)
+        ]
+        rows.append([f"{rank}F{microbatch}" for microbatch in range(warm)])
+        rows[-1] += pairs + [f"{rank}B{microbatch}" for microbatch in range(microbatches - warm, microbatches)]
     return rows

@@ -20,9 +20,9 @@ from pptrace.timeline.routes import Routes
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["RANKS", "STEPS", "UNITS", "step"]
+__all__ = ["MICROBATCHES", "RANKS", "STEPS", "step"]
 
-RANKS, UNITS = 12, 16
+RANKS, MICROBATCHES = 12, 16
 NODE = 3
 """Ranks of a node."""
 WIRES = Flat(rate_kbps=50_000_000, latency_ns=5_000, overhead_ns=1_000)
@@ -37,11 +37,11 @@ STEPS = {
 def one_f_one_b() -> Schedule:
     rows = []
     for rank in range(RANKS):
-        early = min(UNITS, RANKS - rank - 1)
-        row = [f"{rank}F{unit}" for unit in range(early)]
-        for unit in range(UNITS - early):
-            row += [f"{rank}F{early + unit}", f"{rank}B{unit}"]
-        rows.append(row + [f"{rank}B{unit}" for unit in range(UNITS - early, UNITS)])
+        early = min(MICROBATCHES, RANKS - rank - 1)
+        row = [f"{rank}F{microbatch}" for microbatch in range(early)]
+        for microbatch in range(MICROBATCHES - early):
+            row += [f"{rank}F{early + microbatch}", f"{rank}B{microbatch}"]
+        rows.append(row + [f"{rank}B{microbatch}" for microbatch in range(MICROBATCHES - early, MICROBATCHES)])
     return Schedule.from_rows(rows)
 
 

@@ -39,33 +39,38 @@ class LumpOptions(BaseModel):
 
 
 def eager(request: ScheduleRequest) -> Rows:
-    return [_row(rank, [f"{unit}" for unit in range(request.units)]) for rank in range(request.ranks)]
+    return [
+        _row(rank, [f"{microbatch}" for microbatch in range(request.microbatches)])
+        for rank in range(request.ranks)
+    ]
 
 
 def lumped(request: ScheduleRequest) -> Rows:
-    size = request.units // request.options["parts"]
-    lumps = [f"{first}+{size}" if size > 1 else f"{first}" for first in range(0, request.units, size)]
+    size = request.microbatches // request.options["parts"]
+    lumps = [f"{first}+{size}" if size > 1 else f"{first}" for first in range(0, request.microbatches, size)]
     return [_row(rank, lumps) for rank in range(request.ranks)]
 
 
 def chunky(request: ScheduleRequest) -> Rows:
-    units = [f"{unit}" for unit in range(request.units)]
+    microbatches = [f"{microbatch}" for microbatch in range(request.microbatches)]
     rows = []
     for rank in range(request.ranks):
-        low, high = (_row(2 * rank + chunk, units) for chunk in range(2))
-        half = len(units)
+        low, high = (_row(2 * rank + chunk, microbatches) for chunk in range(2))
+        half = len(microbatches)
         rows.append([*low[:half], *high[:half], *high[half:], *low[half:]])
     return rows
 
 
-def _row(stage: int, units: list[str]) -> list[str]:
-    return [f"{stage}F{unit}" for unit in units] + [f"{stage}B{unit}" for unit in units]
+def _row(stage: int, microbatches: list[str]) -> list[str]:
+    return [f"{stage}F{microbatch}" for microbatch in microbatches] + [
+        f"{stage}B{microbatch}" for microbatch in microbatches
+    ]
 
 
 def even_only(request: ScheduleRequest) -> None:
-    if request.units % 2:
-        near = f"{request.units - 1} or {request.units + 1}" if request.units > 1 else "2"
-        raise ConstraintError(f"{request.units} is odd", nearest=near, key="batch.microbatches")
+    if request.microbatches % 2:
+        near = f"{request.microbatches - 1} or {request.microbatches + 1}" if request.microbatches > 1 else "2"
+        raise ConstraintError(f"{request.microbatches} is odd", nearest=near, key="batch.microbatches")
 
 
 def one_chunk(request: ScheduleRequest) -> None:
@@ -74,7 +79,7 @@ def one_chunk(request: ScheduleRequest) -> None:
 
 
 def bubble(request: ScheduleRequest) -> Fraction:
-    return Fraction(request.ranks - 1, request.units + request.ranks - 1)
+    return Fraction(request.ranks - 1, request.microbatches + request.ranks - 1)
 
 
 @hookimpl

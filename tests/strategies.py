@@ -1,7 +1,7 @@
 """Random but valid schedules, and random costs, networks and policies to simulate them with.
 
 A schedule is made by a list scheduler that picks, again and again, a rank and one of the actions that
-are ready there (sometimes several, as a braid), so every order that it makes can run.
+are ready there (sometimes several, as an overlapped pair), so every order that it makes can run.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 __all__ = ["networks", "placements", "policies", "valid_schedules", "workloads"]
 
 Cell = tuple[int, int]
-"""A stage and the first unit of an action."""
+"""A stage and the first microbatch of an action."""
 
 
 @st.composite
-def placements(draw: DrawFn, *, max_ranks: int = 4, max_units: int = 6, max_chunks: int = 3) -> Placement:
+def placements(draw: DrawFn, *, max_ranks: int = 4, max_microbatches: int = 6, max_chunks: int = 3) -> Placement:
     """Draw looped, V-shaped, bidirectional or scattered stages over ranks."""
     ranks = draw(st.integers(1, max_ranks), label="ranks")
-    units = draw(st.integers(1, max_units), label="units")
+    microbatches = draw(st.integers(1, max_microbatches), label="microbatches")
     chunks = draw(st.integers(1, max_chunks), label="chunks")
     shape = draw(st.sampled_from(["looped", "v", "bidirectional", "scattered"]), label="shape")
     if shape == "v":
-        return Placement.v_shaped(ranks, units, chunks)
+        return Placement.v_shaped(ranks, microbatches, chunks)
     if shape == "bidirectional":
         down = np.arange(ranks * chunks) % ranks
         up = ranks - 1 - down
-        route = draw(st.lists(st.integers(0, 1), min_size=units, max_size=units), label="routes")
+        route = draw(st.lists(st.integers(0, 1), min_size=microbatches, max_size=microbatches), label="routes")
         return _canonical(np.stack([down, up]), route, ranks)
     if shape == "scattered":
         turns = [draw(st.permutations(range(ranks)), label="turn") for _ in range(chunks)]
-        return Placement.of_stages(np.concatenate(turns), units, ranks)
-    return Placement.looped(ranks, units, chunks)
+        return Placement.of_stages(np.concatenate(turns), microbatches, ranks)
+    return Placement.looped(ranks, microbatches, chunks)
 
 
 @st.composite
@@ -60,11 +60,11 @@ def valid_schedules(
     draw: DrawFn,
     *,
     max_ranks: int = 4,
-    max_units: int = 6,
+    max_microbatches: int = 6,
     max_chunks: int = 3,
     split: bool = True,
     spans: bool = True,
-    braids: bool = True,
+    pairs: bool = True,
     copies: bool = False,
     messages: bool = False,
 ) -> Schedule:
@@ -72,22 +72,22 @@ def valid_schedules(
 
     Args:
         max_ranks: most ranks, from 1.
-        max_units: most units, from 1.
+        max_microbatches: most microbatches, from 1.
         max_chunks: most stages per rank and route, from 1.
         split: whether some backwards are I and W.
-        spans: whether some actions work on several units, alike on all stages of a route.
-        braids: whether some actions are braided.
+        spans: whether some actions work on several microbatches, alike on all stages of a route.
+        pairs: whether some actions are overlapped pairs.
         copies: whether some activations are offloaded and reloaded, or computed again.
         messages: whether the table has sends and receives of its own.
     """
-    placement = draw(placements(max_ranks=max_ranks, max_units=max_units, max_chunks=max_chunks))
+    placement = draw(placements(max_ranks=max_ranks, max_microbatches=max_microbatches, max_chunks=max_chunks))
     chances = st.sampled_from([0.0, 0.3, 1.0])
     plan = _Plan(
         placement=placement,
         random=Random(draw(st.integers(0, 2**32 - 1), label="seed")),  # noqa: S311 - tests, not secrets
         split=draw(chances, label="split") if split else 0.0,
         span=draw(st.integers(1, 3), label="span") if spans else 1,
-        braid=draw(chances, label="braid") if braids else 0.0,
+        pair=draw(chances, label="pair") if pairs else 0.0,
         eager=draw(st.booleans(), label="eager"),
     )
     rows = plan.rows()
@@ -172,15 +172,15 @@ def policies() -> st.SearchStrategy[Policy]:
 
 
 def _canonical(stage_rank: np.ndarray, route: list[int], ranks: int) -> Placement:
-    """Number the routes in the order of their first unit, equal ones as one."""
+    """Number the routes in the order of their first microbatch, equal ones as one."""
     names: dict[tuple[int, ...], int] = {}
     rows = [tuple(stage_rank[r].tolist()) for r in route]
-    unit_route = [names.setdefault(row, len(names)) for row in rows]
+    microbatch_route = [names.setdefault(row, len(names)) for row in rows]
     chained = Placement.of_stages(np.array(list(names)), len(route), ranks)
     return Placement(
         ranks=ranks,
         stage_rank=chained.stage_rank,
-        unit_route=np.array(unit_route, dtype=np.int32),
+        microbatch_route=np.array(microbatch_route, dtype=np.int32),
         edges=chained.edges,
     )
 
@@ -194,9 +194,9 @@ class _Plan:
     split: float
     """Chance of a backward in two."""
     span: int
-    """Units that travel together, where neighbours share a route."""
-    braid: float
-    """Chance that what is ready together is braided."""
+    """Microbatches that travel together, where neighbours share a route."""
+    pair: float
+    """Chance that what is ready together is paired."""
     eager: bool
     """Whether a rank takes backwards before forwards where it can."""
     forward: set[Cell] = field(default_factory=set)
@@ -211,56 +211,64 @@ class _Plan:
             rank = self._rank(self.random.choice(ready))
             here = [action for action in ready if self._rank(action) == rank]
             chosen = self._choose(here)
-            rows[rank].append(chosen[0] if len(chosen) == 1 else _braid(chosen))
+            rows[rank].append(chosen[0] if len(chosen) == 1 else _pair(chosen))
             for action in chosen:
                 left.remove(action)
                 done = self.forward if action.kind is Kind.F else self.gradient
                 if action.kind is not Kind.W:
-                    done.add((action.stage, action.unit))
+                    done.add((action.stage, action.microbatch))
         return rows
 
     def _choose(self, ready: list[Action]) -> list[Action]:
-        if len(ready) > 1 and self.random.random() < self.braid:
+        if len(ready) > 1 and self.random.random() < self.pair:
             return self.random.sample(ready, self.random.randint(2, min(len(ready), 3)))
         backward = [action for action in ready if action.kind is not Kind.F]
         return [self.random.choice(backward if self.eager and backward else ready)]
 
     def _actions(self) -> list[Action]:
         actions = []
-        for unit, span in self._groups():
+        for microbatch, span in self._groups():
             for stage in range(self.placement.stages):
                 halves = (Kind.I, Kind.W) if self.random.random() < self.split else (Kind.B,)
-                actions += [Action(kind=kind, stage=stage, unit=unit, span=span) for kind in (Kind.F, *halves)]
+                actions += [
+                    Action(kind=kind, stage=stage, microbatch=microbatch, span=span) for kind in (Kind.F, *halves)
+                ]
         return actions
 
     def _groups(self) -> list[Cell]:
-        """Return the first unit and the span of what travels together."""
-        route, units = self.placement.unit_route.tolist(), self.placement.units
-        groups, unit = [], 0
-        while unit < units:
-            end = unit + 1
-            while end < min(units, unit + self.span) and route[end] == route[unit]:
+        """Return the first microbatch and the span of what travels together."""
+        route, microbatches = self.placement.microbatch_route.tolist(), self.placement.microbatches
+        groups, microbatch = [], 0
+        while microbatch < microbatches:
+            end = microbatch + 1
+            while end < min(microbatches, microbatch + self.span) and route[end] == route[microbatch]:
                 end += 1
-            groups.append((unit, end - unit))
-            unit = end
+            groups.append((microbatch, end - microbatch))
+            microbatch = end
         return groups
 
     def _rank(self, action: Action) -> int:
-        return self.placement.rank_of(action.stage, action.unit)
+        return self.placement.rank_of(action.stage, action.microbatch)
 
     def _is_ready(self, action: Action) -> bool:
-        stage, unit = action.stage, action.unit
+        stage, microbatch = action.stage, action.microbatch
         if action.kind is Kind.F:
-            return stage == 0 or (stage - 1, unit) in self.forward
+            return stage == 0 or (stage - 1, microbatch) in self.forward
         if action.kind is Kind.W:
-            return (stage, unit) in self.gradient
+            return (stage, microbatch) in self.gradient
         last = stage == self.placement.stages - 1
-        return (stage, unit) in self.forward and (last or (stage + 1, unit) in self.gradient)
+        return (stage, microbatch) in self.forward and (last or (stage + 1, microbatch) in self.gradient)
 
 
-def _braid(members: list[Action]) -> Action:
+def _pair(members: list[Action]) -> Action:
     first = members[0]
-    return Action(kind=first.kind, stage=first.stage, unit=first.unit, span=first.span, sub_actions=tuple(members))
+    return Action(
+        kind=first.kind,
+        stage=first.stage,
+        microbatch=first.microbatch,
+        span=first.span,
+        sub_actions=tuple(members),
+    )
 
 
 def _with_copies(row: list[Action], random: Random) -> list[Action]:
@@ -271,11 +279,13 @@ def _with_copies(row: list[Action], random: Random) -> list[Action]:
         high = next(at for at, action in enumerate(row) if _is_backward(action, forward))
         for kind in kinds:
             low, high = random.randint(low, high) + 1, high + 1
-            row.insert(low - 1, Action(kind=kind, stage=forward.stage, unit=forward.unit, span=forward.span))
+            row.insert(
+                low - 1, Action(kind=kind, stage=forward.stage, microbatch=forward.microbatch, span=forward.span)
+            )
     return row
 
 
 def _is_backward(action: Action, forward: Action) -> bool:
     members = action.sub_actions or (action,)
-    cell = (forward.stage, forward.unit)
-    return any(member.kind in {Kind.B, Kind.I} and (member.stage, member.unit) == cell for member in members)
+    cell = (forward.stage, forward.microbatch)
+    return any(member.kind in {Kind.B, Kind.I} and (member.stage, member.microbatch) == cell for member in members)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["MINE", "UNITS", "calls", "fill", "names"]
+__all__ = ["MICROBATCHES", "MINE", "calls", "fill", "names"]
 
 MINE = '''
 import time
@@ -12,22 +12,22 @@ from pathlib import Path
 from pptrace.errors import ConstraintError
 
 
-def eager(ranks, units):
+def eager(ranks, microbatches):
     """Every forward, then every backward."""
     with Path("calls").open("a") as calls:
-        calls.write(f"{ranks} {units}\\n")
-    return [[f"{r}F{u}" for u in range(units)] + [f"{r}B{u}" for u in range(units)] for r in range(ranks)]
+        calls.write(f"{ranks} {microbatches}\\n")
+    return [[f"{r}{kind}{u}" for kind in "FB" for u in range(microbatches)] for r in range(ranks)]
 
 
-def slow(ranks, units):
+def slow(ranks, microbatches):
     time.sleep(0.05)
-    return eager(ranks, units)
+    return eager(ranks, microbatches)
 
 
-def even(ranks, units):
-    if units % 2:
-        raise ConstraintError(f"{units} is odd", nearest=str(units + 1), key="batch.microbatches")
-    return eager(ranks, units)
+def even(ranks, microbatches):
+    if microbatches % 2:
+        raise ConstraintError(f"{microbatches} is odd", nearest=str(microbatches + 1), key="batch.microbatches")
+    return eager(ranks, microbatches)
 '''
 STEP = """\
 schedule: ./mine.py:eager
@@ -35,7 +35,7 @@ parallel: {pp: 4}
 network: {name: hockney, bandwidth: 50 GB/s, latency: 5 us}
 costs: {name: table, forward: 10 ms, backward: 20 ms, boundary: 64 MiB}
 """
-UNITS = "microbatches=2..16+2"
+MICROBATCHES = "microbatches=2..16+2"
 
 
 def calls() -> int:

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
 
 
-def capped(ranks: int, units: int) -> Schedule:
+def capped(ranks: int, microbatches: int) -> Schedule:
     """Return the merged table with at most D - s microbatches in flight on each pipeline's stage s."""
     down = np.arange(ranks, dtype=np.int32)
     placement = Placement(
-        ranks=ranks, stage_rank=np.stack([down, down[::-1]]), unit_route=np.arange(units, dtype=np.int32) % 2,
+        ranks=ranks, stage_rank=np.stack([down, down[::-1]]),
+        microbatch_route=np.arange(microbatches, dtype=np.int32) % 2,
         edges=chain(ranks),
     )  # fmt: skip
     bound = np.tile(ranks - down, (2, 1))

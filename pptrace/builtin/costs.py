@@ -164,8 +164,8 @@ def table(request: CostRequest) -> Workload:
 
     segments = segments_of(options["segments"] or {}, stages, slices, what)
     workload = _of_one(request, _times(options, spread, segments), spread).segmented(segments)
-    share = Fraction(options["microbatches"] or request.units, request.units)
-    classes, used = _lengths(options["lengths"], request.units)
+    share = Fraction(options["microbatches"] or request.microbatches, request.microbatches)
+    classes, used = _lengths(options["lengths"], request.microbatches)
     try:
         alike, *others = (_longer(workload.scaled(share * length), options["overhead"]) for length in classes)
     except OverflowError:

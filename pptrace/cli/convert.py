@@ -131,7 +131,7 @@ def _convert_trace(
 
     if only:
         kept = parse_only([part for text in only for part in text.split()])
-        timeline = trim(timeline, kept.ranks, kept.units)
+        timeline = trim(timeline, kept.ranks, kept.microbatches)
     return save(timeline, [target], exporters, {"color": color})
 
 

@@ -115,7 +115,7 @@ def command(
 def _title(prepared: Prepared, drawing: Drawing) -> str:
     schedule = prepared.schedule
     name = prepared.resolved.experiment.schedule.name
-    title = f"{name}: {schedule.ranks} ranks, {schedule.units} microbatches"
+    title = f"{name}: {schedule.ranks} ranks, {schedule.microbatches} microbatches"
     if drawing.bubble is None:
         return f"{title}, invalid (drawn as far as it goes)"
     return f"{title}, {drawing.length} slots, bubble {float(drawing.bubble):.2%}"

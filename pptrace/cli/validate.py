@@ -70,4 +70,4 @@ def _described(schedule: Schedule) -> str:
 
     kinds = Counter(Kind(kind).name for kind in schedule.kind.tolist())
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    return f"{schedule.ranks} ranks, {schedule.stages} stages, {schedule.units} microbatches ({counts})"
+    return f"{schedule.ranks} ranks, {schedule.stages} stages, {schedule.microbatches} microbatches ({counts})"

@@ -58,12 +58,12 @@ def _batch(experiment: Experiment, error: Complaint) -> tuple[Batch, dict[str, s
         }
     if batch.global_batch % step:
         raise error("batch.global", _not_divisible(batch.global_batch, dp, batch.micro))
-    units = batch.global_batch // step
-    if batch.microbatches is not None and batch.microbatches != units:
+    microbatches = batch.global_batch // step
+    if batch.microbatches is not None and batch.microbatches != microbatches:
         raise error("batch.microbatches", _disagreement(batch, dp))
     if batch.microbatches is not None:
         return batch, {}
-    return batch.model_copy(update={"microbatches": units}), {
+    return batch.model_copy(update={"microbatches": microbatches}), {
         "batch.microbatches": "derived: global / (dp x micro)"
     }
 
@@ -90,8 +90,8 @@ def _check_counts(experiment: Experiment, error: Complaint) -> None:
     if processes > _MOST:
         sizes = f"pp {pp} x tp {parallel.tp} x dp {parallel.dp} x cp {parallel.cp}"
         raise error("parallel", f"{sizes} make {processes:,} processes; the most is {_MOST:,}")
-    units = experiment.batch.units
-    actions = 2 * pp * parallel.vp * units
+    microbatches = experiment.batch.known_microbatches
+    actions = 2 * pp * parallel.vp * microbatches
     if actions > _MOST:
-        sizes = f"2 x pp {pp} x vp {parallel.vp} x microbatches {units}"
+        sizes = f"2 x pp {pp} x vp {parallel.vp} x microbatches {microbatches}"
         raise error("batch.microbatches", f"{sizes} make {actions:,} actions; the most is {_MOST:,}")

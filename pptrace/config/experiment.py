@@ -108,7 +108,7 @@ class Batch(_Section):
     sequence: _Count | None = Field(default=None, description=FLAGS["sequence"].text)
 
     @property
-    def units(self) -> int:
+    def known_microbatches(self) -> int:
         """Microbatches of a step, or 0 where a table file knows them."""
         return self.microbatches or 0
 

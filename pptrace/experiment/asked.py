@@ -27,7 +27,7 @@ class LazyRequest(ScheduleRequest):
         """Return a request with the sizes and options of another, and the times that ``ask`` gives."""
         lazy = object.__new__(cls)
         object.__setattr__(lazy, "_ask", ask)
-        for name in ("ranks", "units", "chunks", "options"):
+        for name in ("ranks", "microbatches", "chunks", "options"):
             object.__setattr__(lazy, name, getattr(request, name))
         return lazy
 

@@ -88,7 +88,7 @@ def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
     ranks = parallel.pp or 1
     reduction = experiment.data_parallel
     request = CostRequest(
-        ranks=ranks, stages=ranks * parallel.vp, units=batch.units,
+        ranks=ranks, stages=ranks * parallel.vp, microbatches=batch.known_microbatches,
         model=model, device=device, options=options,
         tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, ep=parallel.ep,
         sequence_parallel=parallel.sequence_parallel, micro=batch.micro, sequence=batch.sequence or 0,

@@ -52,8 +52,8 @@ def _check_turns(resolved: Resolved, key: str, turns: Sequence[int], members: in
 
 def _pairs(table: Schedule) -> set[tuple[Kind, ...]]:
     """Return the kinds of the members of every sort of pair."""
-    rows = np.flatnonzero(table.braid >= 0)
-    columns = table.rank_of_row()[rows], table.braid[rows], table.kind[rows]
+    rows = np.flatnonzero(table.pair >= 0)
+    columns = table.rank_of_row()[rows], table.pair[rows], table.kind[rows]
     members = zip(*(column.tolist() for column in columns), strict=True)
     alike = {tuple(kind for _, _, kind in pair) for _, pair in groupby(members, key=lambda row: row[:2])}
     return {tuple(Kind(kind) for kind in pair) for pair in alike}

@@ -136,9 +136,9 @@ def _uneven_ns(run: Run) -> int:
 def _work_ns(run: Run) -> Int64s:
     """Return the time of all forwards and backwards of each rank."""
     workload, placement = run.prepared.workload, run.prepared.schedule.placement
-    units = np.bincount(placement.unit_route, minlength=placement.routes)
+    microbatches = np.bincount(placement.microbatch_route, minlength=placement.routes)
     placed = placement.stage_rank >= 0
-    time_ns = np.broadcast_to(workload.f_ns + workload.b_ns, placed.shape) * units[:, None]
+    time_ns = np.broadcast_to(workload.f_ns + workload.b_ns, placed.shape) * microbatches[:, None]
     work = np.zeros(placement.ranks, dtype=np.int64)
     np.add.at(work, placement.stage_rank[placed], time_ns[placed])
     return work

@@ -111,7 +111,7 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     work, costs = costs_of(work, job)
     workload_of = cache(costs.workload)
     parallel, batch = work.experiment.parallel, work.experiment.batch
-    request = ScheduleRequest(ranks=parallel.pp or 1, units=batch.units, chunks=parallel.vp)
+    request = ScheduleRequest(ranks=parallel.pp or 1, microbatches=batch.known_microbatches, chunks=parallel.vp)
     if file is None:
         start, stages = work, request.stages
         work, table, request = _built(work, request, lambda: _times(start, workload_of(*_chain(stages)), network))
@@ -121,8 +121,8 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     placement = table.placement
     workload = workload_of(table.stages, tuple((int(low), int(high)) for low, high in placement.edges))
     request = replace(request, **_times(work, workload, network))
-    if table.units > request.units:
-        workload = workload.divided(table.units // request.units)
+    if table.microbatches > request.microbatches:
+        workload = workload.divided(table.microbatches // request.microbatches)
     return Prepared(
         resolved=work.resolved, schedule=table, request=request, network=network, job=job, table=file,
         workload=with_stage_replicas(work.resolved, workload, placement, network, job),
@@ -152,7 +152,7 @@ def _sized(resolved: Resolved, table: Schedule) -> Resolved:
     for key, asked, there, what in (
         ("parallel.pp", experiment.parallel.pp, table.ranks, "rows"),
         (_CHUNKS, asked_chunks, chunks, "stages per row"),
-        ("batch.microbatches", experiment.batch.microbatches, table.units, "microbatches"),
+        ("batch.microbatches", experiment.batch.microbatches, table.microbatches, "microbatches"),
     ):
         if asked is not None and asked != there:
             raise resolved.error(
@@ -161,7 +161,9 @@ def _sized(resolved: Resolved, table: Schedule) -> Resolved:
     origin = f"table {Path(experiment.schedule.name).name}"
     step = experiment.parallel.dp * experiment.batch.micro
     parallel = experiment.parallel.model_copy(update={"pp": table.ranks, "vp": chunks})
-    batch = experiment.batch.model_copy(update={"microbatches": table.units, "global_batch": table.units * step})
+    batch = experiment.batch.model_copy(
+        update={"microbatches": table.microbatches, "global_batch": table.microbatches * step}
+    )
     sized = ("parallel.pp", _CHUNKS, "batch.microbatches", "batch.global")
     origins = {**resolved.origins, **dict.fromkeys(sized, origin)}
     return replace(

@@ -95,7 +95,7 @@ def member_rows(timeline: Timeline) -> list[dict[str, Any]]:
     return [
         {
             "action": str(actions.action(row)),
-            "pair": int(actions.braid[row]),
+            "pair": int(actions.pair[row]),
             **dict(zip(names, values, strict=True)),
         }
         for row, values in enumerate(zip(*columns, strict=True))

@@ -77,7 +77,7 @@ class Run:
         timeline = self.traced()
         if only:
             kept = parse_only(only)
-            timeline = trim(timeline, kept.ranks, kept.units)
+            timeline = trim(timeline, kept.ranks, kept.microbatches)
         exporters = {name: provided.offer for name, provided in self.registry.exporters.items()}
         names = [str(target) for target in targets]
         return save(timeline, names, exporters, {"color": color})

@@ -98,7 +98,7 @@ def setting_text(run: Run, *, chunks: int = 1) -> str:
 def _headline(run: Run) -> list[str]:
     name, schedule = run.prepared.resolved.experiment.schedule.name, run.prepared.schedule
     return [
-        f"{job_text(run)}: {name}, {schedule.units} microbatches",
+        f"{job_text(run)}: {name}, {schedule.microbatches} microbatches",
         setting_text(run, chunks=schedule.stages // schedule.ranks),
     ]
 

@@ -88,10 +88,10 @@ class Hops:
         names = np.array(NAMES, dtype=np.bytes_)
         kind = timeline.kind[self.sent]
         rank = timeline.rank_of_row()[self.sent]
-        unit, span = timeline.unit[self.sent], timeline.span[self.sent]
+        microbatch, span = timeline.microbatch[self.sent], timeline.span[self.sent]
         into = RECEIVES[kind]
         ends = np.where(into, self.peer, rank), np.where(into, rank, self.peer)
-        what = np.strings.add(names[kind], _texts(unit, span, _units))
+        what = np.strings.add(names[kind], _texts(microbatch, span, _microbatches))
         titles: NDArray[np.bytes_] = np.strings.add(what, _texts(*ends, _between))
         return titles
 
@@ -145,8 +145,8 @@ def _texts(first: Int32s, second: Int32s, spelt: Callable[[int, int], str]) -> N
     return np.array(spelling, dtype=np.bytes_)[place]
 
 
-def _units(unit: int, span: int) -> str:
-    return "" if unit < 0 else f" {unit}" + (f"+{span}" if span > 1 else "")
+def _microbatches(microbatch: int, span: int) -> str:
+    return "" if microbatch < 0 else f" {microbatch}" + (f"+{span}" if span > 1 else "")
 
 
 def _between(source: int, target: int) -> str:

@@ -45,9 +45,9 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
         message = f"has {table.ranks} ranks where {request.ranks} were asked for"
         raise plugin_error(provider, f"the table of schedule {offer.name!r} {message}")
     parts = call_plugin(provider, offer.parts, request) if offer.parts else 1
-    if table.units != request.units * parts:
+    if table.microbatches != request.microbatches * parts:
         cut = f" of {parts} parts" if parts > 1 else ""
-        message = f"has {table.units} microbatches where {request.units}{cut} were asked for"
+        message = f"has {table.microbatches} microbatches where {request.microbatches}{cut} were asked for"
         raise plugin_error(provider, f"the table of schedule {offer.name!r} {message}")
     return table
 
@@ -90,10 +90,9 @@ def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> 
     if workload.stages != request.stages:
         message = f"returned costs of {workload.stages} stages where {request.stages} were asked for"
         raise plugin_error(provider, f"cost model {offer.name!r} {message}")
-    if workload.microbatch_class.size not in {0, request.units}:
-        message = (
-            f"returned classes of {workload.microbatch_class.size} microbatches where there are {request.units}"
-        )
+    if workload.microbatch_class.size not in {0, request.microbatches}:
+        found = workload.microbatch_class.size
+        message = f"returned classes of {found} microbatches where there are {request.microbatches}"
         raise plugin_error(provider, f"cost model {offer.name!r} {message}")
     return workload
 

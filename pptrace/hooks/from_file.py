@@ -122,7 +122,7 @@ class _Signature:
         if self.parts is not None:
             return self.function(**{part: getattr(request, part) for part in self.parts}, **chosen)
         if self.leading == _RANKS_AND_MICROBATCHES:
-            return self.function(request.ranks, request.units, **chosen)
+            return self.function(request.ranks, request.microbatches, **chosen)
         return self.function(request, **chosen)
 
     def model(self) -> type[BaseModel]:

@@ -21,7 +21,7 @@ __all__ = ["Action", "overlapped", "parse_action"]
 
 _KINDS = sorted((kind.name for kind in Kind), key=len, reverse=True)
 _ACTION = re.compile(rf"([0-9]+)({'|'.join(_KINDS)})(?:([0-9]+)(?:\+([0-9]+))?)?")
-_BRAID = re.compile(r"\(([^()]*)\)(\w*)")
+_PAIR = re.compile(r"\(([^()]*)\)(\w*)")
 _LARGEST = 2**31 - 1
 
 
@@ -29,7 +29,7 @@ _LARGEST = 2**31 - 1
 class Action:
     """One cell of a schedule table.
 
-    >>> str(Action(kind=Kind.F, stage=2, unit=6, span=2))
+    >>> str(Action(kind=Kind.F, stage=2, microbatch=6, span=2))
     '2F6+2'
     """
 
@@ -37,7 +37,7 @@ class Action:
     """What it does; for an overlapped pair, its first sub-action's kind."""
     stage: int
     """Global stage index, from 0."""
-    unit: int = -1
+    microbatch: int = -1
     """First microbatch, from 0; -1 for an action that belongs to no microbatch."""
     span: int = 1
     """Number of microbatches."""
@@ -47,15 +47,15 @@ class Action:
     def __str__(self) -> str:
         if self.sub_actions:
             return f"({';'.join(map(str, self.sub_actions))})OVERLAP_F_B"
-        unit = "" if self.unit < 0 else str(self.unit)
-        return f"{self.stage}{self.kind.name}{unit}{f'+{self.span}' if self.span > 1 else ''}"
+        microbatch = "" if self.microbatch < 0 else str(self.microbatch)
+        return f"{self.stage}{self.kind.name}{microbatch}{f'+{self.span}' if self.span > 1 else ''}"
 
 
 def parse_action(text: str) -> Action:
     """Read one action, the whole text and nothing more.
 
     >>> parse_action("1SEND_F0")
-    Action(kind=<Kind.SEND_F: 4>, stage=1, unit=0, span=1, sub_actions=())
+    Action(kind=<Kind.SEND_F: 4>, stage=1, microbatch=0, span=1, sub_actions=())
     >>> [str(a) for a in parse_action("(0F3;7B1)OVERLAP_F_B").sub_actions]
     ['0F3', '7B1']
 
@@ -64,7 +64,7 @@ def parse_action(text: str) -> Action:
     """
     text = text.strip()
     if text.startswith("("):
-        return _parse_braid(text)
+        return _parse_pair(text)
     match = _ACTION.fullmatch(text)
     if match is None:
         raise TableError(
@@ -82,11 +82,11 @@ def parse_action(text: str) -> Action:
     span = _number(match[4] or "1", text)
     if span < 1:
         raise TableError("a span is at least 1", cell=text)
-    return Action(kind=kind, stage=_number(match[1], text), unit=_number(match[3], text), span=span)
+    return Action(kind=kind, stage=_number(match[1], text), microbatch=_number(match[3], text), span=span)
 
 
-def _parse_braid(text: str) -> Action:
-    match = _BRAID.fullmatch(text)
+def _parse_pair(text: str) -> Action:
+    match = _PAIR.fullmatch(text)
     if match is None or match[2] != "OVERLAP_F_B":
         raise TableError("an overlapped pair is written (0F3;7B1)OVERLAP_F_B, and pairs do not nest", cell=text)
     members = tuple(parse_action(part) for part in match[1].split(";") if part.strip())
@@ -102,7 +102,9 @@ def overlapped(members: tuple[Action, ...]) -> Action:
     '(0F3;7B1)OVERLAP_F_B'
     """
     first = members[0]
-    return Action(kind=first.kind, stage=first.stage, unit=first.unit, span=first.span, sub_actions=members)
+    return Action(
+        kind=first.kind, stage=first.stage, microbatch=first.microbatch, span=first.span, sub_actions=members
+    )
 
 
 _SHOWN = 20

@@ -26,9 +26,9 @@ class CellColumns(NamedTuple):
 
     kind: Any
     stage: Any
-    unit: Any
+    microbatch: Any
     span: Any
-    braid: Any
+    pair: Any
 
     def taken(self, rows: NDArray[np.integer]) -> CellColumns:
         """Return some rows, in their order."""
@@ -51,11 +51,11 @@ class Cells:
     """:class:`~pptrace.model.kinds.Kind` of each action."""
     stage: Int32s
     """Global stage: the sender's for ``SEND_*``, the receiver's for ``RECV_*``."""
-    unit: Int32s
+    microbatch: Int32s
     """First microbatch, -1 for an action that belongs to none."""
     span: Int32s
     """Number of microbatches."""
-    braid: Int32s
+    pair: Int32s
     """Neighbours of a rank that share a number from 0 are an overlapped pair; -1 for an action alone."""
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Cells:
     @property
     def cells(self) -> CellColumns:
         """The columns that say what each action is."""
-        return CellColumns(self.kind, self.stage, self.unit, self.span, self.braid)
+        return CellColumns(self.kind, self.stage, self.microbatch, self.span, self.pair)
 
     def action(self, index: int) -> Action:
         """Return one action; a member of an overlapped pair stands alone."""
@@ -77,7 +77,7 @@ class Cells:
         return Action(
             kind=kind,
             stage=int(self.stage[index]),
-            unit=-1 if kind in PER_STAGE else int(self.unit[index]),
+            microbatch=-1 if kind in PER_STAGE else int(self.microbatch[index]),
             span=int(self.span[index]),
         )
 
@@ -85,8 +85,8 @@ class Cells:
 def cell_columns(actions: Iterable[Action]) -> CellColumns:
     """Return the columns of some actions, as lists; the members of an overlapped pair follow one another.
 
-    >>> cell_columns([Action(kind=Kind.F, stage=2, unit=6)])
-    CellColumns(kind=[0], stage=[2], unit=[6], span=[1], braid=[-1])
+    >>> cell_columns([Action(kind=Kind.F, stage=2, microbatch=6)])
+    CellColumns(kind=[0], stage=[2], microbatch=[6], span=[1], pair=[-1])
     """
     found = CellColumns([], [], [], [], [])
     pairs = 0
@@ -95,7 +95,7 @@ def cell_columns(actions: Iterable[Action]) -> CellColumns:
             values = (
                 int(member.kind),
                 member.stage,
-                member.unit,
+                member.microbatch,
                 member.span,
                 pairs if action.sub_actions else -1,
             )

@@ -16,9 +16,9 @@ __all__ = ["Placement", "chain"]
 class Placement:
     """Routes of stages over ranks, and the route that each microbatch takes.
 
-    >>> Placement.looped(ranks=2, units=4, chunks=2).stage_rank.tolist()
+    >>> Placement.looped(ranks=2, microbatches=4, chunks=2).stage_rank.tolist()
     [[0, 1, 0, 1]]
-    >>> Placement.v_shaped(ranks=2, units=4).stage_rank.tolist()
+    >>> Placement.v_shaped(ranks=2, microbatches=4).stage_rank.tolist()
     [[0, 1, 1, 0]]
     """
 
@@ -26,40 +26,40 @@ class Placement:
     """Number of pipeline ranks."""
     stage_rank: Int32s
     """Shape (routes, stages): the rank that holds a stage on a route, -1 where the route skips it."""
-    unit_route: Int32s
+    microbatch_route: Int32s
     """Shape (microbatches,): each microbatch's route."""
     edges: Int32s
     """Shape (edges, 2): the stages' graph as (from, to), forward; by default the chain of all stages."""
 
     def __post_init__(self) -> None:
-        for name in ("stage_rank", "unit_route", "edges"):
+        for name in ("stage_rank", "microbatch_route", "edges"):
             object.__setattr__(self, name, column(getattr(self, name), np.int32))
         if self.edges.size == 0:
             object.__setattr__(self, "edges", column(np.empty((0, 2)).astype(np.int32), np.int32))
 
     @classmethod
-    def of_stages(cls, stage_rank: object, units: int, ranks: int = 0) -> Self:
+    def of_stages(cls, stage_rank: object, microbatches: int, ranks: int = 0) -> Self:
         """Place all microbatches on one route, or each on its own row of ``stage_rank``'s routes in turn."""
         table = np.atleast_2d(np.asarray(stage_rank, dtype=np.int32))
         routes, stages = table.shape
         return cls(
             ranks=ranks or int(table.max()) + 1,
             stage_rank=table,
-            unit_route=np.arange(units, dtype=np.int32) % routes,
+            microbatch_route=np.arange(microbatches, dtype=np.int32) % routes,
             edges=chain(stages),
         )
 
     @classmethod
-    def looped(cls, ranks: int, units: int, chunks: int = 1) -> Self:
+    def looped(cls, ranks: int, microbatches: int, chunks: int = 1) -> Self:
         """Place stage ``s`` on rank ``s mod ranks``: one chunk a rank, or interleaved chunks."""
-        return cls.of_stages(np.arange(ranks * chunks) % ranks, units, ranks)
+        return cls.of_stages(np.arange(ranks * chunks) % ranks, microbatches, ranks)
 
     @classmethod
-    def v_shaped(cls, ranks: int, units: int, chunks: int = 2) -> Self:
+    def v_shaped(cls, ranks: int, microbatches: int, chunks: int = 2) -> Self:
         """Place stages down the ranks, then up, and so on: V for two chunks, waves for more."""
         down = np.arange(ranks)
         turns = [down if chunk % 2 == 0 else down[::-1] for chunk in range(chunks)]
-        return cls.of_stages(np.concatenate(turns), units, ranks)
+        return cls.of_stages(np.concatenate(turns), microbatches, ranks)
 
     @property
     def stages(self) -> int:
@@ -67,9 +67,9 @@ class Placement:
         return int(self.stage_rank.shape[1])
 
     @property
-    def units(self) -> int:
+    def microbatches(self) -> int:
         """Number of microbatches in the batch."""
-        return int(self.unit_route.size)
+        return int(self.microbatch_route.size)
 
     @property
     def routes(self) -> int:
@@ -81,9 +81,9 @@ class Placement:
         """Whether stage ``s`` feeds stage ``s + 1`` and nothing else."""
         return bool(np.array_equal(self.edges, chain(self.stages)))
 
-    def rank_of(self, stage: int, unit: int) -> int:
-        """Return the rank that holds ``stage`` for ``unit``; a microbatch of -1 reads the first route."""
-        route = int(self.unit_route[unit]) if 0 <= unit < self.units else 0
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """Return the rank that holds ``stage`` for ``microbatch``; a microbatch of -1 reads the first route."""
+        route = int(self.microbatch_route[microbatch]) if 0 <= microbatch < self.microbatches else 0
         return int(self.stage_rank[route, stage])
 
     def stages_of(self, rank: int) -> list[int]:
@@ -100,7 +100,9 @@ class Placement:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Placement):
             return NotImplemented
-        return self.ranks == other.ranks and not difference(self, other, ("stage_rank", "unit_route", "edges"))
+        return self.ranks == other.ranks and not difference(
+            self, other, ("stage_rank", "microbatch_route", "edges")
+        )
 
     __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 

@@ -36,14 +36,14 @@ def _nothing() -> Mapping[str, Any]:
 class ScheduleRequest:
     """What a schedule is built from; simple schedules read ``ranks`` and ``microbatches`` alone.
 
-    >>> request = ScheduleRequest(ranks=4, units=8)
+    >>> request = ScheduleRequest(ranks=4, microbatches=8)
     >>> request.stages, request.microbatches
     (4, 8)
     """
 
     ranks: int
     """Pipeline ranks."""
-    units: int
+    microbatches: int
     """Microbatches in the step."""
     chunks: int = 1
     """Model chunks per rank."""
@@ -69,11 +69,6 @@ class ScheduleRequest:
         """Stages of the whole pipeline."""
         return self.ranks * self.chunks
 
-    @property
-    def microbatches(self) -> int:
-        """The same as ``units``."""
-        return self.units
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRequest:
@@ -83,7 +78,7 @@ class CostRequest:
     """Pipeline ranks."""
     stages: int
     """Stages; a cost model splits the model over them in order."""
-    units: int
+    microbatches: int
     """Microbatches that one pipeline runs in the step."""
     edges: tuple[tuple[int, int], ...] = ()
     """The stages' graph as (from, to), forward."""
@@ -113,11 +108,6 @@ class CostRequest:
     """Network of the data-parallel group: ``rate_kbps`` (kB/s per direction) and ``latency_ns``."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
     """The cost model's own options."""
-
-    @property
-    def microbatches(self) -> int:
-        """The same as ``units``."""
-        return self.units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

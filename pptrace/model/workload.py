@@ -36,7 +36,7 @@ _PER_STAGE = (
     "reduce_ns",
     "optimizer_ns",
 )
-_PER_UNIT = (
+_PER_MICROBATCH = (
     *_PER_STAGE[:10],
     "boundary_bytes",
     "offload_ns",
@@ -243,7 +243,7 @@ class Workload:
         [4]
         """
         columns: dict[str, Any] = {"classes": tuple(one.scaled(share) for one in self.classes)}
-        for name in _PER_UNIT:
+        for name in _PER_MICROBATCH:
             columns[name] = np.array(
                 [int(value * share) for value in getattr(self, name).tolist()], dtype=np.int64
             )
@@ -254,7 +254,7 @@ class Workload:
         return replace(self, **columns)
 
     def divided(self, parts: int) -> Workload:
-        """Return the costs of units of which each is one of so many parts of a microbatch, one after the other."""
+        """Return the costs of so many parts of each microbatch, alike, one after the other."""
         used = np.repeat(self.microbatch_class, parts)
         return replace(self.scaled(Fraction(1, parts)), microbatch_class=used)
 

@@ -76,12 +76,12 @@ def _waits(
         ptr, others = (near.pred_ptr, near.pred) if forward else (near.succ_ptr, near.succ)
         computed = positions.of(Result.ACTIVATION if forward else Result.GRADIENT)
         sent = positions.of(Result.SENT_ACTIVATION if forward else Result.SENT_GRADIENT)
-        for unit in range(int(schedule.unit[row]), int(schedule.unit[row] + schedule.span[row])):
+        for microbatch in range(int(schedule.microbatch[row]), int(schedule.microbatch[row] + schedule.span[row])):
             for other in others[ptr[stage] : ptr[stage + 1]]:
-                at = placement.rank_of(int(other), unit)
+                at = placement.rank_of(int(other), microbatch)
                 if at < 0:
                     continue
-                needed = int(sent[other, unit] if own and at != rank else computed[other, unit])
+                needed = int(sent[other, microbatch] if own and at != rank else computed[other, microbatch])
                 if needed >= head[at]:
                     yield row, needed
 
@@ -89,8 +89,8 @@ def _waits(
 def _together(schedule: Schedule, first: int, end: int) -> Iterator[int]:
     """Yield the position of an action, or of each member of the overlapped pair that begins there."""
     yield first
-    braid = schedule.braid[first]
+    pair = schedule.pair[first]
     row = first + 1
-    while braid >= 0 and row < end and schedule.braid[row] == braid:
+    while pair >= 0 and row < end and schedule.pair[row] == pair:
         yield row
         row += 1

@@ -44,24 +44,24 @@ class Positions:
     """Shape (results x stages x microbatches,): position or ``ABSENT``."""
     stages: int
     """Number of stages."""
-    units: int
+    microbatches: int
     """Number of microbatches."""
     problem: Problem | None
     """The first problem met, or None."""
 
     def of(self, result: int) -> Int32s:
         """Return one result's positions, shape (stages, microbatches); all absent for one that no kind leaves."""
-        size = self.stages * self.units
+        size = self.stages * self.microbatches
         if result >= self.results:
-            return np.full((self.stages, self.units), ABSENT, dtype=np.int32)
-        return self.flat[result * size : (result + 1) * size].reshape(self.stages, self.units)
+            return np.full((self.stages, self.microbatches), ABSENT, dtype=np.int32)
+        return self.flat[result * size : (result + 1) * size].reshape(self.stages, self.microbatches)
 
 
 def index_schedule(schedule: Schedule) -> Positions:
     """Index every microbatch's actions; stop at the first that is out of range, twice or misplaced."""
     placement = schedule.placement
     results = _results_of(schedule.kind)
-    flat = np.full(results * placement.stages * placement.units, ABSENT, dtype=np.int32)
+    flat = np.full(results * placement.stages * placement.microbatches, ABSENT, dtype=np.int32)
     problem = np.zeros(3, dtype=np.int64)
     run(
         index_actions,
@@ -73,7 +73,9 @@ def index_schedule(schedule: Schedule) -> Positions:
     )  # fmt: skip
     code, row, other = (int(value) for value in problem)
     found = Problem(code=code, row=row, other=other) if code else None
-    return Positions(results=results, flat=flat, stages=placement.stages, units=placement.units, problem=found)
+    return Positions(
+        results=results, flat=flat, stages=placement.stages, microbatches=placement.microbatches, problem=found
+    )
 
 
 def _results_of(kind: Int8s) -> int:

@@ -30,29 +30,31 @@ def infer_placement(row_ptr: Int32s | Int64s, cells: CellColumns) -> Placement:
     Raises:
         ScheduleError: a stage or microbatch is far beyond what so many actions can fill.
     """
-    stage, unit, span = cells.stage, cells.unit, cells.span
+    stage, microbatch, span = cells.stage, cells.microbatch, cells.span
     ranks = int(row_ptr.size - 1)
     rank = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(row_ptr))
-    placed = (unit >= 0) & (stage >= 0) & (span >= 1)
-    last = unit.astype(np.int64) + span
+    placed = (microbatch >= 0) & (stage >= 0) & (span >= 1)
+    last = microbatch.astype(np.int64) + span
     stages = int(stage.max(initial=-1)) + 1
-    units = int(last[placed].max(initial=0))
+    microbatches = int(last[placed].max(initial=0))
     room = _ROOM + _PER_ACTION * int(stage.size)
-    if stages * max(units, 1) > room or int(span[placed].sum(dtype=np.int64)) > room:
+    if stages * max(microbatches, 1) > room or int(span[placed].sum(dtype=np.int64)) > room:
         raise _out_of_range(rank, cells, last)
     rows = np.flatnonzero(placed)
     rows = np.repeat(rows, span[rows])
     first = np.flatnonzero(np.diff(rows, prepend=-1))
-    units_of = unit[rows] + np.arange(rows.size) - np.repeat(first, np.diff(first, append=rows.size))
-    held = _lowest(units * stages, units_of * stages + stage[rows], rank[rows]).reshape(units, stages)
+    microbatches_of = microbatch[rows] + np.arange(rows.size) - np.repeat(first, np.diff(first, append=rows.size))
+    held = _lowest(microbatches * stages, microbatches_of * stages + stage[rows], rank[rows]).reshape(
+        microbatches, stages
+    )
     staged = np.flatnonzero(stage >= 0)
     default = _lowest(stages, stage[staged], rank[staged])
     held = np.where(held < 0, default[None, :], held)
-    routes, unit_route = _routes(held)
+    routes, microbatch_route = _routes(held)
     return Placement(
         ranks=ranks,
-        stage_rank=routes if units else default[None, :],
-        unit_route=unit_route,
+        stage_rank=routes if microbatches else default[None, :],
+        microbatch_route=microbatch_route,
         edges=chain(stages),
     )
 
@@ -77,10 +79,10 @@ def _routes(held: Int32s) -> tuple[Int32s, Int32s]:
 
 
 def _out_of_range(rank: Int32s, cells: CellColumns, last: Int64s) -> ScheduleError:
-    kind, stage, unit = cells.kind, cells.stage, cells.unit
+    kind, stage, microbatch = cells.kind, cells.stage, cells.microbatch
     far = int(np.argmax(last)) if int(last.max()) > int(stage.max()) else int(np.argmax(stage))
-    number = "" if unit[far] < 0 else str(int(unit[far]))
-    beyond = int(last[far] - unit[far])
+    number = "" if microbatch[far] < 0 else str(int(microbatch[far]))
+    beyond = int(last[far] - microbatch[far])
     action = f"{int(stage[far])}{Kind(int(kind[far])).name}{number}{f'+{beyond}' if beyond > 1 else ''}"
     return ScheduleError(
         f"rank {int(rank[far])}: {action} is out of range: a table of {stage.size} actions cannot fill "

@@ -46,14 +46,14 @@ class IssueOrder(Cells):
 
     def with_whole_pairs(self) -> Self:
         """Put what stands between a pair's members around it: receives before the first, sends behind the last."""
-        members = np.flatnonzero(self.braid >= 0)
+        members = np.flatnonzero(self.pair >= 0)
         rank = np.searchsorted(self.row_ptr, members, side="right")
         begins = np.ones(members.size, dtype=bool)
-        begins[1:] = (np.diff(self.braid[members]) != 0) | (np.diff(rank) != 0)
+        begins[1:] = (np.diff(self.pair[members]) != 0) | (np.diff(rank) != 0)
         first, last = members[begins], members[np.append(begins[1:], np.ones(min(1, members.size), dtype=bool))]
         rows = np.arange(len(self))
         pair = np.searchsorted(first, rows, side="right") - 1
-        between = np.flatnonzero((pair >= 0) & (self.braid < 0))
+        between = np.flatnonzero((pair >= 0) & (self.pair < 0))
         between = between[between < last[pair[between]]]
         before = RECEIVES.mask(self.kind[between])
         place, side = rows.copy(), np.zeros(rows.size, dtype=np.int8)
@@ -124,7 +124,7 @@ def walk(schedule: Schedule, out: _Issued | None = None) -> tuple[int, Int32s]:
     """
     placement, issued = schedule.placement, out or _empty(0, schedule.ranks)
     head = np.zeros(schedule.ranks, dtype=np.int32)
-    done = np.zeros(2 * placement.stages * placement.units, dtype=np.int8)
+    done = np.zeros(2 * placement.stages * placement.microbatches, dtype=np.int8)
     walked = run(
         tables.place_messages,
         (

@@ -62,7 +62,12 @@ class InFlight:
 def backward_first(actions: Actions) -> Sequence[Int64s | Int32s]:
     """Choose a backward before a forward: of backwards the earliest microbatch, of forwards the deepest stage."""
     forward = actions.kind == Kind.F
-    return [forward.astype(np.int32), np.where(forward, -actions.stage, actions.unit), actions.unit, actions.stage]
+    return [
+        forward.astype(np.int32),
+        np.where(forward, -actions.stage, actions.microbatch),
+        actions.microbatch,
+        actions.stage,
+    ]
 
 
 def list_schedule(
@@ -90,7 +95,7 @@ def list_schedule(
             spans, or a route that skips a stage.
 
     >>> from pptrace.model.placement import Placement
-    >>> list_schedule(Placement.looped(ranks=2, units=2), {Kind.F: 1, Kind.B: 2}).rows()
+    >>> list_schedule(Placement.looped(ranks=2, microbatches=2), {Kind.F: 1, Kind.B: 2}).rows()
     [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
     """
     kinds = _SPLIT if Kind.I in durations else _WHOLE
@@ -133,18 +138,19 @@ def _times(placement: Placement, actions: Actions, durations: Mapping[Kind, obje
 
 def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
     """Return every action: kind by kind, stage by stage, in the order of microbatches."""
-    stages, units = placement.stages, placement.units
+    stages, microbatches = placement.stages, placement.microbatches
     if (placement.stage_rank < 0).any():
         msg = "every route visits every stage"
         raise ValueError(msg)
     columns: list[list[Int32s]] = [[], [], [], []]
     for kind, span in spans.items():
-        first = np.arange(0, units, span, dtype=np.int32)
-        whole = units % span == 0 and all(
-            np.array_equal(placement.unit_route[first], placement.unit_route[first + i]) for i in range(span)
+        first = np.arange(0, microbatches, span, dtype=np.int32)
+        whole = microbatches % span == 0 and all(
+            np.array_equal(placement.microbatch_route[first], placement.microbatch_route[first + i])
+            for i in range(span)
         )
         if not whole:
-            msg = f"{units} microbatches do not fill blocks of {span} {kind.name} that each take one route"
+            msg = f"{microbatches} microbatches do not fill blocks of {span} {kind.name} that each take one route"
             raise ValueError(msg)
         same = np.ones(stages * first.size, dtype=np.int32)
         rows: tuple[Int32s, ...] = (
@@ -155,23 +161,23 @@ def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
         )
         for column, values in zip(columns, rows, strict=True):
             column.append(values.astype(np.int32))
-    kinds, stage, unit, width = (np.concatenate(column) for column in columns)
-    route = placement.unit_route[unit]
+    kinds, stage, microbatch, width = (np.concatenate(column) for column in columns)
+    route = placement.microbatch_route[microbatch]
     return Actions(
-        kind=kinds.astype(np.int8), stage=stage, unit=unit, span=width,
-        braid=np.full(unit.size, -1, dtype=np.int32), rank=placement.stage_rank[route, stage], route=route,
+        kind=kinds.astype(np.int8), stage=stage, microbatch=microbatch, span=width,
+        pair=np.full(microbatch.size, -1, dtype=np.int32), rank=placement.stage_rank[route, stage], route=route,
     )  # fmt: skip
 
 
 def _edges(placement: Placement, spans: Mapping[Kind, int]) -> tuple[Int64s, Int64s]:
     """Return which action enables which: forwards along the stages, gradients back, weights behind inputs."""
-    stages, units = placement.stages, placement.units
-    blocks = {kind: units // span for kind, span in spans.items()}
+    stages, microbatches = placement.stages, placement.microbatches
+    blocks = {kind: microbatches // span for kind, span in spans.items()}
     first = dict(zip(spans, np.cumsum([0, *(stages * n for n in blocks.values())]), strict=False))
-    unit = np.arange(units)
+    microbatch = np.arange(microbatches)
 
     def at(kind: Kind, stage: Int32s) -> Int64s:
-        where: Int64s = (first[kind] + stage[:, None] * blocks[kind] + unit // spans[kind]).ravel()
+        where: Int64s = (first[kind] + stage[:, None] * blocks[kind] + microbatch // spans[kind]).ravel()
         return where
 
     low, high = placement.edges[:, 0], placement.edges[:, 1]
@@ -201,7 +207,7 @@ def _played(
     """Return every action's place among all starts."""
     count, (source, target, lag) = len(actions), edges
     routes, stages, ranks = placement.routes, placement.stages, placement.ranks
-    keys = (actions.unit, actions.stage, actions.kind, *reversed(priority(actions)))
+    keys = (actions.microbatch, actions.stage, actions.kind, *reversed(priority(actions)))
     key = np.empty(count, dtype=np.int64)
     key[np.lexsort(keys)] = np.arange(count)
     ptr = np.searchsorted(source, np.arange(count + 1))  # sources are sorted
@@ -229,7 +235,7 @@ def _played(
         (
             Work(duration=duration, after_ptr=ptr, after=target, lag=lag, queue=queue, key=key),
             Rooms(
-                units=actions.span.astype(np.int64), returned=np.where(last[:, None], rooms, -1).ravel(),
+                microbatches=actions.span.astype(np.int64), returned=np.where(last[:, None], rooms, -1).ravel(),
                 taken=taking.ravel(),
             ),
             Queues(
@@ -258,7 +264,7 @@ def _stuck(actions: Actions, enabled: Int64s) -> ScheduleError:
     """Return the error of actions that nothing but room is missing for, naming the deepest stage's first."""
     if enabled.size == 0:
         return ScheduleError("the stages' graph has a cycle: no action on it can ever start")
-    at = int(enabled[np.lexsort((actions.unit[enabled], -actions.stage[enabled]))[0]])
+    at = int(enabled[np.lexsort((actions.microbatch[enabled], -actions.stage[enabled]))[0]])
     rank, action = int(actions.rank[at]), actions.action(at)
     message = f"rank {rank}: {action} can never start: too few microbatches may be in flight; allow more"
     return ScheduleError(message, rank=rank, action=str(action))

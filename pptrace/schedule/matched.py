@@ -23,8 +23,8 @@ def check_messages(schedule: Schedule, positions: Positions) -> None:
         ScheduleError: an end without a hop, without its other end, or with other microbatches.
     """
     placement = schedule.placement
-    rank = placement.stage_rank.T[:, placement.unit_route]
-    hop = np.zeros((placement.stages + 1, placement.units), dtype=bool)
+    rank = placement.stage_rank.T[:, placement.microbatch_route]
+    hop = np.zeros((placement.stages + 1, placement.microbatches), dtype=bool)
     hop[1:-1] = (rank[1:] != rank[:-1]) & (rank[1:] >= 0) & (rank[:-1] >= 0)
     for kind in sorted(COMMUNICATION):
         wanted = hop[1:] if kind in TOWARDS_NEXT else hop[:-1]
@@ -33,12 +33,12 @@ def check_messages(schedule: Schedule, positions: Positions) -> None:
         wrong = wanted != there
         if not wrong.any():
             continue
-        stage, unit = (int(axis[0]) for axis in np.nonzero(wrong))
-        name = f"{stage}{kind.name}{unit}"
-        at = int(rank[stage, unit])
-        if there[stage, unit]:
+        stage, microbatch = (int(axis[0]) for axis in np.nonzero(wrong))
+        name = f"{stage}{kind.name}{microbatch}"
+        at = int(rank[stage, microbatch])
+        if there[stage, microbatch]:
             text = f"rank {at}: {name} has no peer: that stage's neighbour is on the same rank, or there is none"
-            raise ScheduleError(text, rank=at, position=int(place[stage, unit]), action=name)
+            raise ScheduleError(text, rank=at, position=int(place[stage, microbatch]), action=name)
         raise ScheduleError(
             f"rank {at}: {name} is missing: a table with messages needs both ends of every hop",
             rank=at,
@@ -51,7 +51,9 @@ def check_messages(schedule: Schedule, positions: Positions) -> None:
 def _check_equal(schedule: Schedule, sends: np.ndarray, receives: np.ndarray) -> None:
     both = sends >= 0
     sent, received = sends[both], receives[both]
-    differ = (schedule.unit[sent] != schedule.unit[received]) | (schedule.span[sent] != schedule.span[received])
+    differ = (schedule.microbatch[sent] != schedule.microbatch[received]) | (
+        schedule.span[sent] != schedule.span[received]
+    )
     if differ.any():
         first = int(np.argmax(differ))
         send, receive = int(sent[first]), int(received[first])
@@ -75,10 +77,10 @@ def check_copies(schedule: Schedule, positions: Positions) -> None:
     alone = (out < 0) != (back < 0)
     if not alone.any():
         return
-    stage, unit = (int(axis[0]) for axis in np.nonzero(alone))
-    offloaded = out[stage, unit] >= 0
-    row = int(out[stage, unit] if offloaded else back[stage, unit])
-    missing = f"{stage}{Kind.RELOAD.name if offloaded else Kind.OFFLOAD.name}{unit}"
+    stage, microbatch = (int(axis[0]) for axis in np.nonzero(alone))
+    offloaded = out[stage, microbatch] >= 0
+    row = int(out[stage, microbatch] if offloaded else back[stage, microbatch])
+    missing = f"{stage}{Kind.RELOAD.name if offloaded else Kind.OFFLOAD.name}{microbatch}"
     rank = schedule.rank_at(row)
     raise ScheduleError(
         f"rank {rank}: {schedule.action(row)} without {missing}: what is copied out must come back",

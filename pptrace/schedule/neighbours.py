@@ -20,7 +20,7 @@ class StageGraph(NamedTuple):
     """Number of ranks."""
     stages: int
     """Number of stages."""
-    units: int
+    microbatches: int
     """Number of microbatches."""
     routes: int
     """Number of routes."""
@@ -28,7 +28,7 @@ class StageGraph(NamedTuple):
     """Number of edges."""
     stage_rank: Int32s
     """Shape (routes x stages,): the rank of each stage on each route, -1 where the route skips it."""
-    unit_route: Int32s
+    microbatch_route: Int32s
     """Shape (microbatches,): each microbatch's route."""
     edge_from: Int32s
     """Shape (edges,): the stage that an edge comes from."""
@@ -54,8 +54,9 @@ def graph_of(placement: Placement) -> StageGraph:
     succ_ptr, succ_edge = _grouped(edge_from, placement.stages)
     pred_ptr, pred_edge = _grouped(edge_to, placement.stages)
     return StageGraph(
-        ranks=placement.ranks, stages=placement.stages, units=placement.units, routes=placement.routes,
-        edges=edge_from.size, stage_rank=placement.stage_rank.ravel(), unit_route=placement.unit_route,
+        ranks=placement.ranks, stages=placement.stages, microbatches=placement.microbatches,
+        routes=placement.routes,
+        edges=edge_from.size, stage_rank=placement.stage_rank.ravel(), microbatch_route=placement.microbatch_route,
         edge_from=edge_from, edge_to=edge_to, succ_ptr=succ_ptr, succ=edge_to[succ_edge], succ_edge=succ_edge,
         pred_ptr=pred_ptr, pred=edge_from[pred_edge], pred_edge=pred_edge,
     )  # fmt: skip

@@ -28,23 +28,23 @@ class Form(Enum):
     """By blanks; ``-`` is idle."""
 
 
-_UNIT_KINDS = "|".join(sorted((k.name for k in Kind if k not in PER_STAGE), key=len, reverse=True))
+_MICROBATCH_KINDS = "|".join(sorted((k.name for k in Kind if k not in PER_STAGE), key=len, reverse=True))
 _STAGE_KINDS = "|".join(sorted((k.name for k in PER_STAGE), key=len, reverse=True))
 _KINDS = {kind.name: int(kind) for kind in Kind}
-_PLAIN = rf"[0-9]{{1,9}}(?:(?:{_UNIT_KINDS})[0-9]{{1,9}}(?:\+[1-9][0-9]{{0,8}})?|(?:{_STAGE_KINDS}))"
+_PLAIN = rf"[0-9]{{1,9}}(?:(?:{_MICROBATCH_KINDS})[0-9]{{1,9}}(?:\+[1-9][0-9]{{0,8}})?|(?:{_STAGE_KINDS}))"
 _CELL = rf"(?:{_PLAIN}|\({_PLAIN}(?:;{_PLAIN})*\)OVERLAP_F_B)"
 _ROW = {
     Form.CSV: re.compile(rf"(?:[ \t]*{_CELL}?[ \t]*,)*+[ \t]*{_CELL}?[ \t]*"),
     Form.TEXT: re.compile(rf"[ \t]*(?:{_CELL}[ \t]+)*+{_CELL}?"),
 }
-_TOKEN = re.compile(rf"(\()?([0-9]+)({_UNIT_KINDS}|{_STAGE_KINDS})([0-9]*)(?:\+([0-9]+))?(\))?")
+_TOKEN = re.compile(rf"(\()?([0-9]+)({_MICROBATCH_KINDS}|{_STAGE_KINDS})([0-9]*)(?:\+([0-9]+))?(\))?")
 _TEXT_CELL = re.compile(r"\([^()]*\)\S*|\S+")
 
 
 def parse_row(line: str, form: Form) -> CellColumns:
     """Read one row; its overlapped pairs count from 0.
 
-    >>> parse_row("0F0,,(0F1;1B0)OVERLAP_F_B", Form.CSV).braid
+    >>> parse_row("0F0,,(0F1;1B0)OVERLAP_F_B", Form.CSV).pair
     [-1, 0, 0]
 
     Raises:
@@ -55,13 +55,13 @@ def parse_row(line: str, form: Form) -> CellColumns:
     found = _TOKEN.findall(line)
     if not found:
         return cell_columns([])
-    opens, stages, kinds, units, spans, closes = zip(*found, strict=True)
+    opens, stages, kinds, microbatches, spans, closes = zip(*found, strict=True)
     return CellColumns(
         kind=[_KINDS[kind] for kind in kinds],
         stage=[int(stage) for stage in stages],
-        unit=[int(unit) if unit else -1 for unit in units],
+        microbatch=[int(microbatch) if microbatch else -1 for microbatch in microbatches],
         span=[int(span) if span else 1 for span in spans],
-        braid=_braids(opens, closes) if "(" in line else [-1] * len(kinds),
+        pair=_pairs(opens, closes) if "(" in line else [-1] * len(kinds),
     )
 
 
@@ -84,15 +84,15 @@ def _unquoted(cell: str) -> str:
     return cell[1:-1].strip() if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
 
 
-def _braids(opens: Iterable[str], closes: Iterable[str]) -> list[int]:
-    braid: list[int] = []
+def _pairs(opens: Iterable[str], closes: Iterable[str]) -> list[int]:
+    pair: list[int] = []
     number, inside = -1, False
     for opening, closing in zip(opens, closes, strict=True):
         if opening:
             number, inside = number + 1, True
-        braid.append(number if inside else -1)
+        pair.append(number if inside else -1)
         inside = inside and not closing
-    return braid
+    return pair
 
 
 def _parse_at(cell: str, column: int) -> Action:

@@ -38,10 +38,10 @@ def check_shape(schedule: Schedule) -> None:
 
 def _check_columns(schedule: Schedule) -> None:
     rows, ptr = len(schedule), schedule.row_ptr
-    cells = schedule.stages * schedule.units
+    cells = schedule.stages * schedule.microbatches
     if max(rows, cells) > MOST_ACTIONS:
         raise ScheduleError(
-            f"{rows} actions on {schedule.stages} stages x {schedule.units} microbatches: "
+            f"{rows} actions on {schedule.stages} stages x {schedule.microbatches} microbatches: "
             f"at most {MOST_ACTIONS} are simulated"
         )
     for name in CELL[1:]:
@@ -59,7 +59,7 @@ def _check_columns(schedule: Schedule) -> None:
 
 
 def _check_placement(placement: Placement) -> None:
-    held, route, edges = placement.stage_rank, placement.unit_route, placement.edges
+    held, route, edges = placement.stage_rank, placement.microbatch_route, placement.edges
     if held.size and (held.min() < -1 or held.max() >= placement.ranks):
         raise ScheduleError(f"the placement names ranks beyond its {placement.ranks}: they count from 0")
     if route.size and (route.min() < 0 or route.max() >= placement.routes):
@@ -78,14 +78,14 @@ def _check_placement(placement: Placement) -> None:
 def _check_spans(schedule: Schedule) -> None:
     """All microbatches of a span take one route, for they travel as one message."""
     placement = schedule.placement
-    wide = np.flatnonzero((schedule.span > 1) & (schedule.unit >= 0))
+    wide = np.flatnonzero((schedule.span > 1) & (schedule.microbatch >= 0))
     if not wide.size or placement.routes == 1:
         return
     _, alike = np.unique(placement.stage_rank, axis=0, return_inverse=True)
-    route = alike.ravel()[placement.unit_route]
+    route = alike.ravel()[placement.microbatch_route]
     changes = np.concatenate([[0], np.cumsum(route[1:] != route[:-1])])
-    first = schedule.unit[wide].astype(np.int64)
-    last = np.minimum(first + schedule.span[wide], placement.units) - 1
+    first = schedule.microbatch[wide].astype(np.int64)
+    last = np.minimum(first + schedule.span[wide], placement.microbatches) - 1
     split = wide[changes[np.minimum(first, last)] != changes[last]]
     if split.size:
         raise _at(schedule, int(split[0]), "its microbatches take different routes: write one action for each")

@@ -50,19 +50,19 @@ class Schedule(Cells):
         row_ptr: ArrayLike,
         kind: ArrayLike,
         stage: ArrayLike,
-        unit: ArrayLike,
+        microbatch: ArrayLike,
         *,
         span: ArrayLike | None = None,
-        braid: ArrayLike | None = None,
+        pair: ArrayLike | None = None,
     ) -> Self:
         """Build a schedule from columns; every span is 1 and nothing overlaps unless given."""
         count = np.asarray(kind).size
         cells = CellColumns(
             kind=np.asarray(kind),
             stage=np.asarray(stage),
-            unit=np.asarray(unit),
+            microbatch=np.asarray(microbatch),
             span=np.ones(count, dtype=np.int32) if span is None else np.asarray(span),
-            braid=np.full(count, -1, dtype=np.int32) if braid is None else np.asarray(braid),
+            pair=np.full(count, -1, dtype=np.int32) if pair is None else np.asarray(pair),
         )
         return cls.of_cells(placement, row_ptr, cells)
 
@@ -103,9 +103,9 @@ class Schedule(Cells):
         return self.placement.stages
 
     @property
-    def units(self) -> int:
+    def microbatches(self) -> int:
         """Number of microbatches."""
-        return self.placement.units
+        return self.placement.microbatches
 
     @property
     def has_communication(self) -> bool:
@@ -118,16 +118,16 @@ class Schedule(Cells):
             msg = f"rank {rank} of {self.ranks}"
             raise IndexError(msg)
         row: list[Action] = []
-        braid = -1
+        pair = -1
         for index in range(int(self.row_ptr[rank]), int(self.row_ptr[rank + 1])):
             action = self.action(index)
-            same = int(self.braid[index])
+            same = int(self.pair[index])
             if same < 0:
                 row.append(action)
             else:
-                members = (*row.pop().sub_actions, action) if same == braid else (action,)
+                members = (*row.pop().sub_actions, action) if same == pair else (action,)
                 row.append(overlapped(members))
-            braid = same
+            pair = same
         return row
 
     def rank_at(self, index: int) -> int:
@@ -160,7 +160,7 @@ class Schedule(Cells):
         return difference(self, other, _COLUMNS)
 
     def __repr__(self) -> str:
-        size = f"{self.ranks} ranks, {self.stages} stages, {self.units} microbatches"
+        size = f"{self.ranks} ranks, {self.stages} stages, {self.microbatches} microbatches"
         return f"<Schedule {size}, {len(self)} actions>"
 
 

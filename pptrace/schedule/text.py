@@ -110,8 +110,8 @@ def _schedule(rows: list[CellColumns], source: Source) -> Schedule:
         placement = infer_placement(ptr, cells)
     except ScheduleError as error:
         raise source.locate(error, ptr.tolist()) from None
-    pairs = np.array([max(row.braid, default=-1) + 1 for row in rows])
+    pairs = np.array([max(row.pair, default=-1) + 1 for row in rows])
     before = np.repeat(np.cumsum(pairs) - pairs, np.diff(ptr))
     return Schedule.of_cells(
-        placement, ptr, cells._replace(braid=np.where(cells.braid < 0, -1, cells.braid + before))
+        placement, ptr, cells._replace(pair=np.where(cells.pair < 0, -1, cells.pair + before))
     )

@@ -64,9 +64,9 @@ def _describe(schedule: Schedule, problem: Problem) -> ScheduleError:
     where = f"rank {rank}, action {row - int(schedule.row_ptr[rank])} ({action})"
     if problem.code == tables.OUT_OF_STAGES:
         text = f"{where}: stage {action.stage} is out of range: stages are 0 to {schedule.stages - 1}"
-    elif problem.code == tables.OUT_OF_UNITS:
-        last = action.unit + action.span - 1
-        text = f"{where}: microbatch {last} is out of range: they are 0 to {schedule.units - 1}"
+    elif problem.code == tables.OUT_OF_MICROBATCHES:
+        last = action.microbatch + action.span - 1
+        text = f"{where}: microbatch {last} is out of range: they are 0 to {schedule.microbatches - 1}"
     elif problem.code == tables.TWICE:
         first = problem.other
         text = (
@@ -81,14 +81,14 @@ def _describe(schedule: Schedule, problem: Problem) -> ScheduleError:
 
 def _check_present(schedule: Schedule, positions: Positions) -> None:
     placement = schedule.placement
-    wanted = placement.stage_rank.T[:, placement.unit_route] >= 0
+    wanted = placement.stage_rank.T[:, placement.microbatch_route] >= 0
     for result in list(_PASSES)[: positions.results]:
         missing = wanted & (positions.of(result) < 0)
         if not missing.any():
             continue
-        stage, unit = (int(axis[0]) for axis in np.nonzero(missing))
-        name = _missing_name(schedule, positions, result, stage, unit)
-        rank = placement.rank_of(stage, unit)
+        stage, microbatch = (int(axis[0]) for axis in np.nonzero(missing))
+        name = _missing_name(schedule, positions, result, stage, microbatch)
+        rank = placement.rank_of(stage, microbatch)
         count = int(missing.sum())
         more = f" (and {count - 1} more)" if count > 1 else ""
         raise ScheduleError(
@@ -98,12 +98,12 @@ def _check_present(schedule: Schedule, positions: Positions) -> None:
         )
 
 
-def _missing_name(schedule: Schedule, positions: Positions, result: Result, stage: int, unit: int) -> str:
+def _missing_name(schedule: Schedule, positions: Positions, result: Result, stage: int, microbatch: int) -> str:
     if result is Result.GRADIENT:
         whole, half = ((schedule.kind == kind).any() for kind in (Kind.B, Kind.I))
-        halved = positions.of(Result.WEIGHT_GRADIENT)[stage, unit] >= 0 or (half and not whole)
-        return f"{stage}{'I' if halved else 'B'}{unit}"
-    return f"{stage}{_PASSES[result].name}{unit}"
+        halved = positions.of(Result.WEIGHT_GRADIENT)[stage, microbatch] >= 0 or (half and not whole)
+        return f"{stage}{'I' if halved else 'B'}{microbatch}"
+    return f"{stage}{_PASSES[result].name}{microbatch}"
 
 
 def _check_order(schedule: Schedule, positions: Positions) -> None:
@@ -113,8 +113,8 @@ def _check_order(schedule: Schedule, positions: Positions) -> None:
         first, second = positions.of(before), positions.of(after)
         wrong = (first > second) & (second >= 0)
         if wrong.any():
-            stage, unit = (int(axis[0]) for axis in np.nonzero(wrong))
-            row, other = int(second[stage, unit]), int(first[stage, unit])
+            stage, microbatch = (int(axis[0]) for axis in np.nonzero(wrong))
+            row, other = int(second[stage, microbatch]), int(first[stage, microbatch])
             rank = schedule.rank_at(row)
             raise ScheduleError(
                 f"rank {rank}: {schedule.action(row)} comes before {schedule.action(other)}: swap them",

@@ -35,11 +35,11 @@ def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
     '0F0,0B0\n1F0,1B0\n'
     """
     separator, idle = (",", '""') if form is Form.CSV else (" ", "-")
-    cells, braid = _cells(schedule), schedule.braid.tolist()
+    cells, pair = _cells(schedule), schedule.pair.tolist()
     rows = [cells[low:high] for low, high in pairwise(schedule.row_ptr.tolist())]
-    if (schedule.braid >= 0).any():
+    if (schedule.pair >= 0).any():
         bounds = pairwise(schedule.row_ptr.tolist())
-        rows = [_joined(row, braid[low:high]) for row, (low, high) in zip(rows, bounds, strict=True)]
+        rows = [_joined(row, pair[low:high]) for row, (low, high) in zip(rows, bounds, strict=True)]
     return "".join(f"{separator.join(row) or idle}\n" for row in rows)
 
 
@@ -62,24 +62,24 @@ def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.
 
 def _cells(schedule: Schedule) -> list[str]:
     """Return every action's text, overlapped pairs taken apart."""
-    kinds, stages, units = schedule.kind.tolist(), schedule.stage.tolist(), schedule.unit.tolist()
-    cells = [f"{s}{_NAMES[k]}{u}" for k, s, u in zip(kinds, stages, units, strict=True)]
+    kinds, stages, microbatches = schedule.kind.tolist(), schedule.stage.tolist(), schedule.microbatch.tolist()
+    cells = [f"{s}{_NAMES[k]}{u}" for k, s, u in zip(kinds, stages, microbatches, strict=True)]
     for row in np.flatnonzero((schedule.span > 1) | PER_STAGE.mask(schedule.kind)).tolist():
         cells[row] = str(schedule.action(row))
     return cells
 
 
-def _joined(cells: list[str], braid: list[int]) -> list[str]:
+def _joined(cells: list[str], pair: list[int]) -> list[str]:
     """Return the cells of a row, neighbours of one overlapped pair as one."""
     row: list[str] = []
     members: list[str] = []
     for position, cell in enumerate(cells):
-        number = braid[position]
+        number = pair[position]
         if number < 0:
             row.append(cell)
             continue
         members.append(cell)
-        if position + 1 == len(cells) or braid[position + 1] != number:
+        if position + 1 == len(cells) or pair[position + 1] != number:
             row.append(f"({';'.join(members)})OVERLAP_F_B")
             members = []
     return row

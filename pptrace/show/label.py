@@ -24,7 +24,7 @@ _SENT, _RECEIVED = "\N{RIGHTWARDS ARROW}", "\N{LEFTWARDS ARROW}"
 
 
 def colour(cell: Cell) -> str:
-    """Return a cell's colour: by kind, and by direction where units take more than one route."""
+    """Return a cell's colour: by kind, and by direction where microbatches take more than one route."""
     return cell.action.kind.traits.colour[min(cell.route, 1)]
 
 
@@ -36,10 +36,10 @@ def basic_colour(cell: Cell) -> str:
 def short_label(cell: Cell) -> str:
     """Return the microbatch's number, or the kind of an action that has none."""
     action = cell.action
-    if action.unit < 0:
+    if action.microbatch < 0:
         return action.kind.name[:2]
-    last = f"-{action.unit + action.span - 1}" if action.span > 1 else ""
-    return f"{action.unit}{last}"
+    last = f"-{action.microbatch + action.span - 1}" if action.span > 1 else ""
+    return f"{action.microbatch}{last}"
 
 
 def picture_label(cell: Cell, chunks: int) -> str:
@@ -69,6 +69,6 @@ def full_label(cell: Cell, chunks: int) -> str:
     Messages have an arrow: ``>3`` is sent, ``<3`` received.
     """
     action = cell.action
-    kind = _arrow(action.kind, ">", "<") or (action.kind.name if action.unit >= 0 else "")
+    kind = _arrow(action.kind, ">", "<") or (action.kind.name if action.microbatch >= 0 else "")
     stage = f"{action.stage}" if chunks > 1 else ""
     return f"{stage}{kind}{short_label(cell)}"

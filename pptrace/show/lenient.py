@@ -50,27 +50,29 @@ def place_leniently(schedule: Schedule, length: Sequence[int], at_fault: Collect
 
 
 class _Feeds:
-    """What each action of a table makes and needs, as (0 forward or 1 gradient, stage, unit)."""
+    """What each action of a table makes and needs, as (0 forward or 1 gradient, stage, microbatch)."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._near = graph_of(schedule.placement)
         self._stages = schedule.stages
         self._rows = [
-            (int(TABLE.feeds[kind]), stage, range(unit, unit + span))
-            for kind, stage, unit, span in zip(*(values.tolist() for values in schedule.cells[:4]), strict=True)
+            (int(TABLE.feeds[kind]), stage, range(microbatch, microbatch + span))
+            for kind, stage, microbatch, span in zip(
+                *(values.tolist() for values in schedule.cells[:4]), strict=True
+            )
         ]
         self._made = {made for row in range(len(schedule)) for made in self.makes(row)}
 
     def makes(self, row: int) -> list[tuple[int, int, int]]:
-        way, stage, units = self._rows[row]
-        return [] if way < 0 else [(way, stage, unit) for unit in units]
+        way, stage, microbatches = self._rows[row]
+        return [] if way < 0 else [(way, stage, microbatch) for microbatch in microbatches]
 
     def needs(self, row: int) -> list[tuple[int, int, int]]:
-        way, stage, units = self._rows[row]
+        way, stage, microbatches = self._rows[row]
         if way < 0 or not 0 <= stage < self._stages:
             return []
         near = self._near
         ptr, others = (near.pred_ptr, near.pred) if way == _FORWARD else (near.succ_ptr, near.succ)
         stages = others[ptr[stage] : ptr[stage + 1]].tolist()
-        needed = [(way, other, unit) for other in stages for unit in units]
+        needed = [(way, other, microbatch) for other in stages for microbatch in microbatches]
         return [need for need in needed if need in self._made]

@@ -73,7 +73,7 @@ class Cell:
     action: Action
     """What it is."""
     route: int
-    """Its unit's route."""
+    """Its microbatch's route."""
     marked: bool = False
     """Whether something is wrong with it."""
 
@@ -194,8 +194,8 @@ def _as_far_as_it_goes(schedule: Schedule, slots: SlotsOfKind, error: ScheduleEr
 
 def _cell(schedule: Schedule, rank: int, start: int, length: int, action: Action, *, marked: bool = False) -> Cell:
     placement = schedule.placement
-    known = 0 <= action.unit < placement.units
-    route = int(placement.unit_route[action.unit]) if known else 0
+    known = 0 <= action.microbatch < placement.microbatches
+    route = int(placement.microbatch_route[action.microbatch]) if known else 0
     return Cell(rank=rank, start=start, length=length, action=action, route=route, marked=marked)
 
 

@@ -39,7 +39,7 @@ class ActionTimes:
     @classmethod
     def nothing(cls, placement: Placement) -> Self:
         """Return times that change nothing."""
-        cells = len(Kind) * placement.stages * placement.units
+        cells = len(Kind) * placement.stages * placement.microbatches
         none = np.full(cells, -1, dtype=np.int64)
         return cls(duration_ns=none, gap_ns=np.zeros(cells, dtype=np.int64), transfer_ns=none)
 
@@ -51,9 +51,9 @@ class ActionTimes:
             task: what they take.
             placement: the stages and microbatches that cells count.
         """
-        rows = np.flatnonzero((cells.unit >= 0) & (cells.stage >= 0))
-        kind, stage, unit = (values[rows].astype(np.int64) for values in cells[:3])
-        cell = (kind * placement.stages + stage) * placement.units + unit
+        rows = np.flatnonzero((cells.microbatch >= 0) & (cells.stage >= 0))
+        kind, stage, microbatch = (values[rows].astype(np.int64) for values in cells[:3])
+        cell = (kind * placement.stages + stage) * placement.microbatches + microbatch
         known = self.duration_ns[cell] >= 0
         task.duration_ns[rows[known]] = self.duration_ns[cell[known]]
         task.duration_ns[rows] += self.gap_ns[cell]

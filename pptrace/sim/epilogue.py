@@ -70,7 +70,7 @@ def _last_backward(schedule: Schedule) -> NDArray[np.int64]:
 
 def _behind(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the positions behind some rows, or behind the overlapped pairs that they belong to."""
-    same = np.append((schedule.braid[1:] >= 0) & (schedule.braid[1:] == schedule.braid[:-1]), [False])
+    same = np.append((schedule.pair[1:] >= 0) & (schedule.pair[1:] == schedule.pair[:-1]), [False])
     same[schedule.row_ptr[1:-1] - 1] = False
     ends = np.flatnonzero(~same)  # of pairs, and of actions alone
     return ends[np.searchsorted(ends, rows)] + 1
@@ -81,7 +81,7 @@ def _insert(schedule: Schedule, added: NDArray[np.int64]) -> Schedule:
     if not added.shape[1]:
         return schedule
     at, rank, kind, stage = added[:, np.lexsort((np.arange(added.shape[1]), added[1], added[0]))]
-    cells = CellColumns(kind=kind, stage=stage, unit=-1, span=1, braid=-1)
+    cells = CellColumns(kind=kind, stage=stage, microbatch=-1, span=1, pair=-1)
     shift = np.cumsum([0, *np.bincount(rank, minlength=schedule.ranks)])
     inserted = (np.insert(values, at, new) for values, new in zip(schedule.cells, cells, strict=True))
     return replace(schedule, row_ptr=schedule.row_ptr + shift, **CellColumns(*inserted)._asdict())

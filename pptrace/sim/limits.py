@@ -80,4 +80,4 @@ def _most_bytes(schedule: Schedule, workload: Workload) -> int:
     columns = (workload.weights_bytes, workload.gradients_bytes, workload.optimizer_bytes)
     static = sum(sum(map(int, column)) for column in columns) + workload.reserved_bytes
     buffers = 4 * placement.routes * sum(map(int, workload.boundary_bytes))
-    return static + buffers + placement.units * sum(map(int, workload.activation_bytes))
+    return static + buffers + placement.microbatches * sum(map(int, workload.activation_bytes))

@@ -154,10 +154,10 @@ class _Lowering:
     def place(self, workload: Workload) -> _Rows:
         """Give every row its place on its lane, and its costs."""
         rows, graph = len(self.issued), self.graph
-        messages = 2 * graph.edges * graph.units
+        messages = 2 * graph.edges * graph.microbatches
         found = Found(
             *(np.full(size, -1, dtype=np.int32) for size in (
-                2 * graph.stages * graph.units, messages, messages if self.rules.receive else 0,
+                2 * graph.stages * graph.microbatches, messages, messages if self.rules.receive else 0,
             ))
         )  # fmt: skip
         out = CellColumns(*(np.empty(rows, dtype=values.dtype) for values in self.issued.cells))
@@ -238,7 +238,8 @@ class _Lowering:
             told,
             (
                 twin, np.empty(len(TABLE.role) * graph.stages if awaited.size else 0, dtype=np.int32),
-                np.full(results * graph.stages * graph.units, -1, dtype=np.int32), batch_next, pairs, problem,
+                np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
+                batch_next, pairs, problem,
             ),
             work=rows,
         )  # fmt: skip
@@ -274,5 +275,5 @@ def _most_edges(issued: IssueOrder, parts: PartColumns, *, batched: bool) -> int
     away = ~COMPUTE.mask(issued.kind)
     rows = int(np.count_nonzero(away)) + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
     widest = int(issued.span.max(initial=1))
-    units = rows if widest == 1 else int(issued.span[away].sum())
-    return 2 * rows + 2 * units + (2 * rows if batched else 0)
+    microbatches = rows if widest == 1 else int(issued.span[away].sum())
+    return 2 * rows + 2 * microbatches + (2 * rows if batched else 0)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pptrace.model.roles import Stream
     from pptrace.model.segments import Segment
 
-__all__ = ["STREAM", "Braided", "Placed", "alone", "braided"]
+__all__ = ["STREAM", "Paired", "Placed", "alone", "paired"]
 
 
 class Placed(NamedTuple):
@@ -33,7 +33,7 @@ ROW, STREAM = -1, -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Braided:
+class Paired:
     """The segments of one or more actions in the order of issue."""
 
     order: tuple[Placed, ...]
@@ -44,19 +44,19 @@ class Braided:
     """By action, the places of the segments behind which its result is there."""
 
 
-def alone(segments: Sequence[Segment]) -> Braided:
+def alone(segments: Sequence[Segment]) -> Paired:
     """Return an action by itself: each segment follows the one before, whatever it needs."""
     places = range(len(segments))
     computed = [max((i for i in places[:at] if segments[i].is_computation), default=STREAM) for at in places]
     release = [ROW if segments[i].is_computation or not i else computed[i] for i in places]
-    return Braided(
+    return Paired(
         order=tuple(Placed(0, place, release[place]) for place in places),
         needs=tuple((i - 1, i) for i in places[1:] if segments[i].stream is not segments[i - 1].stream),
         results=((len(segments) - 1,),),
     )
 
 
-def braided(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()) -> Braided:
+def paired(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()) -> Paired:
     """Return the order of several actions' segments.
 
     Computations of one action keep their order, and ``interleave`` says whose next one comes, over and over;
@@ -81,7 +81,7 @@ def braided(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()
     results = tuple(
         tuple(place[member, number] for number in results_of(segments)) for member, segments in enumerate(members)
     )
-    return Braided(order=tuple(order), needs=tuple(needs), results=results)
+    return Paired(order=tuple(order), needs=tuple(needs), results=results)
 
 
 def _next_computation(segments: Sequence[Segment], member: int, place: dict[tuple[int, int], int]) -> int:

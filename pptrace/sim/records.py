@@ -29,7 +29,7 @@ class CostColumns(NamedTuple):
     width: int
     """Kinds times stages: values of one class."""
     class_of: Int32s
-    """Shape (units,): each microbatch's class; empty where there is one class."""
+    """Shape (microbatches,): each microbatch's class; empty where there is one class."""
     duration_ns: Int64s
     """Duration of one microbatch."""
     collective_ns: Int64s
@@ -74,9 +74,9 @@ class Found(NamedTuple):
     """Rows that others are linked to, by where they are in the model."""
 
     made_at: Int32s
-    """Shape (2 x stages x units,): where a forward's result is made, then a gradient's; first segments."""
+    """Shape (2 x stages x microbatches,): where a forward's result is made, then a gradient's; first segments."""
     send_at: Int32s
-    """Shape (2 x edges x units,): each message's sender's side."""
+    """Shape (2 x edges x microbatches,): each message's sender's side."""
     recv_at: Int32s
     """Its receiver's side; empty where there is none."""
 

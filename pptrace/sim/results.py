@@ -37,20 +37,22 @@ def behind_results(
     That is its message, what its own rank makes of it, and behind an action alone whatever comes next.
     """
     placement = issued.placement
-    cells, stages, units = placement.stages * placement.units, placement.stages, placement.units
+    stages, microbatches = placement.stages, placement.microbatches
+    cells = stages * microbatches
     way = TABLE.feeds[issued.kind].astype(np.int64)
-    rows = np.flatnonzero((way >= 0) & (issued.unit >= 0))
+    rows = np.flatnonzero((way >= 0) & (issued.microbatch >= 0))
     rows = np.repeat(rows, issued.span[rows])
     ahead = np.arange(rows.size) - np.searchsorted(rows, rows)
-    cell = (way[rows] * stages + issued.stage[rows]) * units + issued.unit[rows] + ahead
+    cell = (way[rows] * stages + issued.stage[rows]) * microbatches + issued.microbatch[rows] + ahead
     begins, makers = np.full(2 * cells, -1, dtype=np.int64), np.full(2 * cells, -1, dtype=np.int64)
     begins[cell], makers[cell] = begin[rows], rows
     before, behind = _on_own_rank(placement)
     sends = np.flatnonzero(SENDS.mask(issued.kind))
-    sent = ((issued.kind[sends] == Kind.SEND_B) * stages + issued.stage[sends]) * units + issued.unit[sends]
+    sent = ((issued.kind[sends] == Kind.SEND_B) * stages + issued.stage[sends]) * microbatches
+    sent += issued.microbatch[sends]
     if policy.name in _KEEPS_MESSAGES:
         _release(columns, results[:, makers[sent]], begin[sends])
-    single = np.flatnonzero((results[0] >= 0) & (issued.braid < 0))
+    single = np.flatnonzero((results[0] >= 0) & (issued.pair < 0))
     found = []
     for result in results:
         ends = np.where(makers < 0, -1, result[makers])
@@ -76,14 +78,14 @@ def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np
 
 def _on_own_rank(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the results of which the first is needed, on the same rank, for the second."""
-    stages, units = placement.stages, placement.units
-    held, unit = placement.stage_rank[placement.unit_route], np.arange(units)
-    cells = np.arange(stages * units)
-    before, behind = [cells], [stages * units + cells]
+    stages, microbatches = placement.stages, placement.microbatches
+    held, microbatch = placement.stage_rank[placement.microbatch_route], np.arange(microbatches)
+    cells = np.arange(stages * microbatches)
+    before, behind = [cells], [stages * microbatches + cells]
     for low, high in placement.edges.tolist():
-        here = unit[held[:, low] == held[:, high]]
-        before += [low * units + here, (stages + high) * units + here]
-        behind += [high * units + here, (stages + low) * units + here]
+        here = microbatch[held[:, low] == held[:, high]]
+        before += [low * microbatches + here, (stages + high) * microbatches + here]
+        behind += [high * microbatches + here, (stages + low) * microbatches + here]
     return np.concatenate(before), np.concatenate(behind)
 
 

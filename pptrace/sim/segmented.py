@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.model.kinds import COMPUTE, Kind, Stream
 from pptrace.model.segments import Segment
-from pptrace.sim.pairs import Braided, alone, braided
+from pptrace.sim.pairs import Paired, alone, paired
 from pptrace.sim.records import PartColumns
 from pptrace.sim.results import behind_results
 from pptrace.timeline.parts import Parts
@@ -60,7 +60,7 @@ class _Group(NamedTuple):
 
     start: NDArray[np.int64]
     size: int
-    rows: Braided | None
+    rows: Paired | None
     members: tuple[tuple[Segment, ...], ...]
 
 
@@ -77,7 +77,7 @@ def in_segments(
     Raises:
         ScheduleError: an order of segments that names members which a pair does not have.
     """
-    if not workload.segments or not (issued.braid >= 0).any():
+    if not workload.segments or not (issued.pair >= 0).any():
         return issued, Expansion()
     issued = issued.with_whole_pairs()
     groups = [_group(issued, workload, interleave, start, size) for start, size in _alike(issued, workload)]
@@ -87,7 +87,7 @@ def in_segments(
 def _alike(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:
     """Yield the rows with which actions, messages and pairs begin, the alike together, and the rows of each."""
     begins = np.ones(len(issued), dtype=bool)
-    begins[1:] = (issued.braid[1:] < 0) | (issued.braid[1:] != issued.braid[:-1])
+    begins[1:] = (issued.pair[1:] < 0) | (issued.pair[1:] != issued.pair[:-1])
     begins[issued.row_ptr[issued.row_ptr < len(issued)]] = True
     first = np.flatnonzero(begins)
     size = np.diff(first, append=len(issued))
@@ -95,7 +95,7 @@ def _alike(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.
     code = issued.kind.astype(np.int64) * issued.placement.stages + issued.stage
     code = code * (int(issued.span.max(initial=1)) + 1) + issued.span
     if used.size:
-        code = code * (len(workload.classes) + 1) + np.where(issued.unit < 0, 0, used[issued.unit])
+        code = code * (len(workload.classes) + 1) + np.where(issued.microbatch < 0, 0, used[issued.microbatch])
     key = np.zeros(first.size, dtype=np.int64)
     for member in range(int(size.max(initial=0))):
         own = np.where(member < size, code[np.minimum(first + member, len(issued) - 1)] + 1, 0)
@@ -129,12 +129,12 @@ def _group(
             f"the order of segments of {' with '.join(kind.name for kind in kinds)} names member "
             f"{next(turn for turn in turns if not 0 <= turn < size)}: they are 0 to {size - 1}"
         )
-    return _Group(start, size, alone(members[0]) if size == 1 else braided(members, turns), members)
+    return _Group(start, size, alone(members[0]) if size == 1 else paired(members, turns), members)
 
 
 def _costs(issued: IssueOrder, workload: Workload, row: int) -> Workload:
-    unit, used = int(issued.unit[row]), workload.microbatch_class
-    return workload.of_class(int(used[unit]) if used.size and unit >= 0 else 0)
+    microbatch, used = int(issued.microbatch[row]), workload.microbatch_class
+    return workload.of_class(int(used[microbatch]) if used.size and microbatch >= 0 else 0)
 
 
 def _whole_ns(issued: IssueOrder, workload: Workload, row: int) -> int:
@@ -213,6 +213,6 @@ def _unfilled(rows: int) -> PartColumns:
     return PartColumns(none, none.copy(), some, none.copy(), none.copy(), some.copy())
 
 
-def _released(rows: Braided, start: NDArray[np.int64]) -> NDArray[np.int64]:
+def _released(rows: Paired, start: NDArray[np.int64]) -> NDArray[np.int64]:
     release = np.array([one.release for one in rows.order])
     return np.where(release < 0, release, start[:, None] + release)

@@ -100,7 +100,7 @@ def simulate_traffic(
     policy, network = policy or Policy(), network or ideal()
     contention = contention or Contention()
     # Streams find every deadlock but a pair's with itself: there its members follow one another.
-    check = validate if (schedule.braid >= 0).any() else validate_structure
+    check = validate if (schedule.pair >= 0).any() else validate_structure
     check(schedule)
     workload = timed(workload, network.links)
     check_costs(schedule, workload)

@@ -55,7 +55,7 @@ class ComparedSchedule:
             row |= {
                 "pp": prepared.schedule.ranks,
                 "vp": prepared.schedule.stages // prepared.schedule.ranks,
-                "microbatches": prepared.request.units,
+                "microbatches": prepared.request.microbatches,
                 **metrics_row(self.levels),
                 "formula_is_exact": None if self.levels.formula is None else int(self.formula_is_exact),
             }

@@ -49,8 +49,8 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 def comparison_heading(comparison: Comparison) -> list[str]:
     """Return what is compared: the job, and where its sizes and network are the same for all, those."""
     ran = [(row.entry, row.levels) for row in comparison.rows if row.levels is not None]
-    units = {_size(levels, "microbatches") for _, levels in ran}
-    microbatches = f": {units.pop()} microbatches" if len(units) == 1 else ""
+    counts = {_size(levels, "microbatches") for _, levels in ran}
+    microbatches = f": {counts.pop()} microbatches" if len(counts) == 1 else ""
     # Entries with settings of their own say in their names how they differ from the others.
     plain = [levels.run for entry, levels in ran if not entry.settings]
     settings = {setting_text(run) for run in plain or [levels.run for _, levels in ran]}
@@ -101,7 +101,7 @@ def _line(label: str, first: int, cells: Sequence[str], widths: Sequence[int]) -
 def _size(levels: Levels, name: str) -> int:
     prepared = levels.run.prepared
     if name == "microbatches":
-        return prepared.request.units
+        return prepared.request.microbatches
     return prepared.schedule.ranks if name == "pp" else prepared.schedule.stages // prepared.schedule.ranks
 
 
@@ -166,7 +166,7 @@ def work_note(runs: Sequence[tuple[str, Run]]) -> list[str]:
 
 def _work_ns(run: Run) -> int:
     workload = run.prepared.workload
-    return run.prepared.schedule.units * int((workload.f_ns + workload.b_ns).sum())
+    return run.prepared.schedule.microbatches * int((workload.f_ns + workload.b_ns).sum())
 
 
 def _verdict(rows: Sequence[ComparedSchedule]) -> str:

@@ -32,8 +32,8 @@ __all__ = ["Base", "Grid", "Point", "grid_of"]
 _MOST_POINTS = 1_000_000
 _SCHEDULE: KeyPath = ("schedule", "name")
 _GLOBAL: KeyPath = ("batch", "global")
-_UNITS: KeyPath = ("batch", "microbatches")
-_OF_TABLES: tuple[KeyPath, ...] = (("parallel", "pp"), ("parallel", "vp"), _UNITS, _GLOBAL)
+_MICROBATCHES: KeyPath = ("batch", "microbatches")
+_OF_TABLES: tuple[KeyPath, ...] = (("parallel", "pp"), ("parallel", "vp"), _MICROBATCHES, _GLOBAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ def _check_pair(first: Axis, second: Axis) -> None:
         key = "" if both == [first.key] else f" ({both[0]})"
         message = f"--over {first.key} sets it too{key}: write all values behind one --over"
         raise ConfigError(message, file=source)
-    if {_GLOBAL, _UNITS} <= first.paths | second.paths:
+    if {_GLOBAL, _MICROBATCHES} <= first.paths | second.paths:
         message = f"it follows from {first.key}, which is swept too: leave one of them out"
         raise ConfigError(message, file=source)
     if any(_above(path, below) for path in second.paths for below in first.paths):
@@ -144,7 +144,7 @@ def _check_pair(first: Axis, second: Axis) -> None:
 
 def _check_against(axis: Axis, one: Assignment) -> None:
     """Refuse what the command line says of a key that is swept, or of one that a swept key replaces."""
-    follows = {one.path} | ({_GLOBAL, _UNITS} if one.path in {_GLOBAL, _UNITS} else set())
+    follows = {one.path} | ({_GLOBAL, _MICROBATCHES} if one.path in {_GLOBAL, _MICROBATCHES} else set())
     if axis.own_paths & follows or any(_above(path, one.path) for path in axis.own_paths):
         raise ConfigError(f"it is swept by --over {axis.key}: leave one of them out", file=one.place.source)
 
@@ -238,10 +238,10 @@ def _actions(tree: Mapping[str, Any]) -> int:
         value = (tree.get(section) or {}).get(key)
         return value if isinstance(value, int) and value > 0 else 1
 
-    units = of("batch", "microbatches")
-    if units == 1:
-        units = max(of("batch", "global") // (of("parallel", "dp") * of("batch", "micro")), 1)
-    return 2 * of("parallel", "pp") * of("parallel", "vp") * units
+    microbatches = of("batch", "microbatches")
+    if microbatches == 1:
+        microbatches = max(of("batch", "global") // (of("parallel", "dp") * of("batch", "micro")), 1)
+    return 2 * of("parallel", "pp") * of("parallel", "vp") * microbatches
 
 
 def _digest(value: object) -> str:

@@ -40,7 +40,7 @@ def grid(
     """
     across, down, deep = tuple(ranks), tuple(microbatches), tuple(chunks)
     return tuple(
-        ScheduleRequest(ranks=p, units=m, chunks=v, **fields)  # type: ignore[arg-type] # the caller's fields
+        ScheduleRequest(ranks=p, microbatches=m, chunks=v, **fields)  # type: ignore[arg-type] # the caller's fields
         for p in across
         for m in down
         for v in deep
@@ -134,7 +134,9 @@ def _assert_closed_forms(provided: Provided[ScheduleOffer], request: ScheduleReq
 
 def _broken(offer: ScheduleOffer, request: ScheduleRequest, what: str) -> AssertionError:
     chunks = f", {request.chunks} chunks" if request.chunks > 1 else ""
-    return AssertionError(f"{offer.name} with {request.ranks} ranks, {request.units} microbatches{chunks}: {what}")
+    return AssertionError(
+        f"{offer.name} with {request.ranks} ranks, {request.microbatches} microbatches{chunks}: {what}"
+    )
 
 
 def _listed(values: Iterable[object]) -> str:

@@ -32,6 +32,6 @@ def schedule_request() -> Callable[..., ScheduleRequest]:
     """Return a maker of schedule requests: 4 ranks and 8 microbatches unless told."""
 
     def make(*, ranks: int = 4, microbatches: int = 8, **fields: object) -> ScheduleRequest:
-        return ScheduleRequest(ranks=ranks, units=microbatches, **fields)  # type: ignore[arg-type] # theirs
+        return ScheduleRequest(ranks=ranks, microbatches=microbatches, **fields)  # type: ignore[arg-type] # theirs
 
     return make

@@ -30,7 +30,7 @@ def assert_linear_growth(offer: ScheduleOffer, request: ScheduleRequest) -> None
     Raises:
         AssertionError: both times.
     """
-    sizes = [replace(request, units=request.ranks * each) for each in (_FEW, _MANY)]
+    sizes = [replace(request, microbatches=request.ranks * each) for each in (_FEW, _MANY)]
     try:
         for size in sizes:
             if offer.check is not None:
@@ -40,8 +40,8 @@ def assert_linear_growth(offer: ScheduleOffer, request: ScheduleRequest) -> None
     few, many = (_seconds(offer, size) for size in sizes)
     if many > _NEGLIGIBLE_S and many > few * (_MANY // _FEW) * _SLACK:
         raise AssertionError(
-            f"{offer.name}: {sizes[1].units} microbatches take {many:.2f} s to generate and {sizes[0].units} "
-            f"take {few:.4f} s: the time grows faster than the table"
+            f"{offer.name}: {sizes[1].microbatches} microbatches take {many:.2f} s to generate and "
+            f"{sizes[0].microbatches} take {few:.4f} s: the time grows faster than the table"
         )
 
 

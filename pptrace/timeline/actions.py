@@ -179,8 +179,9 @@ def segment_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
     if timeline.parts is None:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     rows = np.flatnonzero(timeline.parts.number >= 0)
-    stages, units = timeline.placement.stages, timeline.placement.units + 1
-    key = (timeline.kind[rows].astype(np.int64) * stages + timeline.stage[rows]) * units + timeline.unit[rows] + 1
+    stages, microbatches = timeline.placement.stages, timeline.placement.microbatches + 1
+    cell = timeline.kind[rows].astype(np.int64) * stages + timeline.stage[rows]
+    key = cell * microbatches + timeline.microbatch[rows] + 1
     _, first, action = np.unique(key, return_index=True, return_inverse=True)
     turn = np.empty(first.size, dtype=np.int64)
     turn[np.argsort(first)] = np.arange(first.size)

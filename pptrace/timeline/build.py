@@ -49,7 +49,7 @@ def _lane(item: Slice) -> tuple[int, int, int]:
 
 
 def _value(item: Slice, name: str) -> int:
-    if name in {"kind", "stage", "unit", "span"}:
+    if name in {"kind", "stage", "microbatch", "span"}:
         return int(getattr(item.action, name))
     value = int(getattr(item, name))
     if value < 0 and name == "enter_ns":

@@ -38,10 +38,10 @@ def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int6
 
 
 def _of_actions(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
-    kind, stage, unit = timeline.kind[rows], timeline.stage[rows], timeline.unit[rows]
+    kind, stage, microbatch = timeline.kind[rows], timeline.stage[rows], timeline.microbatch[rows]
     classes = (workload, *workload.classes)
     used = workload.microbatch_class
-    by_class = np.where(unit < 0, 0, used[unit]) if used.size else np.zeros(rows.size, dtype=np.int64)
+    by_class = np.where(microbatch < 0, 0, used[microbatch]) if used.size else np.zeros(rows.size, dtype=np.int64)
     kept = np.stack([one.activation_bytes for one in classes])[by_class, stage]
     weight = np.stack([one.weight_activation_bytes for one in classes])[by_class, stage]
     total: Int64s = (TABLE.activation[kind] * kept + TABLE.weight_activation[kind] * weight) * timeline.span[rows]
@@ -56,8 +56,8 @@ def _says_changes(workload: Workload) -> bool:
 
 def _given(timeline: Timeline, workload: Workload, row: int) -> list[int] | None:
     """Return what the workload says of each segment of a row's action; None where it says nothing."""
-    unit, used = int(timeline.unit[row]), workload.microbatch_class
-    costs = workload.of_class(int(used[unit]) if used.size and unit >= 0 else 0)
+    microbatch, used = int(timeline.microbatch[row]), workload.microbatch_class
+    costs = workload.of_class(int(used[microbatch]) if used.size and microbatch >= 0 else 0)
     stages = costs.segments.get(Kind(int(timeline.kind[row])))
     if stages is None:
         return None

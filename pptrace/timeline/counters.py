@@ -28,8 +28,8 @@ def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
     """
     timeline = folded(timeline)
     rank = timeline.rank_of_row()
-    rows, unit = _unit_rows(timeline)
-    key = timeline.stage[rows].astype(np.int64) * (int(unit.max(initial=0)) + 1) + unit
+    rows, microbatch = _microbatch_rows(timeline)
+    key = timeline.stage[rows].astype(np.int64) * (int(microbatch.max(initial=0)) + 1) + microbatch
     kind = timeline.kind[rows]
     held = kind == Kind.F
     released, done = np.zeros_like(held), ~np.isin(key, key[held])
@@ -65,13 +65,13 @@ def link_use(timeline: Timeline) -> tuple[Counter, ...]:
     )
 
 
-def _unit_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
+def _microbatch_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
     """Return the rows of passes, once for each of their microbatches, and those microbatches."""
-    rows = np.flatnonzero(PASSES.mask(timeline.kind) & (timeline.unit >= 0))
+    rows = np.flatnonzero(PASSES.mask(timeline.kind) & (timeline.microbatch >= 0))
     span = timeline.span[rows]
     first = np.repeat(np.cumsum(span) - span, span)
     rows = np.repeat(rows, span)
-    return rows, timeline.unit[rows].astype(np.int64) + np.arange(rows.size) - first
+    return rows, timeline.microbatch[rows].astype(np.int64) + np.arange(rows.size) - first
 
 
 def _per_second(size_bytes: Int64s, took_ns: Int64s) -> Int64s:

@@ -37,7 +37,7 @@ def with_own_waits(timeline: Timeline) -> OwnWaits:
     own, follows = in_group(timeline), _follows(timeline)
     _fill_actions_alone(timeline, own, start, end)
     cause = timeline.cause
-    waits = follows & (timeline.braid[1:] >= 0)
+    waits = follows & (timeline.pair[1:] >= 0)
     waits &= (timeline.parts.number[1:] > 0) | ((cause[1:] >= 0) & own[cause[1:]])
     start[1:] -= np.where(waits, np.maximum(start[1:] - end[:-1], 0), 0)
     collective += timeline.start_ns - start + end - timeline.end_ns
@@ -47,7 +47,7 @@ def with_own_waits(timeline: Timeline) -> OwnWaits:
 def _fill_actions_alone(timeline: Timeline, own: NDArray[np.bool_], start: Int64s, end: Int64s) -> None:
     """Let the computations of each action alone take all of its time."""
     actions, (rows, action) = actions_in_parts(timeline), segment_rows(timeline)
-    computes = ~own[rows] & (timeline.braid[rows] < 0)
+    computes = ~own[rows] & (timeline.pair[rows] < 0)
     rows, action = rows[computes], action[computes]
     leads = np.diff(action, prepend=-1) != 0  # an action's computations follow one another on their lane
     ends = np.diff(action, append=-1) != 0
@@ -104,11 +104,11 @@ def _shared(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64s]:
     start, end = np.full(len(actions), np.iinfo(np.int64).max), np.zeros(len(actions), dtype=np.int64)
     np.minimum.at(start, action, times.start_ns[rows])
     np.maximum.at(end, action, times.end_ns[rows])
-    order = np.lexsort((actions.first, actions.braid))
-    order = order[actions.braid[order] >= 0]
+    order = np.lexsort((actions.first, actions.pair))
+    order = order[actions.pair[order] >= 0]
     if not order.size:
         return start, end
-    _, begins, pair = np.unique(actions.braid[order], return_index=True, return_inverse=True)
+    _, begins, pair = np.unique(actions.pair[order], return_index=True, return_inverse=True)
     low, high = np.minimum.reduceat(start[order], begins), np.maximum.reduceat(end[order], begins)
     busy = np.maximum(actions.busy_ns[order], 1)
     done = np.cumsum(busy)

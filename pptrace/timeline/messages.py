@@ -40,10 +40,10 @@ def messages(timeline: Timeline) -> Messages:
     message, the one that started first counts.
     """
     index, edges = index_timeline(timeline), timeline.placement.edges
-    stages, units = timeline.placement.stages, timeline.placement.units
-    shown = ((index.send >= 0) | (index.recv >= 0)).reshape(2 * len(edges), units)
+    stages, microbatches = timeline.placement.stages, timeline.placement.microbatches
+    shown = ((index.send >= 0) | (index.recv >= 0)).reshape(2 * len(edges), microbatches)
     ends = np.concatenate([edges, edges[:, ::-1] + stages]).astype(np.int64)
-    away = (ends - np.arange(2 * len(edges))[:, None]) * units
+    away = (ends - np.arange(2 * len(edges))[:, None]) * microbatches
     cell, count = np.flatnonzero(shown), np.count_nonzero(shown, axis=1)
     send, recv = index.send[cell], index.recv[cell]
     producer, consumer = (index.made[cell + np.repeat(column, count)] for column in away.T)

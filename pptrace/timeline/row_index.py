@@ -39,9 +39,9 @@ def index_timeline(timeline: Timeline) -> RowIndex:
     """Index a timeline's rows."""
     placement = timeline.placement
     graph = graph_of(placement)
-    cells = placement.stages * placement.units
+    cells = placement.stages * placement.microbatches
     made, send, recv = (
-        np.full(2 * size, -1, dtype=np.int32) for size in (cells, *2 * (graph.edges * placement.units,))
+        np.full(2 * size, -1, dtype=np.int32) for size in (cells, *2 * (graph.edges * placement.microbatches,))
     )
     run(
         indexing.index_rows,

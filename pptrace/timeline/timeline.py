@@ -58,7 +58,7 @@ class Slice:
     """Bytes moved."""
     cause: int = -1
     """Row whose end (or start) released it."""
-    braid: int = -1
+    pair: int = -1
     """The overlapped pair that it belongs to."""
 
 

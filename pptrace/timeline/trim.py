@@ -31,7 +31,7 @@ class Selection:
 
     ranks: tuple[int, ...] | None = None
     """Ranks to keep, in order; None for all."""
-    units: tuple[int, ...] | None = None
+    microbatches: tuple[int, ...] | None = None
     """Microbatches to keep, in order; None for all."""
 
 
@@ -39,7 +39,7 @@ def parse_only(text: Sequence[str]) -> Selection:
     """Read ``ranks=0,7`` and ``microbatches=0:32``: numbers and half-open ranges, joined by commas.
 
     >>> parse_only(["ranks=0,6:8", "microbatches=:3"])
-    Selection(ranks=(0, 6, 7), units=(0, 1, 2))
+    Selection(ranks=(0, 6, 7), microbatches=(0, 1, 2))
 
     Raises:
         ConfigError: a key is unknown or given twice, or a value is no number or range.
@@ -56,11 +56,11 @@ def parse_only(text: Sequence[str]) -> Selection:
             raise ConfigError("given twice; join the values with commas", key=f"only.{key}")
         numbers = [number for part in values.split(",") for number in _numbers(part, key)]
         found[key] = tuple(sorted(set(numbers)))
-    return Selection(ranks=found.get("ranks"), units=found.get("microbatches"))
+    return Selection(ranks=found.get("ranks"), microbatches=found.get("microbatches"))
 
 
-def trim(timeline: Timeline, ranks: Sequence[int] | None, units: Sequence[int] | None) -> Timeline:
-    """Return the slices of ``ranks`` that work on any of ``units``; None keeps all.
+def trim(timeline: Timeline, ranks: Sequence[int] | None, microbatches: Sequence[int] | None) -> Timeline:
+    """Return the slices of ``ranks`` that work on any of ``microbatches``; None keeps all.
 
     Where some microbatches go, what works on none stays if it lies within the time of those that stay,
     and counters end there too; they still tell of all microbatches. A step's beginning and end stay with
@@ -74,16 +74,16 @@ def trim(timeline: Timeline, ranks: Sequence[int] | None, units: Sequence[int] |
     Raises:
         ConfigError: a rank or microbatch is not there.
     """
-    if ranks is None and units is None:
+    if ranks is None and microbatches is None:
         return timeline
     _check(ranks, timeline.ranks, "ranks")
-    _check(units, timeline.placement.units, "microbatches")
+    _check(microbatches, timeline.placement.microbatches, "microbatches")
     kept = timeline
     if ranks is not None and len(set(ranks)) < timeline.ranks:
         kept = _of_ranks(kept, set(ranks))
-    if units is not None and len(set(units)) < timeline.placement.units:
-        kept = _of_units(kept, units)
-    return replace(kept, provenance={**timeline.provenance, "trimmed": _note(timeline, ranks, units)})
+    if microbatches is not None and len(set(microbatches)) < timeline.placement.microbatches:
+        kept = _of_microbatches(kept, microbatches)
+    return replace(kept, provenance={**timeline.provenance, "trimmed": _note(timeline, ranks, microbatches)})
 
 
 def _of_ranks(timeline: Timeline, ranks: AbstractSet[int]) -> Timeline:
@@ -102,10 +102,10 @@ def _unused_links(routes: Routes | None) -> AbstractSet[str]:
     return frozenset(name for name in routes.name if name not in used)
 
 
-def _of_units(timeline: Timeline, units: Sequence[int]) -> Timeline:
+def _of_microbatches(timeline: Timeline, microbatches: Sequence[int]) -> Timeline:
     """Return what works on some microbatches, and of all else what happens meanwhile."""
-    working = timeline.unit >= 0
-    wanted = working & _works_on(timeline, units)
+    working = timeline.microbatch >= 0
+    wanted = working & _works_on(timeline, microbatches)
     start, end = _span(timeline, working, wanted)
     beside = ~working & (timeline.start_ns >= start) & (timeline.end_ns <= end)
     counters = [_within(counter, start, end) for counter in timeline.counters]
@@ -125,13 +125,13 @@ def _span(timeline: Timeline, working: NDArray[np.bool_], wanted: NDArray[np.boo
     )
 
 
-def _works_on(timeline: Timeline, units: Sequence[int]) -> NDArray[np.bool_]:
+def _works_on(timeline: Timeline, microbatches: Sequence[int]) -> NDArray[np.bool_]:
     """Say which rows work on any of the microbatches."""
-    wanted = np.zeros(timeline.placement.units + 1, dtype=np.int64)
-    wanted[1:][np.asarray(units, dtype=np.int64)] = 1
+    wanted = np.zeros(timeline.placement.microbatches + 1, dtype=np.int64)
+    wanted[1:][np.asarray(microbatches, dtype=np.int64)] = 1
     before = np.cumsum(wanted)
-    first = np.clip(timeline.unit.astype(np.int64), 0, before.size - 1)
-    last = np.clip(timeline.unit.astype(np.int64) + timeline.span, 0, before.size - 1)
+    first = np.clip(timeline.microbatch.astype(np.int64), 0, before.size - 1)
+    last = np.clip(timeline.microbatch.astype(np.int64) + timeline.span, 0, before.size - 1)
     found: NDArray[np.bool_] = before[last] > before[first]
     return found
 
@@ -165,13 +165,13 @@ def _of_rows(timeline: Timeline, chosen: NDArray[np.bool_]) -> Timeline:
     )
 
 
-def _note(timeline: Timeline, ranks: Sequence[int] | None, units: Sequence[int] | None) -> dict[str, str]:
+def _note(timeline: Timeline, ranks: Sequence[int] | None, microbatches: Sequence[int] | None) -> dict[str, str]:
     """Say what is left, on top of an earlier trim."""
     note = dict(timeline.provenance.get("trimmed", {}))
     if ranks is not None:
         note["ranks"] = _compact(ranks)
-    if units is not None:
-        note["microbatches"] = _compact(units)
+    if microbatches is not None:
+        note["microbatches"] = _compact(microbatches)
     return note
 
 

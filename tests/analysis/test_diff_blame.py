@@ -89,7 +89,9 @@ def test_drift_is_taken_off_before_a_rank_is_blamed() -> None:
 def test_what_ranks_have_in_common_is_the_middle_one_s_and_of_two_the_one_nearer_to_none(
     factors: tuple[float, ...], common: float
 ) -> None:
-    rows = [[f"{rank}{kind}{unit}" for kind in "FB" for unit in range(4)] for rank in range(len(factors))]
+    rows = [
+        [f"{rank}{kind}{microbatch}" for kind in "FB" for microbatch in range(4)] for rank in range(len(factors))
+    ]
 
     found = diff(side_of_step(one_step(rows)), side_of_step(one_step(rows, slow=dict(enumerate(factors)))))
 
@@ -132,7 +134,7 @@ def test_a_late_message_is_told_from_a_long_action_and_from_what_came_late_alrea
     assert late is not None
     assert own is not None
     assert (str(late.action), late.source, late.message_ns, late.own_ns) == ("2F0", 1, late.late_ns.value, 0)
-    assert late.chain[0] == Link(rank=1, action=Action(kind=Kind.F, stage=1, unit=0), late_ns=0)
+    assert late.chain[0] == Link(rank=1, action=Action(kind=Kind.F, stage=1, microbatch=0), late_ns=0)
     assert (str(own.action), own.own_ns, own.message_ns, own.idle_ns) == ("1F0", 4 * MS, 0, 0)
 
 

@@ -129,5 +129,5 @@ def test_a_step_that_lacks_actions_is_left_out_unless_it_is_asked_for(measuremen
 
 def lacking_1f3(timeline: Timeline) -> Timeline:
     own = performed(timeline)
-    (at,) = np.flatnonzero((own.stage == 1) & (own.unit == 3) & (own.kind == Kind.F))
+    (at,) = np.flatnonzero((own.stage == 1) & (own.microbatch == 3) & (own.kind == Kind.F))
     return without_row(timeline, int(own.row[at]))

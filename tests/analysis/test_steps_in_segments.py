@@ -25,11 +25,11 @@ def test_a_step_in_segments_does_not_differ_from_itself() -> None:
 
 @pytest.mark.parametrize("longer", [(Kind.F, 0, 1), (Kind.F, 1, 2), (Kind.B, 1, 0), (Kind.B, 0, 2)])
 def test_three_milliseconds_on_one_action_are_ranked_first(longer: tuple[Kind, int, int]) -> None:
-    kind, stage, unit = longer
+    kind, stage, microbatch = longer
 
     found = diff(side_of_step(paired_step()), side_of_step(paired_step(longer)))
 
-    assert str(found.changes[0].action) == f"{stage}{kind.name}{unit}"
+    assert str(found.changes[0].action) == f"{stage}{kind.name}{microbatch}"
     assert found.changes[0].change_ns.value == pytest.approx(3 * MS, rel=0.1)
     assert sum(one.change_ns.value for one in found.ladder) == found.step_ns.change.value
 

@@ -102,7 +102,7 @@ def test_every_typed_field_adds_up(native: Timeline, perfetto_ui: Any) -> None:
     fields = {
         "rank": native.rank_of_row(),
         "stage": native.stage,
-        "unit": np.maximum(native.unit, 0),
+        "microbatch": np.maximum(native.microbatch, 0),
         "bytes": native.size_bytes,
         "lag_ns": native.lag_ns,
         "cause": np.maximum(native.cause, 0),

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     Pptrace = Callable[..., Answer]
 
 MINE = """
-def first(ranks, units):
-    return [[f"{r}F{u}" for u in range(units)] + [f"{r}B{u}" for u in range(units)] for r in range(ranks)]
+def first(ranks, microbatches):
+    return [[f"{r}{kind}{u}" for kind in "FB" for u in range(microbatches)] for r in range(ranks)]
 
 
-def single(ranks, units):
-    return [[cell for u in range(units) for cell in (f"{r}F{u}", f"{r}B{u}")] for r in range(ranks)]
+def single(ranks, microbatches):
+    return [[cell for u in range(microbatches) for cell in (f"{r}F{u}", f"{r}B{u}")] for r in range(ranks)]
 """
 STEP = """\
 schedule: ./mine.py:first

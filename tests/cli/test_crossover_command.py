@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     Pptrace = Callable[..., Answer]
 
 LATE = """
-def first(ranks, units):
-    return [[f"{r}F{u}" for u in range(units)] + [f"{r}B{u}" for u in range(units)] for r in range(ranks)]
+def first(ranks, microbatches):
+    return [[f"{r}{kind}{u}" for kind in "FB" for u in range(microbatches)] for r in range(ranks)]
 """
 PAIR = ("--between", "./late.py:first:pp=16,./late.py:first:pp=2:costs.forward=2:costs.backward=4")
 """3 (m + 15) against 6 (m + 1) units: a tie at 13 microbatches."""

@@ -95,7 +95,9 @@ network: {name: hockney, bandwidth: BETWEEN, latency: 10 us, node: {ranks: 2, ba
 def test_a_path_made_slower_in_the_network_is_that_link_and_no_other(
     gigabytes: int, folder: Path, pptrace: Callable[..., Any]
 ) -> None:
-    rows = [",".join(f"{stage}{kind}{unit}" for kind in "FB" for unit in range(4)) for stage in range(4)]
+    rows = [
+        ",".join(f"{stage}{kind}{microbatch}" for kind in "FB" for microbatch in range(4)) for stage in range(4)
+    ]
     (folder / "four.csv").write_text("\n".join(rows) + "\n")
     for name, rate in (("fast.yaml", 20), ("slow.yaml", gigabytes)):
         (folder / name).write_text(NODES.replace("BETWEEN", f"{rate} GB/s"))

@@ -109,7 +109,9 @@ network:
 
 
 def test_links_within_a_node_and_between_nodes_are_told_apart(pptrace: Any, folder: Path) -> None:
-    lines = [",".join(f"{rank}{kind}{unit}" for kind in "FB" for unit in range(4)) for rank in range(4)]
+    lines = [
+        ",".join(f"{rank}{kind}{microbatch}" for kind in "FB" for microbatch in range(4)) for rank in range(4)
+    ]
     (folder / "four.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "nodes.yaml").write_text(NODES, encoding="utf-8")
     pptrace("simulate", "nodes.yaml", "-o", "four.pftrace")
@@ -126,7 +128,9 @@ def test_links_within_a_node_and_between_nodes_are_told_apart(pptrace: Any, fold
 
 
 def test_ways_that_are_no_sort_of_link_are_named(pptrace: Any, folder: Path) -> None:
-    lines = [",".join(f"{rank}{kind}{unit}" for kind in "FB" for unit in range(4)) for rank in range(4)]
+    lines = [
+        ",".join(f"{rank}{kind}{microbatch}" for kind in "FB" for microbatch in range(4)) for rank in range(4)
+    ]
     (folder / "four.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "nodes.yaml").write_text(NODES.replace("[1 MB, 4 MB, 2 MB]", "1 MB"), encoding="utf-8")
     pptrace("simulate", "nodes.yaml", "-o", "four.pftrace")

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     Pptrace = Callable[..., Answer]
 
 MINE = '''
-def make(ranks, units):
+def make(ranks, microbatches):
     """Every forward, then every backward."""
-    return [[f"{r}F{u}" for u in range(units)] + [f"{r}B{u}" for u in range(units)] for r in range(ranks)]
+    return [[f"{r}{kind}{u}" for kind in "FB" for u in range(microbatches)] for r in range(ranks)]
 '''
 CONFIG = """\
 schedule: ./mine.py:make
@@ -194,7 +194,7 @@ def test_what_cannot_be_used_is_one_line_that_names_it(
 
 
 def test_a_schedule_that_raises_is_one_line_with_its_file_and_line(pptrace: Pptrace, folder: Path) -> None:
-    (folder / "bad.py").write_text("def make(ranks, units):\n    return 1 / 0\n")
+    (folder / "bad.py").write_text("def make(ranks, microbatches):\n    return 1 / 0\n")
 
     complaint = pptrace("simulate", "step.yaml", "--schedule", "./bad.py:make").complaint
 

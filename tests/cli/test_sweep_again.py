@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from swept_folder import MINE, UNITS, calls, fill, names
+from swept_folder import MICROBATCHES, MINE, calls, fill, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,11 +50,11 @@ def rows_in(journal: str) -> int:
 
 
 def test_more_values_run_the_new_points_alone(sweep: Pptrace) -> None:
-    sweep("--over", UNITS, "--over", "pp=2,4", "-o", "all.csv")
+    sweep("--over", MICROBATCHES, "--over", "pp=2,4", "-o", "all.csv")
     sweep("--over", "microbatches=6,2", "--over", "pp=4,2", "-o", "r.csv")
     calls()
 
-    answer = sweep("--over", UNITS, "--over", "pp=2,4", "-o", "r.csv")
+    answer = sweep("--over", MICROBATCHES, "--over", "pp=2,4", "-o", "r.csv")
 
     assert answer.code == 0
     assert calls() == (16 - 4) * 2  # the table that the step has, and the one at unit costs
@@ -64,13 +64,13 @@ def test_more_values_run_the_new_points_alone(sweep: Pptrace) -> None:
 def test_another_output_of_the_same_sweep_runs_nothing(sweep: Pptrace) -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("matplotlib")
-    sweep("--over", UNITS, "-o", "r.parquet")
+    sweep("--over", MICROBATCHES, "-o", "r.parquet")
     calls()
 
-    answer = sweep("--over", UNITS, "-o", "r.csv", "-o", "r.parquet", "-o", "f.svg", "--y", "idle")
+    answer = sweep("--over", MICROBATCHES, "-o", "r.csv", "-o", "r.parquet", "-o", "f.svg", "--y", "idle")
 
     assert (answer.code, calls()) == (0, 0)
-    sweep("--over", UNITS, "-o", "again.csv")
+    sweep("--over", MICROBATCHES, "-o", "again.csv")
     assert Path("r.csv").read_bytes() == Path("again.csv").read_bytes()
     assert names() == {"r.csv", "r.parquet", "f.svg", "again.csv"}
 
@@ -115,11 +115,11 @@ def test_results_of_another_configuration_are_refused_with_the_first_key(
     with monkeypatch.context() as patch:
         if journal:
             stop_after(patch, 2)
-        sweep("--over", UNITS, "-o", "r.csv")
+        sweep("--over", MICROBATCHES, "-o", "r.csv")
     name = "r.csv.journal" if journal else "r.csv"
     before = Path(name).read_bytes()
 
-    complaint = sweep("--over", UNITS, *arguments, "-o", "r.csv").complaint
+    complaint = sweep("--over", MICROBATCHES, *arguments, "-o", "r.csv").complaint
 
     assert complaint.startswith(f"{name}: is from another configuration: {reason}; name another file")
     assert Path(name).read_bytes() == before
@@ -151,11 +151,11 @@ def test_results_of_other_versions_are_refused(sweep: Pptrace, column: str, valu
     cells[header.split(",").index(column)] = value
     Path("r.csv").write_text(f"{header}\n{','.join(cells)}\n")
 
-    assert reason in sweep("--over", UNITS, "-o", "r.csv").complaint
+    assert reason in sweep("--over", MICROBATCHES, "-o", "r.csv").complaint
 
 
 def test_a_schedule_s_file_that_changed_is_another_configuration(sweep: Pptrace) -> None:
-    over = ["--over", UNITS, "--over", "schedule=./mine.py:eager", "-o", "r.csv"]
+    over = ["--over", MICROBATCHES, "--over", "schedule=./mine.py:eager", "-o", "r.csv"]
     sweep(*over)
     Path("mine.py").write_text(MINE + "\n\ndef more(): ...\n")
 
@@ -186,10 +186,10 @@ def test_a_file_of_settings_that_changed_is_another_configuration(sweep: Pptrace
 
 
 def test_fresh_replaces_what_was_there(sweep: Pptrace) -> None:
-    sweep("--over", UNITS, "-o", "r.csv")
+    sweep("--over", MICROBATCHES, "-o", "r.csv")
     calls()
 
-    answer = sweep("--over", UNITS, "--pp", "2", "-o", "r.csv", "--fresh")
+    answer = sweep("--over", MICROBATCHES, "--pp", "2", "-o", "r.csv", "--fresh")
 
     assert (answer.code, calls()) == (0, 16)
     assert ",2," in Path("r.csv").read_text().splitlines()[1]
@@ -198,14 +198,14 @@ def test_fresh_replaces_what_was_there(sweep: Pptrace) -> None:
 def test_a_fresh_sweep_that_is_interrupted_goes_on_without_the_word(
     sweep: Pptrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep("--over", UNITS, "-o", "r.csv")
+    sweep("--over", MICROBATCHES, "-o", "r.csv")
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
-        sweep("--over", UNITS, "--pp", "2", "-o", "r.csv", "--fresh")
+        sweep("--over", MICROBATCHES, "--pp", "2", "-o", "r.csv", "--fresh")
     old = Path("r.csv").read_bytes()
     calls()
 
-    answer = sweep("--over", UNITS, "--pp", "2", "-o", "r.csv")
+    answer = sweep("--over", MICROBATCHES, "--pp", "2", "-o", "r.csv")
 
     assert (answer.code, calls()) == (0, 10)
     assert Path("r.csv").read_bytes() != old
@@ -214,7 +214,7 @@ def test_a_fresh_sweep_that_is_interrupted_goes_on_without_the_word(
 def test_ctrl_c_keeps_finished_rows_and_says_how_to_go_on(sweep: Pptrace, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_after(monkeypatch, 3)
 
-    answer = sweep("--over", UNITS, "-o", "r.csv")
+    answer = sweep("--over", MICROBATCHES, "-o", "r.csv")
 
     assert answer.code == 130
     assert answer.err.strip().splitlines() == [
@@ -229,7 +229,7 @@ def test_ctrl_c_without_an_output_says_that_nothing_is_kept(
 ) -> None:
     stop_after(monkeypatch, 3)
 
-    assert "nothing is kept without a table: name one with -o" in sweep("--over", UNITS).err
+    assert "nothing is kept without a table: name one with -o" in sweep("--over", MICROBATCHES).err
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from swept_folder import UNITS, calls, fill, names
+from swept_folder import MICROBATCHES, calls, fill, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ def sweep(pptrace: Pptrace) -> Pptrace:
 
 
 def test_tables_and_pictures_are_written_and_the_journal_goes(sweep: Pptrace) -> None:
-    answer = sweep("--over", UNITS, "-o", "r.csv")
+    answer = sweep("--over", MICROBATCHES, "-o", "r.csv")
 
     assert (answer.code, answer.out, answer.err) == (0, "", "wrote r.csv\n")
     assert names() == {"r.csv"}
@@ -53,7 +53,7 @@ def test_without_an_output_the_rows_are_printed(sweep: Pptrace) -> None:
 
 
 def test_json_has_the_rows_of_the_table(sweep: Pptrace) -> None:
-    rows = json.loads(sweep("--over", UNITS, "--json").out)
+    rows = json.loads(sweep("--over", MICROBATCHES, "--json").out)
 
     assert [row["microbatches"] for row in rows] == list(range(2, 17, 2))
     assert rows[0]["parallel.pp"] == 4
@@ -89,7 +89,13 @@ def test_two_runs_are_byte_equal_whatever_the_hash_seed() -> None:
     for seed in "12":
         environment = {**os.environ, "PPTRACE_DISABLE_PLUGINS": "all", "PYTHONHASHSEED": seed}
         outputs = [f"r{seed}.csv", f"r{seed}.parquet", f"r{seed}.svg", f"r{seed}.png", f"r{seed}.pdf"]
-        arguments = ["--over", UNITS, "--over", "pp=2,4", *(word for name in outputs for word in ("-o", name))]
+        arguments = [
+            "--over",
+            MICROBATCHES,
+            "--over",
+            "pp=2,4",
+            *(word for name in outputs for word in ("-o", name)),
+        ]
         code = "import sys; from pptrace.cli.main import main; main()"
         command = [sys.executable, "-c", code, "sweep", "step.yaml", *arguments]
         subprocess.run(command, env=environment, check=True, capture_output=True)
@@ -101,22 +107,25 @@ def test_two_runs_are_byte_equal_whatever_the_hash_seed() -> None:
 WRONG = [
     ([], "Missing option '--over'"),
     (["--over", "microbatches="], "--over microbatches: has no value"),
-    (["--over", UNITS, "--over", UNITS], "sets it too"),
-    (["--over", UNITS, "--microbatches", "8"], "--microbatches: it is swept by --over microbatches"),
-    (["--over", UNITS, "-o", "r.txt"], "r.txt: no such format; write .csv or .parquet"),
-    (["--over", UNITS, "-o", "r.csv", "-o", "./r.csv"], "two outputs are this file"),
-    (["--over", UNITS, "-o", "nowhere/r.csv"], "nowhere/r.csv: cannot be written: the folder does not exist"),
-    (["--over", UNITS, "-o", "folder.csv"], "folder.csv: cannot be written: it is a folder"),
-    (["--over", UNITS, "-o", "other.csv"], "other.csv: is no table of pptrace sweep"),
-    (["--over", UNITS, "--plot", "pie"], "--plot pie: no such picture"),
-    (["--over", UNITS, "--plot", "winners", "--y", "idle,step_ns"], "--y: 2 figures; winners show 1"),
-    (["--over", UNITS, "--y", ","], "--y: missing"),
-    (["--over", UNITS, "--x", "pp", "-o", "f.svg"], "--x: pp is no axis of this sweep"),
+    (["--over", MICROBATCHES, "--over", MICROBATCHES], "sets it too"),
+    (["--over", MICROBATCHES, "--microbatches", "8"], "--microbatches: it is swept by --over microbatches"),
+    (["--over", MICROBATCHES, "-o", "r.txt"], "r.txt: no such format; write .csv or .parquet"),
+    (["--over", MICROBATCHES, "-o", "r.csv", "-o", "./r.csv"], "two outputs are this file"),
+    (
+        ["--over", MICROBATCHES, "-o", "nowhere/r.csv"],
+        "nowhere/r.csv: cannot be written: the folder does not exist",
+    ),
+    (["--over", MICROBATCHES, "-o", "folder.csv"], "folder.csv: cannot be written: it is a folder"),
+    (["--over", MICROBATCHES, "-o", "other.csv"], "other.csv: is no table of pptrace sweep"),
+    (["--over", MICROBATCHES, "--plot", "pie"], "--plot pie: no such picture"),
+    (["--over", MICROBATCHES, "--plot", "winners", "--y", "idle,step_ns"], "--y: 2 figures; winners show 1"),
+    (["--over", MICROBATCHES, "--y", ","], "--y: missing"),
+    (["--over", MICROBATCHES, "--x", "pp", "-o", "f.svg"], "--x: pp is no axis of this sweep"),
     (["--over", "p2p=async,batched", "--microbatches", "2", "-o", "f.svg"], "--plot: no axis has numbers"),
-    (["--over", UNITS, "--plot", "difference", "-o", "f.svg"], "--plot: there is nothing to compare"),
-    (["--over", UNITS, "--workers", "0"], "--workers"),
-    (["--over", UNITS, "--executor", "cloud"], "named 'cloud'"),
-    (["--over", UNITS, "other.yaml"], "one configuration at a time"),
+    (["--over", MICROBATCHES, "--plot", "difference", "-o", "f.svg"], "--plot: there is nothing to compare"),
+    (["--over", MICROBATCHES, "--workers", "0"], "--workers"),
+    (["--over", MICROBATCHES, "--executor", "cloud"], "named 'cloud'"),
+    (["--over", MICROBATCHES, "other.yaml"], "one configuration at a time"),
 ]
 
 
@@ -134,7 +143,7 @@ def test_what_cannot_be_swept_is_one_line_and_leaves_no_file(
 
 def test_a_figure_that_is_none_leaves_the_table_so_that_nothing_runs_again(sweep: Pptrace) -> None:
     pytest.importorskip("matplotlib")
-    over = ["--over", UNITS, "-o", "r.csv", "-o", "f.svg"]
+    over = ["--over", MICROBATCHES, "-o", "r.csv", "-o", "f.svg"]
 
     assert "--y: steps: no such figure (did you mean 'step_ns'?" in sweep(*over, "--y", "steps").complaint
     calls()
@@ -149,7 +158,7 @@ def test_a_terminal_sees_a_bar_and_the_workers_are_forked_beside_no_thread(tmp_p
 
     leader, follower = pty.openpty()
     code = "import sys; from pptrace.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "sweep", "step.yaml", "--over", UNITS, "-o", "r.csv"]
+    command = [sys.executable, "-c", code, "sweep", "step.yaml", "--over", MICROBATCHES, "-o", "r.csv"]
     environment = {**os.environ, "PPTRACE_DISABLE_PLUGINS": "all", "TERM": "xterm", "COLUMNS": "80"}
     with subprocess.Popen(command, env=environment, stderr=follower, cwd=tmp_path) as process:
         os.close(follower)

@@ -55,8 +55,8 @@ def test_an_invalid_table_is_drawn_with_its_cell_marked_and_named(pptrace: Pptra
 
 def test_a_function_in_a_file_is_drawn_and_its_flaw_too(pptrace: Pptrace, folder: Path) -> None:
     (folder / "mine.py").write_text(
-        "def make(ranks, units):\n"
-        "    return [[f'{r}{k}{u}' for k in 'BF' for u in range(units)] for r in range(ranks)]\n"
+        "def make(ranks, microbatches):\n"
+        "    return [[f'{r}{k}{u}' for k in 'BF' for u in range(microbatches)] for r in range(ranks)]\n"
     )
 
     answer = pptrace("show", "./mine.py:make", "--pp", 2, "--microbatches", 2)
@@ -83,7 +83,9 @@ def test_slots_beyond_the_width_go_below(pptrace: Pptrace) -> None:
 
 
 def test_slots_beyond_what_a_screen_or_two_hold_are_counted(pptrace: Pptrace, folder: Path) -> None:
-    (folder / "long.csv").write_text(",".join(f"0F{unit},0B{unit}" for unit in range(500)) + "\n")
+    (folder / "long.csv").write_text(
+        ",".join(f"0F{microbatch},0B{microbatch}" for microbatch in range(500)) + "\n"
+    )
 
     lines = pptrace("show", "long.csv", "--width", 80).out.splitlines()
 

@@ -18,14 +18,14 @@ MINE = '''
 from pptrace.errors import ConstraintError
 
 
-def make(ranks, units):
+def make(ranks, microbatches):
     """Every forward, then every backward."""
-    return [[f"{r}F{u}" for u in range(units)] + [f"{r}B{u}" for u in range(units)] for r in range(ranks)]
+    return [[f"{r}{kind}{u}" for kind in "FB" for u in range(microbatches)] for r in range(ranks)]
 
 
-def picky(ranks, units):
+def picky(ranks, microbatches):
     """Take no more microbatches than ranks."""
-    raise ConstraintError(f"{units} pass the ranks ({ranks})", nearest=str(ranks), key="batch.microbatches")
+    raise ConstraintError(f"{microbatches} pass the ranks ({ranks})", nearest=str(ranks), key="batch.microbatches")
 '''
 STEP = """\
 schedule: ./mine.py:make
@@ -154,7 +154,7 @@ def test_one_file_for_two_outputs_is_refused_and_nothing_written(
 
 def test_a_wrong_action_of_a_function_names_the_function(pptrace: Pptrace, folder: Path) -> None:
     (folder / "swapped.py").write_text(
-        "def make(ranks, units):\n    return [[f'{r}B0', f'{r}F0'] for r in range(2)]\n"
+        "def make(ranks, microbatches):\n    return [[f'{r}B0', f'{r}F0'] for r in range(2)]\n"
     )
     arguments = ("--schedule", "./swapped.py:make", "--pp", 2, "--microbatches", 1)
     line = "schedule ./swapped.py:make: rank 0: 0B0 comes before 0F0: swap them"
@@ -204,7 +204,8 @@ def test_a_broken_file_is_named_with_the_place_in_it(
 
 def test_an_interruption_leaves_the_old_file_and_nothing_else(pptrace: Pptrace, folder: Path) -> None:
     (folder / "slow.py").write_text(
-        "import os, signal\n\n\ndef make(ranks, units):\n    os.kill(os.getpid(), signal.SIGINT)\n    return []\n"
+        "import os, signal\n\n\ndef make(ranks, microbatches):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n    return []\n"
     )
     (folder / "step.json").write_text("old")
     before = sorted(path.name for path in folder.iterdir())

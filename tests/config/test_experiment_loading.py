@@ -42,7 +42,7 @@ def test_a_full_file_is_read(step: Any) -> None:
 
     assert experiment.model.preset == "llama3-70b"
     assert (experiment.parallel.pp, experiment.parallel.vp, experiment.parallel.ep) == (8, 2, 1)
-    assert experiment.batch.units == 1024 // 4
+    assert experiment.batch.microbatches == 1024 // 4
     assert (experiment.schedule.name, experiment.schedule.kind) == ("interleaved-1f1b", "plugin")
     assert experiment.network.name == "hockney"
     assert experiment.network.values == {"bandwidth": "400 Gb/s", "latency": "5 us"}
@@ -133,13 +133,13 @@ def test_a_table_file_needs_no_sizes_and_an_explicit_null_is_absent(step: Any) -
     experiment = step("schedule: table.csv\nparallel:\nbatch: {global: }\n").experiment
 
     assert experiment.parallel.pp is None
-    assert experiment.batch.units == 0
+    assert experiment.batch.known_microbatches == 0
 
 
 def test_microbatches_and_global_follow_from_each_other(step: Any) -> None:
     assert step(FULL, microbatches=7).experiment.batch.global_batch == 28
-    assert step(FULL, "batch.global=64").experiment.batch.units == 16
-    assert step(FULL, "batch.micro=2").experiment.batch.units == 128
+    assert step(FULL, "batch.global=64").experiment.batch.microbatches == 16
+    assert step(FULL, "batch.micro=2").experiment.batch.microbatches == 128
     given = step("schedule: a\nparallel: {pp: 2, dp: 2}\nbatch: {microbatches: 8}\n", dp=4)
     assert given.experiment.batch.global_batch == 32
     assert given.origin("batch.global") == "derived: microbatches x dp x micro"

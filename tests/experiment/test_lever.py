@@ -14,17 +14,17 @@ from pptrace.experiment.summary import WIDTH
 if TYPE_CHECKING:
     from pathlib import Path
 
-RANKS, UNITS = 4, 16
+RANKS, MICROBATCHES = 4, 16
 NETWORK = {"name": "hockney", "bandwidth": "1 GB/s"}
 COSTS = {"name": "table", "forward": "10 us", "backward": "20 us", "boundary": "10 KB"}
 
 
 def one_f_one_b(rank: int) -> list[str]:
     ahead = RANKS - rank
-    row = [f"{rank}F{unit}" for unit in range(ahead)]
-    for unit in range(UNITS):
-        row.append(f"{rank}B{unit}")
-        row += [f"{rank}F{unit + ahead}"] if unit + ahead < UNITS else []
+    row = [f"{rank}F{microbatch}" for microbatch in range(ahead)]
+    for microbatch in range(MICROBATCHES):
+        row.append(f"{rank}B{microbatch}")
+        row += [f"{rank}F{microbatch + ahead}"] if microbatch + ahead < MICROBATCHES else []
     return row
 
 
@@ -77,7 +77,7 @@ def test_alike_stages_are_never_called_uneven(table: str) -> None:
 
 def test_uneven_stages_are_worth_what_the_busiest_rank_has_over_the_mean(table: str) -> None:
     last = run(table, costs=COSTS | {"forward": ["10 us", "10 us", "10 us", "50 us"]}, network="ideal")
-    over = (70 - (3 * 30 + 70) / 4) * 1000 * UNITS
+    over = (70 - (3 * 30 + 70) / 4) * 1000 * MICROBATCHES
 
     assert lever(last) == f"uneven stages {over / last.metrics.step_ns:.1%}, try a more even split"
 

@@ -35,7 +35,7 @@ batch: {microbatches: 4}
 
 def units(stages: int, **values: Any) -> Workload:
     options = UnitOptions.model_validate(values).model_dump()
-    return unit(CostRequest(ranks=2, stages=stages, units=4, options=options))
+    return unit(CostRequest(ranks=2, stages=stages, microbatches=4, options=options))
 
 
 def test_a_table_of_any_number_of_stages_takes_costs_per_stage(tmp_path: Path) -> None:

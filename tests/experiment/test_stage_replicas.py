@@ -20,7 +20,7 @@ from pptrace.schedule.table import Schedule
 
 def make(request):
     rows = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
-    return Schedule.from_rows(rows, placement=Placement.of_stages([[0, 1], [1, 0]], units=2))
+    return Schedule.from_rows(rows, placement=Placement.of_stages([[0, 1], [1, 0]], microbatches=2))
 """
 COSTS = {"name": "table", "forward": "1 ms", "backward": "2 ms", "gradients": "10 MB"}
 NETWORK = {"name": "hockney", "bandwidth": "1 GB/s", "latency": "1 us"}

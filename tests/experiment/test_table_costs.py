@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def costs(stages: int, **values: object) -> Workload:
     given = TableOptions.model_validate({"forward": "8 ns", "backward": "16 ns", **values}).model_dump()
-    return table(CostRequest(ranks=2, stages=stages, units=4, options=given))
+    return table(CostRequest(ranks=2, stages=stages, microbatches=4, options=given))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8, 16])

@@ -39,7 +39,7 @@ costs:
 
 def costs(stages: int = 2, **values: Any) -> Workload:
     options = TableOptions.model_validate(values).model_dump()
-    return table(CostRequest(ranks=2, stages=stages, units=4, options=options))
+    return table(CostRequest(ranks=2, stages=stages, microbatches=4, options=options))
 
 
 def names(workload: Workload, kind: Kind, stage: int = 0) -> list[str]:

@@ -36,10 +36,10 @@ def routed_timelines(draw: DrawFn) -> Timeline:
     slices = []
     for rank in range(RANKS - 1):
         now = 0
-        for unit in range(draw(st.integers(0, 4))):
+        for microbatch in range(draw(st.integers(0, 4))):
             now += draw(st.integers(0, 3))
             end = now + draw(st.integers(0, 4))
-            action = Action(kind=Kind.SEND_F, stage=rank, unit=unit)
+            action = Action(kind=Kind.SEND_F, stage=rank, microbatch=microbatch)
             slices.append(Slice(rank=rank, stream=Stream.COMM, action=action, start_ns=now, end_ns=end))
             now = end
     timeline = from_slices(slices, Placement.looped(RANKS, 4))
@@ -91,7 +91,7 @@ def test_compiled_and_interpreted_hops_are_the_same(timeline: Timeline) -> None:
 def test_titles_name_the_message_and_the_ranks_that_it_goes_between() -> None:
     kinds = ((0, Kind.SEND_F, 1), (2, Kind.SEND_B, 1), (1, Kind.RECV_F, 0), (3, Kind.F, 2))
     slices = [
-        Slice(rank=rank, stream=Stream.COMM, action=Action(kind=kind, stage=rank, unit=1, span=span),
+        Slice(rank=rank, stream=Stream.COMM, action=Action(kind=kind, stage=rank, microbatch=1, span=span),
               start_ns=0, end_ns=9)
         for span, (rank, kind, _) in enumerate(kinds, 1)
     ]  # fmt: skip

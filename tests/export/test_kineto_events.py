@@ -28,35 +28,35 @@ Event = dict[str, Any]
 FIRST = 100_000
 
 
-def _slice(rank: int, stream: Stream, kind: Kind, unit: int, start: int, end: int, **more: int) -> Slice:
-    action = Action(kind=kind, stage=rank, unit=unit)
+def _slice(rank: int, stream: Stream, kind: Kind, microbatch: int, start: int, end: int, **more: int) -> Slice:
+    action = Action(kind=kind, stage=rank, microbatch=microbatch)
     return Slice(rank=rank, stream=stream, action=action, start_ns=start, end_ns=end, **more)
 
 
-def two_ranks(transfer_ns: int = 3, units: int = 3, *, rendezvous: bool = False) -> Timeline:
+def two_ranks(transfer_ns: int = 3, microbatches: int = 3, *, rendezvous: bool = False) -> Timeline:
     """Return GPipe on two ranks, forwards of 10 and backwards of 20 ns, with transfers in between."""
     slices: list[Slice] = []
-    forward = np.arange(units) * 10
+    forward = np.arange(microbatches) * 10
     arrive = forward + 10 + transfer_ns
-    backward = arrive[-1] + 10 + np.arange(units) * 20
+    backward = arrive[-1] + 10 + np.arange(microbatches) * 20
     back = backward + 20 + transfer_ns
-    for unit in range(units):
+    for microbatch in range(microbatches):
         slices += [
-            _slice(0, Stream.COMPUTE, Kind.F, unit, forward[unit], forward[unit] + 10),
-            _slice(1, Stream.COMPUTE, Kind.F, unit, arrive[unit], arrive[unit] + 10),
-            _slice(1, Stream.COMPUTE, Kind.B, unit, backward[unit], backward[unit] + 20),
-            _slice(0, Stream.COMPUTE, Kind.B, unit, back[unit], back[unit] + 20),
+            _slice(0, Stream.COMPUTE, Kind.F, microbatch, forward[microbatch], forward[microbatch] + 10),
+            _slice(1, Stream.COMPUTE, Kind.F, microbatch, arrive[microbatch], arrive[microbatch] + 10),
+            _slice(1, Stream.COMPUTE, Kind.B, microbatch, backward[microbatch], backward[microbatch] + 20),
+            _slice(0, Stream.COMPUTE, Kind.B, microbatch, back[microbatch], back[microbatch] + 20),
         ]
         messages_of = [
-            (0, 1, Kind.SEND_F, Kind.RECV_F, arrive[unit]),
-            (1, 0, Kind.SEND_B, Kind.RECV_B, back[unit]),
+            (0, 1, Kind.SEND_F, Kind.RECV_F, arrive[microbatch]),
+            (1, 0, Kind.SEND_B, Kind.RECV_B, back[microbatch]),
         ]
         for source, target, send, recv, end in messages_of:
             times = (int(end) - transfer_ns, int(end))
-            slices.append(_slice(source, Stream.SEND, send, unit, *times, peer=target, size_bytes=64))
+            slices.append(_slice(source, Stream.SEND, send, microbatch, *times, peer=target, size_bytes=64))
             if rendezvous:
-                slices.append(_slice(target, Stream.RECV, recv, unit, *times, peer=source, size_bytes=64))
-    return from_slices(slices, Placement.looped(2, units))
+                slices.append(_slice(target, Stream.RECV, recv, microbatch, *times, peer=source, size_bytes=64))
+    return from_slices(slices, Placement.looped(2, microbatches))
 
 
 def _events(timeline: Timeline, path: Path, **options: Any) -> list[Event]:
@@ -114,7 +114,7 @@ def test_a_producer_of_many_messages_leaves_no_blank_lines(tmp_path: Path) -> No
     placement = Placement(
         ranks=5,
         stage_rank=np.arange(5, dtype=np.int32)[None],
-        unit_route=np.zeros(1, dtype=np.int32),
+        microbatch_route=np.zeros(1, dtype=np.int32),
         edges=np.array([(0, target) for target in range(1, 5)], dtype=np.int32),
     )
     slices = [_slice(0, Stream.COMPUTE, Kind.F, 0, 0, 10), _slice(0, Stream.COMPUTE, Kind.B, 0, 90, 99)]
@@ -145,7 +145,7 @@ def test_every_event_starts_its_line(tmp_path: Path) -> None:
 
 
 def test_names_are_the_profilers(tmp_path: Path) -> None:
-    events = _events(two_ranks(units=1, rendezvous=True), tmp_path / "a.json")
+    events = _events(two_ranks(microbatches=1, rendezvous=True), tmp_path / "a.json")
     by_category = defaultdict(set)
     for event in events:
         by_category[event.get("cat")].add(event["name"])
@@ -161,7 +161,7 @@ def test_names_are_the_profilers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lanes_know_peers", [True, False])
 def test_sends_and_receives_tell_what_nccl_tells(tmp_path: Path, *, lanes_know_peers: bool) -> None:
-    timeline = two_ranks(units=1, rendezvous=True)
+    timeline = two_ranks(microbatches=1, rendezvous=True)
     if not lanes_know_peers:
         timeline = replace(timeline, lane_peer=np.full(timeline.lanes, -1, dtype=np.int32))
     told = {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("hta")
 
-RANKS, UNITS = 3, 6
+RANKS, MICROBATCHES = 3, 6
 
 
 def _staircase() -> Timeline:
@@ -32,19 +32,19 @@ def _staircase() -> Timeline:
     slices = []
     for rank in range(RANKS):
         now = 1000 * (13 * rank + 2)
-        for unit in range(UNITS):
+        for microbatch in range(MICROBATCHES):
             for kind, took, carry in ((Kind.F, 10, Kind.SEND_F), (Kind.B, 21, Kind.SEND_B)):
                 end = now + 1000 * took
-                slices.append(_slice(rank, Stream.COMPUTE, kind, unit, now, end))
+                slices.append(_slice(rank, Stream.COMPUTE, kind, microbatch, now, end))
                 peer = rank + (1 if kind == Kind.F else -1)
                 if 0 <= peer < RANKS:
-                    slices.append(_slice(rank, Stream.SEND, carry, unit, end, end + 7000, peer))
-                now = end + 1000 * ((unit + rank) % 3) * 4
-    return from_slices(slices, Placement.looped(RANKS, UNITS))
+                    slices.append(_slice(rank, Stream.SEND, carry, microbatch, end, end + 7000, peer))
+                now = end + 1000 * ((microbatch + rank) % 3) * 4
+    return from_slices(slices, Placement.looped(RANKS, MICROBATCHES))
 
 
-def _slice(rank: int, stream: Stream, kind: Kind, unit: int, start: int, end: int, peer: int = -1) -> Slice:
-    action = Action(kind=kind, stage=rank, unit=unit)
+def _slice(rank: int, stream: Stream, kind: Kind, microbatch: int, start: int, end: int, peer: int = -1) -> Slice:
+    action = Action(kind=kind, stage=rank, microbatch=microbatch)
     return Slice(rank=rank, stream=stream, action=action, start_ns=start, end_ns=end, peer=peer, size_bytes=8)
 
 

@@ -33,12 +33,20 @@ OUT, IN = 0, 1
 def step(transfer_ns: int = 20) -> Timeline:
     """Rank 0 sends two microbatches to rank 1 over two links; their transfers overlap by half."""
     slices = []
-    for unit, at in enumerate((10, 20)):
+    for microbatch, at in enumerate((10, 20)):
         times = (at, at + transfer_ns)
         slices += [
-            _slice(Kind.F, 0, unit, (at - 10, at)),
-            _slice(Kind.SEND_F, 0, unit, times, stream=(Stream.SEND, Stream.COMM)[unit], peer=1, size_bytes=64),
-            _slice(Kind.F, 1, unit, (times[1], times[1] + 10)),
+            _slice(Kind.F, 0, microbatch, (at - 10, at)),
+            _slice(
+                Kind.SEND_F,
+                0,
+                microbatch,
+                times,
+                stream=(Stream.SEND, Stream.COMM)[microbatch],
+                peer=1,
+                size_bytes=64,
+            ),
+            _slice(Kind.F, 1, microbatch, (times[1], times[1] + 10)),
         ]
     timeline = from_slices(slices, Placement.looped(RANKS, 2))
     sends = timeline.kind == Kind.SEND_F
@@ -51,8 +59,8 @@ def step(transfer_ns: int = 20) -> Timeline:
     return replace(timeline, routes=routes)
 
 
-def _slice(kind: Kind, rank: int, unit: int, when: tuple[int, int], **more: Any) -> Slice:
-    action = Action(kind=kind, stage=rank, unit=unit)
+def _slice(kind: Kind, rank: int, microbatch: int, when: tuple[int, int], **more: Any) -> Slice:
+    action = Action(kind=kind, stage=rank, microbatch=microbatch)
     given = {"stream": Stream.COMPUTE} | more
     return Slice(rank=rank, action=action, start_ns=when[0], end_ns=when[1], **given)
 
@@ -75,7 +83,7 @@ def test_a_message_shows_on_each_link_of_its_route_with_its_facts(tmp_path: Path
     found = on_links(events_of(step(), tmp_path / "a.json"))
 
     named = {(event["name"], event["args"]["hop"], event["args"]["link"]) for event in found}
-    assert named == {(f"SEND_F {unit} 0>1", link, link) for unit in range(2) for link in (OUT, IN)}
+    assert named == {(f"SEND_F {microbatch} 0>1", link, link) for microbatch in range(2) for link in (OUT, IN)}
     first = next(event for event in found if event["ts"] == 0.01)
     assert (first["pid"], first["dur"]) == (LINKS, 0.02)
     assert first["args"] == {

@@ -34,7 +34,7 @@ LONG = 10**14
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
     """Draw any timeline: lanes in order, each without overlap, all else arbitrary."""
-    ranks, units = draw(st.integers(1, 3)), draw(st.integers(1, 12))
+    ranks, microbatches = draw(st.integers(1, 3)), draw(st.integers(1, 12))
     stages = ranks * draw(st.integers(1, 2))
     coarse = draw(st.sampled_from([1, 1000]))
     slices: list[Slice] = []
@@ -43,9 +43,9 @@ def timelines(draw: st.DrawFn) -> Timeline:
         now = 0
         for _ in range(draw(st.integers(0, 5))):
             now += coarse * draw(st.integers(0, 10) | st.integers(0, LONG // 1000))
-            slices.append(draw(_slices(rank, stream, peer, now, stages, units, coarse)))
+            slices.append(draw(_slices(rank, stream, peer, now, stages, microbatches, coarse)))
             now = slices[-1].end_ns
-    timeline = from_slices(slices, Placement.looped(ranks, units, stages // ranks))
+    timeline = from_slices(slices, Placement.looped(ranks, microbatches, stages // ranks))
     cause = st.lists(st.integers(-1, len(slices) - 1), min_size=len(slices), max_size=len(slices))
     return replace(
         timeline,
@@ -70,10 +70,10 @@ JSON = st.recursive(
 
 @st.composite
 def _slices(
-    draw: st.DrawFn, rank: int, stream: Stream, peer: int, now: int, stages: int, units: int, coarse: int
+    draw: st.DrawFn, rank: int, stream: Stream, peer: int, now: int, stages: int, microbatches: int, coarse: int
 ) -> Slice:
     kind = draw(st.sampled_from(Kind))
-    unit = -1 if kind in PER_STAGE else draw(st.integers(0, units - 1))
+    microbatch = -1 if kind in PER_STAGE else draw(st.integers(0, microbatches - 1))
     dur = coarse * draw(st.integers(0, 3) | st.integers(0, LONG // 1000))
     number = st.sampled_from([0, 0, 1, 12345])
     return Slice(
@@ -83,8 +83,8 @@ def _slices(
         action=Action(
             kind=kind,
             stage=draw(st.integers(0, stages - 1)),
-            unit=unit,
-            span=1 if unit < 0 else draw(st.sampled_from([1, units - unit])),
+            microbatch=microbatch,
+            span=1 if microbatch < 0 else draw(st.sampled_from([1, microbatches - microbatch])),
         ),
         start_ns=now,
         end_ns=now + dur,
@@ -93,7 +93,7 @@ def _slices(
         uncontended_ns=draw(st.sampled_from([dur, dur // 2])),
         collective_ns=draw(number),
         size_bytes=draw(number),
-        braid=draw(st.sampled_from([-1, -1, 0, 7])),
+        pair=draw(st.sampled_from([-1, -1, 0, 7])),
     )
 
 
@@ -148,7 +148,7 @@ def test_no_viewer_drops_or_misreads_an_event(timeline: Timeline, tmp_path: Path
 @pytest.fixture
 def timeline() -> Timeline:
     def compute(rank: int, start: int) -> Slice:
-        action = Action(kind=Kind.F, stage=rank, unit=0)
+        action = Action(kind=Kind.F, stage=rank, microbatch=0)
         return Slice(rank=rank, stream=Stream.COMPUTE, action=action, start_ns=start, end_ns=start + 10)
 
     made = from_slices([compute(0, 0), compute(1, 20)], Placement.looped(2, 1))
@@ -190,7 +190,7 @@ def test_our_files_are_recognised_and_a_profilers_are_not(timeline: Timeline, tm
     [
         (lambda text: text[: len(text) // 2], "cut short|cannot be read|slices are missing"),
         (lambda text: text[: text.rindex("]}")], "the end is missing"),
-        (lambda text: text.replace('Format": 1', 'Format": 9'), "format 9, and this version reads 1"),
+        (lambda text: text.replace('Format": 2', 'Format": 9'), "format 9, and this version reads up to 2"),
         (lambda text: text.replace('"correlation"', '"corr"'), "not a trace that pptrace wrote"),
         (lambda text: text.replace('"cat":"cuda_runtime"', '"cat":"other"'), "not a trace that pptrace wrote"),
         (lambda text: text.replace('"kind":"F"', '"kind":"X"'), "not a trace that pptrace wrote"),

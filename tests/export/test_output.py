@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def timeline() -> Timeline:
     def compute(rank: int) -> Slice:
-        action = Action(kind=Kind.F, stage=rank, unit=0)
+        action = Action(kind=Kind.F, stage=rank, microbatch=0)
         return Slice(rank=rank, stream=Stream.COMPUTE, action=action, start_ns=0, end_ns=9)
 
     return from_slices([compute(0), compute(1)], Placement.looped(2, 1))

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def step() -> Timeline:
-    """Two ranks, two microbatches; the second spans two units, one transfer takes no time."""
+    """Two ranks, three microbatches, two of them in one span; one transfer takes no time."""
     compute, send, comm = Stream.COMPUTE, Stream.SEND, Stream.COMM
     slices = [
         _slice(0, compute, Kind.F, 0, 0, (0, 10)),
-        _slice(0, compute, Kind.F, 0, 1, (10, 30), span=2, braid=4, collective_ns=3),
+        _slice(0, compute, Kind.F, 0, 1, (10, 30), span=2, pair=4, collective_ns=3),
         _slice(0, send, Kind.SEND_F, 0, 0, (10, 15), peer=1, size_bytes=2**40, lag_ns=2, enter_ns=9),
         _slice(0, send, Kind.SEND_F, 0, 1, (30, 30), peer=1, span=2, uncontended_ns=7),
         _slice(1, compute, Kind.F, 1, 0, (17, 27)),
@@ -50,9 +50,9 @@ def step() -> Timeline:
 
 
 def _slice(
-    rank: int, stream: Stream, kind: Kind, stage: int, unit: int, when: tuple[int, int], **more: Any
+    rank: int, stream: Stream, kind: Kind, stage: int, microbatch: int, when: tuple[int, int], **more: Any
 ) -> Slice:
-    action = Action(kind=kind, stage=stage, unit=unit, span=more.pop("span", 1))
+    action = Action(kind=kind, stage=stage, microbatch=microbatch, span=more.pop("span", 1))
     return Slice(rank=rank, stream=stream, action=action, start_ns=when[0], end_ns=when[1], **more)
 
 
@@ -83,7 +83,7 @@ def test_every_slice_has_every_field_and_no_other(decoded: Decoded) -> None:
             "Step.stage": item.action.stage,
         }
         optional = {
-            "unit": (item.action.unit, -1),
+            "microbatch": (item.action.microbatch, -1),
             "span": (item.action.span, 1),
             "bytes": (item.size_bytes, 0),
             "enter_ns": (item.enter_ns, item.start_ns),
@@ -91,7 +91,7 @@ def test_every_slice_has_every_field_and_no_other(decoded: Decoded) -> None:
             "uncontended_ns": (item.uncontended_ns, item.end_ns - item.start_ns),
             "collective_ns": (item.collective_ns, 0),
             "cause": (item.cause, -1),
-            "braid": (item.braid, -1),
+            "pair": (item.pair, -1),
             "peer": (_peer(item), -1),
         }
         expected |= {f"Step.{name}": value for name, (value, default) in optional.items() if value != default}
@@ -168,7 +168,7 @@ def test_attributes_carry_title_and_provenance(tmp_path: Path) -> None:
     write(step(), path, {"title": "1f1b, two ranks"})
     packets = Decoded(path.read_bytes()).packets
     attributes = {a.key: a for p in packets for a in p.trace_attributes.attribute}
-    assert attributes["pptrace.format"].long_value == 1
+    assert attributes["pptrace.format"].long_value == 2
     assert attributes["pptrace.title"].string_value == "1f1b, two ranks"
     assert json.loads(attributes["pptrace.provenance"].string_value) == {"version": "1", "flags": [1, 2]}
 
@@ -205,8 +205,8 @@ def _peer(item: Slice) -> int:
 
 
 def _name(action: Action) -> str:
-    unit = "" if action.unit < 0 else f" {action.unit}"
-    return action.kind.name + unit + (f"+{action.span}" if action.span > 1 else "")
+    microbatch = "" if action.microbatch < 0 else f" {action.microbatch}"
+    return action.kind.name + microbatch + (f"+{action.span}" if action.span > 1 else "")
 
 
 def _category(kind: Kind) -> str:

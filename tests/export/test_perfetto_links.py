@@ -38,7 +38,7 @@ def step() -> Timeline:
     placement = Placement(
         ranks=3,
         stage_rank=np.array([[0, 1, 2]]),
-        unit_route=np.zeros(2, dtype=np.int32),
+        microbatch_route=np.zeros(2, dtype=np.int32),
         edges=np.array([(0, 1), (0, 2)]),
     )
     send = {"stream": Stream.SEND, "size_bytes": 64}
@@ -54,8 +54,8 @@ def step() -> Timeline:
     return replace(timeline, routes=routes)
 
 
-def _slice(kind: Kind, rank: int, stage: int, unit: int, when: tuple[int, int], **more: Any) -> Slice:
-    action = Action(kind=kind, stage=stage, unit=unit)
+def _slice(kind: Kind, rank: int, stage: int, microbatch: int, when: tuple[int, int], **more: Any) -> Slice:
+    action = Action(kind=kind, stage=stage, microbatch=microbatch)
     given = {"stream": Stream.COMPUTE} | more
     return Slice(rank=rank, action=action, start_ns=when[0], end_ns=when[1], **given)
 
@@ -93,7 +93,7 @@ def test_a_message_shows_on_each_link_of_its_route_with_all_its_fields(tmp_path:
     ]
     first = {name.removeprefix("Step."): value for name, value in found[0].items() if name.startswith("Step.")}
     assert first == {
-        "kind": Kind.SEND_F, "rank": 0, "stage": 0, "unit": 0, "peer": 1, "bytes": 64,
+        "kind": Kind.SEND_F, "rank": 0, "stage": 0, "microbatch": 0, "peer": 1, "bytes": 64,
         "link": UP, "transfer": 1, "hop": 0,
     }  # fmt: skip
 

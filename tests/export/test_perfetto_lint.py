@@ -65,16 +65,16 @@ def _event(packet: Any, described: set[int], open_on: dict[int, list[str]]) -> l
 @st.composite
 def crowded(draw: st.DrawFn) -> Timeline:
     """Draw a pipeline of few instants and links: many slices without length, many starts at one time."""
-    ranks, units = draw(st.integers(2, 4)), draw(st.integers(1, 4))
+    ranks, microbatches = draw(st.integers(2, 4)), draw(st.integers(1, 4))
     short = st.integers(0, 2)
     slices, blocking = [], draw(st.booleans())
     free: dict[tuple[int, Stream], int] = defaultdict(int)
     there: dict[tuple[int, Kind, int], int] = {}
 
-    def run(rank: int, stream: Stream, kind: Kind, unit: int, at: int, took: int) -> int:
+    def run(rank: int, stream: Stream, kind: Kind, microbatch: int, at: int, took: int) -> int:
         start = max(at, free[rank, stream])
         free[rank, stream] = start + took
-        action = Action(kind=kind, stage=rank, unit=unit)
+        action = Action(kind=kind, stage=rank, microbatch=microbatch)
         slices.append(Slice(rank=rank, stream=stream, action=action, start_ns=start, end_ns=start + took))
         return start
 
@@ -82,19 +82,22 @@ def crowded(draw: st.DrawFn) -> Timeline:
         (Kind.F, Kind.SEND_F, Kind.RECV_F, range(ranks)),
         (Kind.B, Kind.SEND_B, Kind.RECV_B, range(ranks)[::-1]),
     ):
-        for unit in range(units):
+        for microbatch in range(microbatches):
             for rank in order:
                 took = draw(st.integers(1, 3))
-                done = run(rank, Stream.COMPUTE, kind, unit, there.get((rank, kind, unit), 0), took) + took
+                done = (
+                    run(rank, Stream.COMPUTE, kind, microbatch, there.get((rank, kind, microbatch), 0), took)
+                    + took
+                )
                 to = rank + 1 if kind is Kind.F else rank - 1
                 if not 0 <= to < ranks:
                     continue
                 stream = Stream.COMPUTE if blocking else Stream.COMM
                 took = draw(short)
-                begun = run(rank, stream, send, unit, max(done, free[rank, stream], free[to, stream]), took)
-                run(to, stream, recv, unit, begun, took)
-                there[to, kind, unit] = begun + took
-    timeline = from_slices(slices, Placement.looped(ranks, units))
+                begun = run(rank, stream, send, microbatch, max(done, free[rank, stream], free[to, stream]), took)
+                run(to, stream, recv, microbatch, begun, took)
+                there[to, kind, microbatch] = begun + took
+    timeline = from_slices(slices, Placement.looped(ranks, microbatches))
     longest = draw(st.integers(0, 3))
     route = st.lists(st.integers(0, LINKS - 1), min_size=longest, max_size=longest)
     return replace(timeline, routes=routes([draw(route) if kind in SENDS else [] for kind in timeline.kind]))

@@ -28,7 +28,7 @@ QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthC
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    actions = [Action(kind=Kind.F, stage=0, unit=unit) for unit in range(3)]
+    actions = [Action(kind=Kind.F, stage=0, microbatch=microbatch) for microbatch in range(3)]
     slices = [
         Slice(rank=0, stream=Stream.COMPUTE, action=action, start_ns=10 * at, end_ns=10 * at + 10)
         for at, action in enumerate(actions)
@@ -113,7 +113,7 @@ def test_files_of_the_same_ranks_are_refused(trace: Path) -> None:
 
 def test_files_of_two_runs_are_refused(trace: Path) -> None:
     other = trace.with_name("other.pftrace")
-    action = Action(kind=Kind.F, stage=1, unit=0)
+    action = Action(kind=Kind.F, stage=1, microbatch=0)
     slices = [Slice(rank=1, stream=Stream.COMPUTE, action=action, start_ns=0, end_ns=1)]
     write(from_slices(slices, Placement.looped(2, 3)), other, {})
     with pytest.raises(TraceError, match=r"other\.pftrace: is not of the same run"):
@@ -122,7 +122,7 @@ def test_files_of_two_runs_are_refused(trace: Path) -> None:
 
 def test_a_trace_of_a_later_format_is_refused(trace: Path) -> None:
     _change(trace, lambda whole: _set_format(whole, 9))
-    with pytest.raises(TraceError, match="has format 9; this pptrace reads up to 1"):
+    with pytest.raises(TraceError, match="has format 9; this pptrace reads up to 2"):
         read([trace])
 
 

@@ -37,7 +37,7 @@ JSON = st.dictionaries(
 
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
-    ranks, units, chunks = draw(st.integers(1, 12)), draw(st.integers(1, 300)), draw(st.integers(1, 2))
+    ranks, microbatches, chunks = draw(st.integers(1, 12)), draw(st.integers(1, 300)), draw(st.integers(1, 2))
     routes = draw(st.sampled_from([Placement.looped, Placement.v_shaped]))
     lanes = st.tuples(st.integers(0, ranks - 1), st.sampled_from(Stream), st.integers(-1, ranks - 1))
     slices: list[Slice] = []
@@ -51,14 +51,14 @@ def timelines(draw: st.DrawFn) -> Timeline:
                         rank=rank,
                         stream=stream,
                         peer=peer,
-                        action=_action(draw, ranks * chunks, units),
+                        action=_action(draw, ranks * chunks, microbatches),
                         start_ns=now,
                         end_ns=now + draw(DURATIONS),
                     ),
                 )
             )
             now = slices[-1].end_ns + draw(st.integers(0, 3))
-    timeline = from_slices(slices, routes(ranks, units, chunks))
+    timeline = from_slices(slices, routes(ranks, microbatches, chunks))
     rows = st.integers(-1, len(slices) - 1)
     return replace(
         timeline,
@@ -84,11 +84,11 @@ def counters(draw: st.DrawFn, rank: int) -> Counter:
     return Counter(rank=rank, name="memory", unit="bytes", at_ns=times, value=values)
 
 
-def _action(draw: st.DrawFn, stages: int, units: int) -> Action:
+def _action(draw: st.DrawFn, stages: int, microbatches: int) -> Action:
     kind = draw(st.sampled_from(Kind))
-    unit = -1 if kind in PER_STAGE else draw(st.integers(0, units - 1))
-    span = 1 if unit < 0 else draw(st.integers(1, min(3, units - unit)))
-    return Action(kind=kind, stage=draw(st.integers(0, stages - 1)), unit=unit, span=span)
+    microbatch = -1 if kind in PER_STAGE else draw(st.integers(0, microbatches - 1))
+    span = 1 if microbatch < 0 else draw(st.integers(1, min(3, microbatches - microbatch)))
+    return Action(kind=kind, stage=draw(st.integers(0, stages - 1)), microbatch=microbatch, span=span)
 
 
 def _slice(draw: st.DrawFn, plain: Slice) -> Slice:
@@ -99,7 +99,7 @@ def _slice(draw: st.DrawFn, plain: Slice) -> Slice:
         uncontended_ns=draw(st.sampled_from([-1, 0, 7])),
         collective_ns=draw(AMOUNTS),
         size_bytes=draw(AMOUNTS),
-        braid=draw(st.sampled_from([-1, -1, 0, 1000])),
+        pair=draw(st.sampled_from([-1, -1, 0, 1000])),
     )
 
 
@@ -178,7 +178,7 @@ def test_files_written_rank_by_rank_are_read_as_one(timeline: Timeline, tmp_path
 
 
 def test_a_file_of_one_rank_alone_forgets_causes_on_others(tmp_path: Path) -> None:
-    actions = [Action(kind=Kind.F, stage=rank, unit=0) for rank in (0, 1, 1)]
+    actions = [Action(kind=Kind.F, stage=rank, microbatch=0) for rank in (0, 1, 1)]
     slices = [
         Slice(rank=action.stage, stream=Stream.COMPUTE, action=action, start_ns=at, end_ns=at + 1)
         for at, action in enumerate(actions)
@@ -199,7 +199,7 @@ def test_an_option_without_such_a_value_is_refused(key: str, value: Any, why: st
 
 
 def one_slice() -> Timeline:
-    action = Action(kind=Kind.F, stage=0, unit=0)
+    action = Action(kind=Kind.F, stage=0, microbatch=0)
     return from_slices(
         [Slice(rank=0, stream=Stream.COMPUTE, action=action, start_ns=0, end_ns=10)], Placement.looped(1, 1)
     )

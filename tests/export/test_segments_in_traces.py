@@ -111,7 +111,7 @@ def test_a_message_goes_from_the_segment_that_yields_it_to_its_consumers_first(t
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_simulated_step_in_segments_is_read_as_it_was_written(data: st.DataObject, tmp_path: Path) -> None:
-    table = data.draw(valid_schedules(max_ranks=3, max_units=4))
+    table = data.draw(valid_schedules(max_ranks=3, max_microbatches=4))
     step = simulate(table, data.draw(workloads(table, segments=True)), data.draw(networks()))
 
     for module, name in MODULES:

@@ -17,16 +17,16 @@ from pptrace.timeline.routes import Routes
 from pptrace.timeline.timeline import Slice, Timeline
 from pptrace.timeline.trim import Selection, parse_only, trim
 
-UNITS = 6
+MICROBATCHES = 6
 
 
 @pytest.fixture
 def timeline() -> Timeline:
-    """Return three ranks with a forward per unit, one over two units, and an optimizer."""
+    """Return three ranks with a forward per microbatch, one over two microbatches, and an optimizer."""
     slices = []
     for rank in range(3):
-        actions = [Action(kind=Kind.F, stage=rank, unit=unit) for unit in range(4)]
-        actions.append(Action(kind=Kind.F, stage=rank, unit=4, span=2))
+        actions = [Action(kind=Kind.F, stage=rank, microbatch=microbatch) for microbatch in range(4)]
+        actions.append(Action(kind=Kind.F, stage=rank, microbatch=4, span=2))
         actions.append(Action(kind=Kind.OPTIMIZER, stage=rank))
         for at, action in enumerate(actions):
             slices.append(Slice(rank=rank, stream=Stream.COMPUTE, action=action, start_ns=at, end_ns=at + 1))
@@ -34,7 +34,7 @@ def timeline() -> Timeline:
         Counter(rank=rank, name="memory", unit="bytes", at_ns=np.array([0]), value=np.array([1]))
         for rank in range(3)
     )
-    made = from_slices(slices, Placement.looped(3, UNITS))
+    made = from_slices(slices, Placement.looped(3, MICROBATCHES))
     return replace(made, cause=np.arange(len(made)) - 1, counters=counters, provenance={"version": "1"})
 
 
@@ -56,10 +56,10 @@ def test_a_slice_stays_if_any_of_its_microbatches_does_or_it_has_none(timeline: 
 
 
 def test_what_works_on_no_microbatch_stays_with_the_work_around_it(timeline: Timeline) -> None:
-    early = replace(timeline, unit=np.where(timeline.unit == 2, -1, timeline.unit))
+    early = replace(timeline, microbatch=np.where(timeline.microbatch == 2, -1, timeline.microbatch))
 
-    def kept(units: list[int]) -> list[int]:
-        found = trim(early, [0], units)
+    def kept(microbatches: list[int]) -> list[int]:
+        found = trim(early, [0], microbatches)
         return found.start_ns.tolist()
 
     assert kept([1, 3]) == [1, 2, 3]
@@ -69,9 +69,9 @@ def test_what_works_on_no_microbatch_stays_with_the_work_around_it(timeline: Tim
 
 
 def test_counters_begin_and_end_with_the_microbatches_that_stay(timeline: Timeline) -> None:
-    def steps(units: list[int], at: list[int]) -> list[tuple[int, int]]:
+    def steps(microbatches: list[int], at: list[int]) -> list[tuple[int, int]]:
         counter = Counter(rank=0, name="a", unit="b", at_ns=np.array(at), value=np.arange(len(at)) + 7)
-        found = trim(replace(timeline, counters=(counter,)), None, units).counters
+        found = trim(replace(timeline, counters=(counter,)), None, microbatches).counters
         return [step for c in found for step in zip(c.at_ns.tolist(), c.value.tolist(), strict=True)]
 
     assert steps([1, 2], [0, 2, 3, 4]) == [(1, 7), (2, 8), (3, 9)]
@@ -108,8 +108,8 @@ def test_routes_go_with_their_rows(routed: Timeline) -> None:
 
 
 def test_a_link_that_nobody_left_uses_loses_its_counter_and_the_cluster_s_others_stay(routed: Timeline) -> None:
-    def names(ranks: list[int] | None, units: list[int] | None) -> list[str]:
-        return [counter.name for counter in trim(routed, ranks, units).counters if counter.rank < 0]
+    def names(ranks: list[int] | None, microbatches: list[int] | None) -> list[str]:
+        return [counter.name for counter in trim(routed, ranks, microbatches).counters if counter.rank < 0]
 
     assert names([0], None) == ["a", "b", "jobs"]
     assert names([1, 2], None) == ["c", "jobs"]
@@ -136,11 +136,11 @@ def test_the_provenance_says_what_is_left(timeline: Timeline) -> None:
     twice = trim(once, None, [0, 1, 2, 5])
     assert once.provenance == {"version": "1", "trimmed": {"ranks": "0,2"}}
     assert twice.provenance["trimmed"] == {"ranks": "0,2", "microbatches": "0:3,5"}
-    assert parse_only([f"microbatches={twice.provenance['trimmed']['microbatches']}"]).units == (0, 1, 2, 5)
+    assert parse_only([f"microbatches={twice.provenance['trimmed']['microbatches']}"]).microbatches == (0, 1, 2, 5)
 
 
 def test_everything_asked_for_keeps_every_column(timeline: Timeline) -> None:
-    assert trim(timeline, [0, 1, 2], range(UNITS)).difference(timeline) == ""
+    assert trim(timeline, [0, 1, 2], range(MICROBATCHES)).difference(timeline) == ""
     assert trim(timeline, [0, 1, 2], None).counters == timeline.counters
 
 
@@ -149,8 +149,8 @@ def test_everything_asked_for_keeps_every_column(timeline: Timeline) -> None:
     [
         ([], Selection()),
         (["ranks=0,7"], Selection(ranks=(0, 7))),
-        (["microbatches=0:3"], Selection(units=(0, 1, 2))),
-        (["ranks=3,1:3,1", "microbatches=:2"], Selection(ranks=(1, 2, 3), units=(0, 1))),
+        (["microbatches=0:3"], Selection(microbatches=(0, 1, 2))),
+        (["ranks=3,1:3,1", "microbatches=:2"], Selection(ranks=(1, 2, 3), microbatches=(0, 1))),
     ],
 )
 def test_selections_are_numbers_and_half_open_ranges(text: list[str], only: Selection) -> None:
@@ -180,14 +180,14 @@ def test_a_selection_that_is_none_is_refused_in_one_line(text: list[str], messag
 
 
 @pytest.mark.parametrize(
-    ("ranks", "units", "message"),
+    ("ranks", "microbatches", "message"),
     [
         ([3], None, "only.ranks: 3 is not there; known: 0 to 2"),
         (None, [6], "only.microbatches: 6 is not there; known: 0 to 5"),
     ],
 )
 def test_what_is_not_there_cannot_be_kept(
-    timeline: Timeline, ranks: list[int] | None, units: list[int] | None, message: str
+    timeline: Timeline, ranks: list[int] | None, microbatches: list[int] | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        trim(timeline, ranks, units)
+        trim(timeline, ranks, microbatches)

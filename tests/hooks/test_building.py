@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WHO = Provider(name="odd", distribution="pptrace-odd", version="3")
-REQUEST = ScheduleRequest(ranks=2, units=1)
+REQUEST = ScheduleRequest(ranks=2, microbatches=1)
 ROWS = [["0F0", "0B0"], ["1F0", "1B0"]]
 
 
@@ -105,7 +105,7 @@ def test_a_cost_model_that_returns_nonsense_is_the_plugins_error(built: Any, mes
     offer = CostModelOffer(name="odd", summary="Odd.", build=lambda _: built)
 
     with pytest.raises(PluginError) as caught:
-        build_workload(Provided(offer=offer, provider=WHO), CostRequest(ranks=2, stages=2, units=4))
+        build_workload(Provided(offer=offer, provider=WHO), CostRequest(ranks=2, stages=2, microbatches=4))
 
     assert message in str(caught.value)
 
@@ -256,7 +256,7 @@ def test_costs_of_another_shape_or_sort_are_the_plugins_error(change: dict[str, 
     )
 
     with pytest.raises(PluginError) as caught:
-        build_workload(Provided(offer=offer, provider=WHO), CostRequest(ranks=2, stages=2, units=4))
+        build_workload(Provided(offer=offer, provider=WHO), CostRequest(ranks=2, stages=2, microbatches=4))
 
     assert str(caught.value).startswith("plugin 'odd' (pptrace-odd 3): ")
     assert message in str(caught.value)

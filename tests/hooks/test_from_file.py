@@ -17,7 +17,7 @@ from pptrace.model.request import ScheduleRequest
 if TYPE_CHECKING:
     from pathlib import Path
 
-REQUEST = ScheduleRequest(ranks=2, units=3)
+REQUEST = ScheduleRequest(ranks=2, microbatches=3)
 ROWS = [["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"], ["1F0", "1F1", "1F2", "1B0", "1B1", "1B2"]]
 
 
@@ -28,30 +28,29 @@ def write(folder: Path, source: str, name: str = "mine.py") -> str:
 
 
 @pytest.mark.parametrize(
-    ("signature", "ranks", "units"),
+    ("signature", "ranks", "microbatches"),
     [
-        ("request", "request.ranks", "request.units"),
-        ("r=None", "r.ranks", "r.units"),
-        ("ranks, units", "ranks", "units"),
-        ("units, ranks", "ranks", "units"),
-        ("*, units, ranks, chunks=1", "ranks", "units"),
+        ("request", "request.ranks", "request.microbatches"),
+        ("r=None", "r.ranks", "r.microbatches"),
+        ("microbatches, ranks", "ranks", "microbatches"),
+        ("*, microbatches, ranks, chunks=1", "ranks", "microbatches"),
         ("p, m", "p", "m"),
         ("p, m, /", "p", "m"),
-        ("stages, units", "stages", "units"),
+        ("stages, microbatches", "stages", "microbatches"),
         ("ranks, microbatches", "ranks", "microbatches"),
-        ("ranks, units, depth=2", "ranks", "units"),
+        ("ranks, microbatches, depth=2", "ranks", "microbatches"),
         ("p, m, depth=2, *, width: int = 3", "p", "m"),
         ("request, depth=2", "request.ranks", "request.microbatches"),
     ],
 )
 def test_a_function_gets_the_request_or_the_fields_that_it_names(
-    tmp_path: Path, signature: str, ranks: str, units: str
+    tmp_path: Path, signature: str, ranks: str, microbatches: str
 ) -> None:
     file = write(
         tmp_path,
         f"""
         def make({signature}):
-            return [[f"{{s}}{{k}}{{u}}" for k in "FB" for u in range({units})] for s in range({ranks})]
+            return [[f"{{s}}{{k}}{{u}}" for k in "FB" for u in range({microbatches})] for s in range({ranks})]
         """,
     )
 
@@ -78,12 +77,12 @@ def test_further_parameters_with_a_default_are_options(first: str, tmp_path: Pat
     file = write(tmp_path, OPTIONS.format(first=first, wanted=(3, "down", 1, True)))
     provided = Registry.load(entry_points=False).schedules[f"{file}:make"]
 
-    def units(**given: object) -> int:
+    def forwards(**given: object) -> int:
         options = checked_options(provided, given, "schedule.options")
-        return provided.offer.build(ScheduleRequest(ranks=1, units=1, options=options))[0].count("F")
+        return provided.offer.build(ScheduleRequest(ranks=1, microbatches=1, options=options))[0].count("F")
 
     assert checked_options(provided, {}, "") == {"depth": 2, "way": "up", "slope": 0.5, "keep": True}
-    assert (units(), units(depth=3, way="down", slope=1)) == (1, 2)
+    assert (forwards(), forwards(depth=3, way="down", slope=1)) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -131,13 +130,13 @@ def test_the_offer_is_called_after_the_file_and_described_by_the_docstring(tmp_p
 
 
 def test_a_registry_takes_a_file_where_it_takes_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "def make(ranks, units):\n    return ['0F0 0B0', '1F0, 1B0']\n")
+    write(tmp_path, "def make(ranks, microbatches):\n    return ['0F0 0B0', '1F0, 1B0']\n")
     monkeypatch.chdir(tmp_path)
 
     provided = Registry.load(entry_points=False).schedules["./mine.py:make"]
 
     assert provided.plugin == "./mine.py:make"
-    rows = build_schedule(provided, ScheduleRequest(ranks=2, units=1)).rows()
+    rows = build_schedule(provided, ScheduleRequest(ranks=2, microbatches=1)).rows()
     assert rows == [["0F0", "0B0"], ["1F0", "1B0"]]
 
 
@@ -156,12 +155,12 @@ def test_a_dataclass_in_the_file_works_and_nothing_is_written_beside_it(tmp_path
     class Plan:
         ranks: int
 
-    def make(ranks, units):
+    def make(ranks, microbatches):
         return [f"{rank}F0 {rank}B0" for rank in range(Plan(ranks).ranks)]
     """
     file = write(tmp_path, source)
 
-    assert build_schedule(schedule_from_file(f"{file}:make"), ScheduleRequest(ranks=2, units=1)).ranks == 2
+    assert build_schedule(schedule_from_file(f"{file}:make"), ScheduleRequest(ranks=2, microbatches=1)).ranks == 2
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
@@ -175,11 +174,11 @@ def test_a_constraint_of_a_file_stays_a_constraint(tmp_path: Path) -> None:
     source = """
     from pptrace.errors import ConstraintError
     def make(request):
-        raise ConstraintError("units must be even", nearest="2 or 4")
+        raise ConstraintError("microbatches must be even", nearest="2 or 4")
     """
     file = write(tmp_path, source)
 
-    with pytest.raises(ConstraintError, match="units must be even; nearest that work: 2 or 4"):
+    with pytest.raises(ConstraintError, match="microbatches must be even; nearest that work: 2 or 4"):
         build_schedule(schedule_from_file(f"{file}:make"), REQUEST)
 
 

@@ -31,7 +31,7 @@ def test_the_files_of_the_page_make_valid_schedules(code: str, tmp_path: Path) -
 
     provided = Registry.load(entry_points=False).schedules[f"{tmp_path}/mine.py:make"]
 
-    assert_valid_schedule(build_schedule(provided, ScheduleRequest(ranks=4, units=8)))
+    assert_valid_schedule(build_schedule(provided, ScheduleRequest(ranks=4, microbatches=8)))
 
 
 def test_the_options_of_the_page_s_file_are_given_as_the_page_says(
@@ -57,15 +57,15 @@ def test_the_pairs_of_the_page_take_what_it_says() -> None:
     table, costs = module_of(PAIRS).make(ranks=1, microbatches=4), module_of(LAYERS).costs(1)
 
     timeline = simulate(table, costs)
-    pairs = timeline.braid >= 0
+    pairs = timeline.pair >= 0
     computed = pairs & (timeline.lane_stream[timeline.lane_of_row()] == Stream.COMPUTE)
     members = actions_in_parts(timeline)
 
     assert (costs.f_ns.tolist(), costs.b_ns.tolist()) == ([12_000], [20_000])
-    for pair in set(timeline.braid[pairs].tolist()):
-        rows = computed & (timeline.braid == pair)
+    for pair in set(timeline.pair[pairs].tolist()):
+        rows = computed & (timeline.pair == pair)
         assert int(timeline.end_ns[rows].max() - timeline.start_ns[rows].min()) == 24_000
-    assert not members.exposed_ns[members.braid >= 0].any()
+    assert not members.exposed_ns[members.pair >= 0].any()
 
 
 def test_the_plugin_of_the_page_keeps_its_promises() -> None:
@@ -82,7 +82,7 @@ def test_the_schedule_of_the_page_takes_only_what_its_table_holds() -> None:
     offer = module_of(PLUGIN).OFFER
 
     for request in grid(ranks=(1, 3), microbatches=(1, 2), chunks=(1, 2)):
-        if request.units == request.chunks == 1:
+        if request.microbatches == request.chunks == 1:
             offer.check(request)
         else:
             with pytest.raises(ConstraintError):

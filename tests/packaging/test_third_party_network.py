@@ -15,8 +15,8 @@ pytestmark = pytest.mark.packaging
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "third-party-network"
 SCHEDULE = """
-def make(ranks, units):
-    return [[f"{rank}{kind}{unit}" for kind in "FB" for unit in range(units)] for rank in range(ranks)]
+def make(ranks, microbatches):
+    return [[f"{rank}{kind}{m}" for kind in "FB" for m in range(microbatches)] for rank in range(ranks)]
 """
 STEP = """
 schedule: ./mine.py:make

@@ -33,8 +33,8 @@ def test_the_core_simulates_with_the_plugin(environment: Environment, tmp_path: 
 
 
 def test_the_core_simulates_a_schedule_from_a_file(environment: Environment, tmp_path: Path) -> None:
-    rows = "[[f'{r}{k}{u}' for k in 'FB' for u in range(units)] for r in range(ranks)]"
-    (tmp_path / "mine.py").write_text(f"def make(ranks, units):\n    return {rows}\n")
+    rows = "[[f'{r}{k}{u}' for k in 'FB' for u in range(microbatches)] for r in range(ranks)]"
+    (tmp_path / "mine.py").write_text(f"def make(ranks, microbatches):\n    return {rows}\n")
 
     for command in ("simulate", "show"):
         environment.run("pptrace", command, "--schedule", "./mine.py:make", *SIZES, cwd=tmp_path)

@@ -178,7 +178,7 @@ def test_every_action_of_both_steps_is_drawn_where_it_ran() -> None:
         for index in range(len(step)):
             start, end = int(step.start_ns[index]) - begin, int(step.end_ns[index]) - begin
             kind = "FB"[int(step.kind[index])]
-            title = f"{step.stage[index]}{kind}{step.unit[index]}, {ms(start)} to {ms(end)}"
+            title = f"{step.stage[index]}{kind}{step.microbatch[index]}, {ms(start)} to {ms(end)}"
             x, width = shown[title]
             assert x == pytest.approx(66 + start / long * 942, abs=0.02)
             assert width == pytest.approx((end - start) / long * 942 - 0.5, abs=0.02)
@@ -232,7 +232,7 @@ def test_the_order_the_divergence_and_the_culprit_are_told() -> None:
 
 def test_many_ways_and_orders_are_told_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_MOST", 1)
-    other = [[f"{rank}{kind}{unit}" for kind in "FB" for unit in range(4)] for rank in range(3)]
+    other = [[f"{rank}{kind}{microbatch}" for kind in "FB" for microbatch in range(4)] for rank in range(3)]
     found, _ = compared(second=one_step(other, rate_kbps=500_000))
 
     words = Read(page(found)).words

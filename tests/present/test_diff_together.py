@@ -120,7 +120,7 @@ def test_differences_are_named_by_how_much_later_an_action_ends(trace: Decoded) 
 def test_slices_say_which_action_they_are_of(trace: Decoded) -> None:
     shown = next(one for _, _, _, one in slices(trace) if one["category"] == ["difference"])
 
-    assert {"kind", "rank", "stage", "unit"} <= {name.rpartition(".")[2] for name in shown}
+    assert {"kind", "rank", "stage", "microbatch"} <= {name.rpartition(".")[2] for name in shown}
 
 
 def test_a_counter_steps_to_each_rank_s_lateness_in_milliseconds(trace: Decoded) -> None:
@@ -228,4 +228,4 @@ def test_an_action_that_only_one_step_has_differs_from_nothing(tmp_path: Path) -
     trace = decoded(tmp_path, diff(*sides), sides)
 
     shown = [one for _, _, _, one in slices(trace) if one["category"] == ["difference"]]
-    assert all(one.get("Step.unit", 0) != 3 for one in shown)
+    assert all(one.get("Step.microbatch", 0) != 3 for one in shown)

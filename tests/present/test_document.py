@@ -117,7 +117,7 @@ class Row:
 
 def test_values_have_what_is_known_of_a_figure_beside_it() -> None:
     row = Row(
-        action=Action(kind=Kind.F, stage=1, unit=2), took_ns=Figure(5, 1.5, 3),
+        action=Action(kind=Kind.F, stage=1, microbatch=2), took_ns=Figure(5, 1.5, 3),
         both_ns=Sides(Figure(1), Figure(2, 0.5)), unseen_ns=Figure(math.nan),
     )  # fmt: skip
     expected = {

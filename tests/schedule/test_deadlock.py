@@ -46,11 +46,11 @@ def test_a_rank_that_waits_for_itself_is_a_cycle_of_one_rank() -> None:
     assert deadlock([["1F0", "0F0", "1B0", "0B0"]]).cycle == ("rank 0: 1F0", "rank 0: 0F0")
 
 
-def test_members_of_a_braid_cannot_wait_for_each_other() -> None:
+def test_members_of_a_pair_cannot_wait_for_each_other() -> None:
     assert deadlock([["(0F0;1F0)OVERLAP_F_B", "1B0", "0B0"]]).cycle == ("rank 0: 1F0", "rank 0: 0F0")
 
 
-def test_a_later_member_of_a_braid_holds_the_first_back() -> None:
+def test_a_later_member_of_a_pair_holds_the_first_back() -> None:
     error = deadlock([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]])
 
     assert error.cycle == ("rank 0: 0B0", "rank 1: 1B0", "rank 1: 1F1", "rank 0: 0F1")
@@ -70,7 +70,9 @@ def test_a_receive_far_ahead_of_its_consumer_holds_nothing_back() -> None:
 
 def test_at_most_twelve_actions_are_shown_and_the_rest_counted() -> None:
     ranks = 16
-    backward = [[f"{stage}B{unit}" for stage in (r + ranks, r) for unit in (0, 1)] for r in range(ranks)]
+    backward = [
+        [f"{stage}B{microbatch}" for stage in (r + ranks, r) for microbatch in (0, 1)] for r in range(ranks)
+    ]
     # The first rank's second chunk waits for microbatch 0, and every other rank for microbatch 1.
     rows = [["0F0", f"{ranks}F0", "0F1", f"{ranks}F1"]]
     rows += [[f"{r}F1", f"{r}F0", f"{r + ranks}F0", f"{r + ranks}F1"] for r in range(1, ranks)]
@@ -130,14 +132,14 @@ def _shuffled(schedule: Schedule, random: Any) -> Schedule:
 
 
 def _graph(schedule: Schedule) -> dict[int, set[int]]:
-    """Return what each position waits for; the members of a braid are one node, its first position."""
+    """Return what each position waits for; the members of a pair are one node, its first position."""
     node = np.arange(len(schedule))
     for row in range(1, len(schedule)):
-        if schedule.braid[row] >= 0 and schedule.braid[row] == schedule.braid[row - 1]:
+        if schedule.pair[row] >= 0 and schedule.pair[row] == schedule.pair[row - 1]:
             node[row] = node[row - 1]
     waits: dict[int, set[int]] = {int(n): set() for n in node}
-    where = {(str(schedule.action(row).kind.name), int(schedule.stage[row]), unit): row
-             for row in range(len(schedule)) for unit in _units(schedule, row)}  # fmt: skip
+    where = {(str(schedule.action(row).kind.name), int(schedule.stage[row]), microbatch): row
+             for row in range(len(schedule)) for microbatch in _microbatches(schedule, row)}  # fmt: skip
     for rank in range(schedule.ranks):
         before = -1
         for row in range(int(schedule.row_ptr[rank]), int(schedule.row_ptr[rank + 1])):
@@ -147,27 +149,27 @@ def _graph(schedule: Schedule) -> dict[int, set[int]]:
             if kind in {Kind.SEND_F, Kind.SEND_B, Kind.RECV_F, Kind.RECV_B}:
                 continue
             before = me
-            for unit in _units(schedule, row):
-                for needed in _needs(schedule, where, kind, int(schedule.stage[row]), unit):
+            for microbatch in _microbatches(schedule, row):
+                for needed in _needs(schedule, where, kind, int(schedule.stage[row]), microbatch):
                     waits[me].add(int(node[needed]))
     return waits
 
 
 def _needs(
-    schedule: Schedule, where: dict[tuple[str, int, int], int], kind: Kind, stage: int, unit: int
+    schedule: Schedule, where: dict[tuple[str, int, int], int], kind: Kind, stage: int, microbatch: int
 ) -> Iterator[int]:
     other = stage - 1 if kind is Kind.F else stage + 1
     if kind not in {Kind.F, *BACKWARD} or not 0 <= other < schedule.stages:
         return
-    near = schedule.placement.rank_of(other, unit) == schedule.placement.rank_of(stage, unit)
+    near = schedule.placement.rank_of(other, microbatch) == schedule.placement.rank_of(stage, microbatch)
     names = ["F"] if kind is Kind.F else ["B", "I"]
     if schedule.has_communication and not near:
         names = ["SEND_F"] if kind is Kind.F else ["SEND_B"]
-    yield from (where[name, other, unit] for name in names if (name, other, unit) in where)
+    yield from (where[name, other, microbatch] for name in names if (name, other, microbatch) in where)
 
 
-def _units(schedule: Schedule, row: int) -> range:
-    return range(int(schedule.unit[row]), int(schedule.unit[row] + schedule.span[row]))
+def _microbatches(schedule: Schedule, row: int) -> range:
+    return range(int(schedule.microbatch[row]), int(schedule.microbatch[row] + schedule.span[row]))
 
 
 def _assert_cycle(schedule: Schedule, graph: dict[int, set[int]], cycle: tuple[str, ...]) -> None:

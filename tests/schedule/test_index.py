@@ -26,7 +26,7 @@ def test_a_full_backward_is_both_gradients_and_halves_are_one_each() -> None:
     assert positions.of(Result.WEIGHT_GRADIENT).tolist() == [[4, 3]]
 
 
-def test_a_span_fills_every_unit_of_it() -> None:
+def test_a_span_fills_every_microbatch_of_it() -> None:
     positions = index_schedule(Schedule.from_rows([["0F0+3", "0B0", "0B1+2"]]))
 
     assert positions.of(Result.ACTIVATION).tolist() == [[0, 0, 0]]
@@ -47,15 +47,15 @@ def test_results_that_no_kind_leaves_take_no_memory_and_are_absent(row: list[str
 
 @pytest.mark.parametrize(("row", "problem"), [
     (["0F0", "2F0", "0B0"], (tables.OUT_OF_STAGES, 1, 0)),
-    (["0F0", "0F2", "0B0"], (tables.OUT_OF_UNITS, 1, 0)),
-    (["0F0", "0F1+2", "0B0"], (tables.OUT_OF_UNITS, 1, 0)),
+    (["0F0", "0F2", "0B0"], (tables.OUT_OF_MICROBATCHES, 1, 0)),
+    (["0F0", "0F1+2", "0B0"], (tables.OUT_OF_MICROBATCHES, 1, 0)),
     (["0F0", "0F1", "0F0", "0B9"], (tables.TWICE, 2, 0)),
     (["0B0", "0F0", "0W0"], (tables.TWICE, 2, 0)),
     (["1F0", "0F0"], (tables.MISPLACED, 0, 1)),
     (["0F0", "1RESHARD"], (tables.MISPLACED, 1, 1)),
 ])  # fmt: skip
 def test_the_first_action_without_a_place_is_told(row: list[str], problem: tuple[int, int, int]) -> None:
-    found = index_schedule(Schedule.from_rows([row, []], Placement.looped(ranks=2, units=2))).problem
+    found = index_schedule(Schedule.from_rows([row, []], Placement.looped(ranks=2, microbatches=2))).problem
 
     assert found is not None
     assert (found.code, found.row, found.other) == problem
@@ -68,7 +68,7 @@ def test_every_action_is_found_at_its_position(schedule: Schedule, compiled: boo
 
     for row in range(len(schedule)):
         slot = int(TABLE.result[schedule.kind[row]])
-        first = int(schedule.unit[row])
+        first = int(schedule.microbatch[row])
         here = positions.of(slot)[int(schedule.stage[row]), first : first + int(schedule.span[row])]
         assert (here == row).all()
     absent = int((positions.flat == ABSENT).sum())

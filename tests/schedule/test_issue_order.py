@@ -27,8 +27,8 @@ BACKWARD = {Kind.B, Kind.I}
 
 def rows_of(issued: IssueOrder) -> list[list[str]]:
     as_schedule = Schedule.from_columns(
-        issued.placement, issued.row_ptr, issued.kind, issued.stage, issued.unit,
-        span=issued.span, braid=issued.braid,
+        issued.placement, issued.row_ptr, issued.kind, issued.stage, issued.microbatch,
+        span=issued.span, pair=issued.pair,
     )  # fmt: skip
     return as_schedule.rows()
 
@@ -64,7 +64,7 @@ def test_stages_on_one_rank_send_nothing_to_each_other() -> None:
     ]
 
 
-def test_the_messages_of_a_braid_stand_behind_it() -> None:
+def test_the_messages_of_a_pair_stand_behind_it() -> None:
     table = Schedule.from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]])
 
     assert rows_of(with_messages(table))[1] == [
@@ -72,7 +72,7 @@ def test_the_messages_of_a_braid_stand_behind_it() -> None:
     ]  # fmt: skip
 
 
-def test_deferred_receives_of_a_braid_stand_in_its_members_order() -> None:
+def test_deferred_receives_of_a_pair_stand_in_its_members_order() -> None:
     table = Schedule.from_rows([["0F1", "0F0", "0B0", "0B1"], ["(1F0;1F1)OVERLAP_F_B", "1B0", "1B1"]])
 
     assert rows_of(with_messages(table, Receive.ASAP))[1][:3] == ["1RECV_F1", "1RECV_F0", "(1F0;1F1)OVERLAP_F_B"]
@@ -91,7 +91,7 @@ def test_a_stage_that_feeds_two_sends_to_both() -> None:
     placement = Placement(
         ranks=3,
         stage_rank=np.array([[0, 1, 2]]),
-        unit_route=np.array([0]),
+        microbatch_route=np.array([0]),
         edges=np.array([[0, 1], [0, 2]]),
     )
     table = Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"], ["2F0", "2B0"]], placement)
@@ -113,7 +113,10 @@ def test_a_table_keeps_its_own_messages() -> None:
 
 def test_a_table_with_messages_over_stages_in_no_chain_is_refused() -> None:
     placement = Placement(
-        ranks=2, stage_rank=np.array([[0, 1]]), unit_route=np.array([0]), edges=np.zeros((0, 2), dtype=np.int32)
+        ranks=2,
+        stage_rank=np.array([[0, 1]]),
+        microbatch_route=np.array([0]),
+        edges=np.zeros((0, 2), dtype=np.int32),
     )
     table = Schedule.from_rows([["0F0", "0SEND_F0", "0B0"], ["1F0", "1B0"]], placement)
 
@@ -130,8 +133,8 @@ def test_rows_that_no_order_of_messages_lets_run_are_refused() -> None:
 def test_sends_stand_right_behind_their_producers(schedule: Schedule) -> None:
     rows = [[action for action in row if "RECV" not in str(action)] for row in _added(schedule)]
 
-    # The kernel puts a braid's sends behind each member, so braids are compared by their order alone.
-    if (schedule.braid < 0).all():
+    # The kernel puts a pair's sends behind each member, so pairs are compared by their order alone.
+    if (schedule.pair < 0).all():
         assert rows_of(with_sends(schedule)) == [[str(a) for a in row] for row in rows]
     assert len(with_sends(schedule)) == sum(len(a.sub_actions or (a,)) for row in rows for a in row)
 
@@ -166,7 +169,7 @@ def _added(schedule: Schedule) -> list[list[Action]]:
             moved = True
             rows[rank].append(action)
             for member in _members(action):
-                done |= {(member.kind is Kind.F, member.stage, unit) for unit in _units(member)
+                done |= {(member.kind is Kind.F, member.stage, microbatch) for microbatch in _microbatches(member)
                          if member.kind is not Kind.W}  # fmt: skip
                 for message, to in _messages(schedule, member):
                     rows[to].append(message)
@@ -176,7 +179,7 @@ def _added(schedule: Schedule) -> list[list[Action]]:
 
 def _ready(schedule: Schedule, action: Action, done: set[tuple[bool, int, int]]) -> bool:
     forward, other = _neighbour(schedule, action)
-    return other < 0 or all((forward, other, unit) in done for unit in _units(action))
+    return other < 0 or all((forward, other, microbatch) in done for microbatch in _microbatches(action))
 
 
 def _neighbour(schedule: Schedule, action: Action) -> tuple[bool, int]:
@@ -195,12 +198,12 @@ def _messages(schedule: Schedule, action: Action) -> Iterator[tuple[Action, int]
     other = action.stage + (1 if forward else -1)
     if not 0 <= other < schedule.stages:
         return
-    here, there = (schedule.placement.rank_of(stage, action.unit) for stage in (action.stage, other))
+    here, there = (schedule.placement.rank_of(stage, action.microbatch) for stage in (action.stage, other))
     if here == there:
         return
     send, receive = (Kind.SEND_F, Kind.RECV_F) if forward else (Kind.SEND_B, Kind.RECV_B)
-    yield Action(kind=send, stage=action.stage, unit=action.unit, span=action.span), here
-    yield Action(kind=receive, stage=other, unit=action.unit, span=action.span), there
+    yield Action(kind=send, stage=action.stage, microbatch=action.microbatch, span=action.span), here
+    yield Action(kind=receive, stage=other, microbatch=action.microbatch, span=action.span), there
 
 
 def _deferred(schedule: Schedule, rank: int, row: list[Action]) -> list[Action]:
@@ -209,7 +212,7 @@ def _deferred(schedule: Schedule, rank: int, row: list[Action]) -> list[Action]:
 
     def source(receive: Action) -> int:
         other = receive.stage + (-1 if receive.kind is Kind.RECV_F else 1)
-        return placement.rank_of(other, receive.unit)
+        return placement.rank_of(other, receive.microbatch)
 
     def flush(which: list[Action]) -> None:
         out.extend(which)
@@ -221,7 +224,7 @@ def _deferred(schedule: Schedule, rank: int, row: list[Action]) -> list[Action]:
             continue
         if action.kind in {Kind.SEND_F, Kind.SEND_B}:
             other = action.stage + (1 if action.kind is Kind.SEND_F else -1)
-            peer = placement.rank_of(other, action.unit)
+            peer = placement.rank_of(other, action.microbatch)
             flush([receive for receive in waiting if rank < peer == source(receive)])
         else:
             for member in _members(action):
@@ -232,7 +235,7 @@ def _deferred(schedule: Schedule, rank: int, row: list[Action]) -> list[Action]:
 
 def _feeds(receive: Action, member: Action) -> bool:
     wanted = {Kind.F} if receive.kind is Kind.RECV_F else BACKWARD
-    meet = set(_units(receive)) & set(_units(member))
+    meet = set(_microbatches(receive)) & set(_microbatches(member))
     return member.kind in wanted and member.stage == receive.stage and bool(meet)
 
 
@@ -240,5 +243,5 @@ def _members(action: Action) -> tuple[Action, ...]:
     return action.sub_actions or (action,)
 
 
-def _units(action: Action) -> range:
-    return range(action.unit, action.unit + action.span)
+def _microbatches(action: Action) -> range:
+    return range(action.microbatch, action.microbatch + action.span)

@@ -44,7 +44,7 @@ class Case:
     weights: dict[Cell, tuple[int, int]]
 
     def priority(self, actions: Actions) -> Sequence[np.ndarray]:
-        columns = actions.kind, actions.stage, actions.unit, actions.span
+        columns = actions.kind, actions.stage, actions.microbatch, actions.span
         cells = zip(*(column.tolist() for column in columns), strict=True)
         keys = np.array([self.weights[Cell(Kind(kind), *rest)] for kind, *rest in cells], dtype=np.int64)
         return [keys[:, 0], keys[:, 1]]
@@ -71,7 +71,7 @@ def played(case: Case) -> list[list[Cell]] | Stuck:
 @st.composite
 def graphs(draw: DrawFn) -> Placement:
     """Draw a placement, and now and then branches between its stages."""
-    placement = draw(placements(max_ranks=3, max_units=4, max_chunks=2))
+    placement = draw(placements(max_ranks=3, max_microbatches=4, max_chunks=2))
     if draw(st.booleans()):
         return placement
     pairs = [(low, high) for high in range(placement.stages) for low in range(high)]
@@ -87,11 +87,11 @@ def cases(draw: DrawFn, *, least: int = 0, bounds: bool = True) -> Case:
         kind: draw(st.lists(st.integers(least, 4), min_size=placement.stages, max_size=placement.stages))
         for kind in kinds
     }
-    widths = [span for span in range(1, placement.units + 1) if fills(placement, span)]
+    widths = [span for span in range(1, placement.microbatches + 1) if fills(placement, span)]
     spans = {kind: draw(st.sampled_from(widths)) for kind in kinds}
     world = World(placement, times, spans, transfer=draw(st.sampled_from([0, 0, 1, 5])))
     if bounds:
-        some = st.integers(spans[Kind.F], placement.units + 1)
+        some = st.integers(spans[Kind.F], placement.microbatches + 1)
         held = [(route, stage) for route in range(placement.routes) for stage in range(placement.stages)]
         world.stage_bound = draw(st.dictionaries(st.sampled_from(held), some))
         world.rank_bound = draw(st.dictionaries(st.integers(0, placement.ranks - 1), some))
@@ -101,14 +101,14 @@ def cases(draw: DrawFn, *, least: int = 0, bounds: bool = True) -> Case:
 
 
 def fills(placement: Placement, span: int) -> bool:
-    route = placement.unit_route.tolist()
+    route = placement.microbatch_route.tolist()
     blocks = [set(route[first : first + span]) for first in range(0, len(route), span)]
     return len(route) % span == 0 and all(len(block) == 1 for block in blocks)
 
 
 def cells_of(schedule: Schedule) -> list[list[Cell]]:
     return [
-        [Cell(action.kind, action.stage, action.unit, action.span) for action in schedule[rank]]
+        [Cell(action.kind, action.stage, action.microbatch, action.span) for action in schedule[rank]]
         for rank in range(schedule.ranks)
     ]
 
@@ -171,7 +171,7 @@ def test_no_stage_and_no_rank_ever_holds_more_than_its_bound(case: Case) -> None
         on_stage = defaultdict[tuple[int, int], int](int)
         for cell in row:
             change = {Kind.F: cell.span, world.last: -cell.span}.get(cell.kind, 0)
-            where = int(world.placement.unit_route[cell.unit]), cell.stage
+            where = int(world.placement.microbatch_route[cell.microbatch]), cell.stage
             on_stage[where] += change
             assert on_stage[where] <= world.stage_bound.get(where, 10**9)
             assert sum(on_stage.values()) <= world.rank_bound.get(rank, 10**9)
@@ -209,8 +209,10 @@ def test_interpreted_and_compiled_agree(case: Case) -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 3), st.integers(1, 4), st.integers(1, 4))
-def test_a_simulation_of_the_table_takes_as_long(ranks: int, units: int, v: int, f_ns: int, b_ns: int) -> None:
-    placement = Placement.v_shaped(ranks, units, v) if v else Placement.looped(ranks, units)
+def test_a_simulation_of_the_table_takes_as_long(
+    ranks: int, microbatches: int, v: int, f_ns: int, b_ns: int
+) -> None:
+    placement = Placement.v_shaped(ranks, microbatches, v) if v else Placement.looped(ranks, microbatches)
     world = World(placement, {Kind.F: [f_ns] * placement.stages, Kind.B: [b_ns] * placement.stages})
 
     schedule = list_schedule(placement, {Kind.F: f_ns, Kind.B: b_ns})
@@ -222,7 +224,7 @@ def test_a_simulation_of_the_table_takes_as_long(ranks: int, units: int, v: int,
     )
 
 
-def test_one_unit_in_flight_everywhere_runs_unit_after_unit() -> None:
+def test_one_microbatch_in_flight_everywhere_runs_microbatch_after_microbatch() -> None:
     placement = Placement.looped(3, 4)
 
     schedule = list_schedule(placement, SLOTS, in_flight=InFlight(stage=1))
@@ -233,7 +235,7 @@ def test_one_unit_in_flight_everywhere_runs_unit_after_unit() -> None:
 
 
 def test_a_transfer_is_waited_for_between_ranks_and_not_within_one() -> None:
-    placement = Placement.of_stages([0, 1, 1, 0], units=1)
+    placement = Placement.of_stages([0, 1, 1, 0], microbatches=1)
     starts = {}
 
     for transfer in (0, 10):
@@ -251,7 +253,7 @@ def test_actions_that_take_no_time_stand_in_the_order_of_their_starts() -> None:
     assert schedule.rows() == [["0F0", "3F0", "3B0", "0B0"], ["1F0", "2F0", "2B0", "1B0"]]
 
 
-def test_no_units_make_an_empty_table() -> None:
+def test_no_microbatches_make_an_empty_table() -> None:
     assert list_schedule(Placement.looped(2, 0), SLOTS).rows() == [[], []]
 
 

@@ -62,8 +62,8 @@ def test_wrong_durations_spans_and_bounds_are_refused(
         list_schedule(Placement.looped(2, 4), durations, **settings)
 
 
-def test_a_block_of_units_on_two_routes_is_refused() -> None:
-    placement = Placement.of_stages([[0, 1], [1, 0]], units=4)
+def test_a_block_of_microbatches_on_two_routes_is_refused() -> None:
+    placement = Placement.of_stages([[0, 1], [1, 0]], microbatches=4)
 
     with pytest.raises(ValueError, match="each take one route"):
         list_schedule(placement, SLOTS, spans={Kind.F: 2})
@@ -71,7 +71,7 @@ def test_a_block_of_units_on_two_routes_is_refused() -> None:
 
 def test_a_route_that_skips_a_stage_is_refused() -> None:
     skipping = Placement(
-        ranks=2, stage_rank=np.array([[0, 1], [1, -1]]), unit_route=np.array([0, 1]), edges=chain(2)
+        ranks=2, stage_rank=np.array([[0, 1], [1, -1]]), microbatch_route=np.array([0, 1]), edges=chain(2)
     )
 
     with pytest.raises(ValueError, match="every route visits every stage"):
@@ -80,7 +80,7 @@ def test_a_route_that_skips_a_stage_is_refused() -> None:
 
 def test_a_cycle_of_stages_is_refused() -> None:
     cycle = Placement(
-        ranks=2, stage_rank=np.array([[0, 1]]), unit_route=np.array([0]), edges=np.array([[0, 1], [1, 0]])
+        ranks=2, stage_rank=np.array([[0, 1]]), microbatch_route=np.array([0]), edges=np.array([[0, 1], [1, 0]])
     )
 
     with pytest.raises(ScheduleError, match=r"^the stages' graph has a cycle: no action on it can ever start$"):

@@ -127,7 +127,7 @@ def test_a_file_beyond_a_gibibyte_is_not_read(tmp_path: Path) -> None:
         read_table(path)
 
 
-def test_a_schedules_error_is_located_in_the_cell_behind_idle_cells_and_braids(tmp_path: Path) -> None:
+def test_a_schedules_error_is_located_in_the_cell_behind_idle_cells_and_pairs(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text('0F0, ,"0F1",(0F2;0B0)OVERLAP_F_B,,0B1,0B1,0B2\n')
     table = load_table(path)

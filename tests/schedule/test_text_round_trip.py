@@ -119,7 +119,7 @@ def test_text_skips_comments_and_empty_lines() -> None:
     assert table.source.numbers == (3, 6)
 
 
-def test_blanks_inside_a_braid_of_text_do_not_end_it() -> None:
+def test_blanks_inside_a_pair_of_text_do_not_end_it() -> None:
     assert parse_table("0F0 ( 0F1 ; 0B0 )OVERLAP_F_B 0B1").schedule.rows() == [
         ["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]
     ]

@@ -67,13 +67,13 @@ def test_a_microbatch_without_gaps_below_it_is_missing_them() -> None:
 
 
 def test_a_microbatch_out_of_the_placements_range_is_refused() -> None:
-    error = refused([["0F0", "0F1", "0B0", "0B1"]], Placement.looped(ranks=1, units=1))
+    error = refused([["0F0", "0F1", "0B0", "0B1"]], Placement.looped(ranks=1, microbatches=1))
 
     assert str(error) == "rank 0, action 1 (0F1): microbatch 1 is out of range: they are 0 to 0"
 
 
 def test_a_stage_out_of_the_placements_range_is_refused() -> None:
-    error = refused([["0F0", "2F0", "0B0"], ["1F0", "1B0"]], Placement.looped(ranks=2, units=1))
+    error = refused([["0F0", "2F0", "0B0"], ["1F0", "1B0"]], Placement.looped(ranks=2, microbatches=1))
 
     assert str(error) == "rank 0, action 1 (2F0): stage 2 is out of range: stages are 0 to 1"
 
@@ -140,7 +140,7 @@ def test_actions_of_one_rank_in_the_wrong_order_are_refused(
     ([["0F0", "0B0"], ["1F0", "1B0", "0B0"]], "rank 1, action 2 (0B0): stage 0 is on rank 0"),
 ])  # fmt: skip
 def test_an_action_on_the_wrong_rank_is_refused(rows: list[list[str]], text: str) -> None:
-    placement = Placement.looped(ranks=2, units=1)
+    placement = Placement.looped(ranks=2, microbatches=1)
 
     assert str(refused(rows, placement)) == f"{text}: move the action there"
 
@@ -189,11 +189,11 @@ def test_a_table_without_actions_is_refused() -> None:
 
 
 def test_a_table_with_other_rows_than_its_placement_has_ranks_is_refused() -> None:
-    assert "2 rows for 3 ranks" in str(refused(TWO, Placement.looped(ranks=3, units=1)))
+    assert "2 rows for 3 ranks" in str(refused(TWO, Placement.looped(ranks=3, microbatches=1)))
 
 
-def test_a_span_over_units_of_different_routes_is_refused() -> None:
-    placement = Placement.of_stages([[0, 1], [0, 0]], units=2)
+def test_a_span_over_microbatches_of_different_routes_is_refused() -> None:
+    placement = Placement.of_stages([[0, 1], [0, 0]], microbatches=2)
 
     error = refused([["0F0+2", "1F1", "1B1", "0B0+2"], ["1F0", "1B0"]], placement)
 
@@ -201,20 +201,23 @@ def test_a_span_over_units_of_different_routes_is_refused() -> None:
 
 
 def test_a_span_over_routes_that_are_alike_is_one_message() -> None:
-    placement = Placement.of_stages([[0, 1], [0, 1]], units=2)
+    placement = Placement.of_stages([[0, 1], [0, 1]], microbatches=2)
 
     validate(Schedule.from_rows([["0F0+2", "0B0+2"], ["1F0+2", "1B0+2"]], placement))
 
 
 def placed(route: int, edges: list[list[int]]) -> Placement:
     return Placement(
-        ranks=1, stage_rank=np.array([[0]]), unit_route=np.array([route]), edges=np.array(edges, dtype=np.int32)
+        ranks=1,
+        stage_rank=np.array([[0]]),
+        microbatch_route=np.array([route]),
+        edges=np.array(edges, dtype=np.int32),
     )
 
 
 COLUMNS: dict[str, Any] = {
-    "placement": Placement.looped(ranks=1, units=1),
-    "row_ptr": [0, 2], "kind": [0, 1], "stage": [0, 0], "unit": [0, 0],
+    "placement": Placement.looped(ranks=1, microbatches=1),
+    "row_ptr": [0, 2], "kind": [0, 1], "stage": [0, 0], "microbatch": [0, 0],
 }  # fmt: skip
 
 
@@ -225,9 +228,9 @@ COLUMNS: dict[str, Any] = {
     ({"row_ptr": [0, 1]}, "row_ptr must rise from 0"),
     ({"row_ptr": [1, 2]}, "row_ptr must rise from 0"),
     ({"span": [1, 0]}, "0B0: a span is at least 1, not 0"),
-    ({"unit": [0, -1]}, "microbatch -1 is out of range"),
+    ({"microbatch": [0, -1]}, "microbatch -1 is out of range"),
     ({"stage": [0, -1]}, "stage -1 is out of range"),
-    ({"placement": Placement.of_stages([1], units=1, ranks=1)}, "ranks beyond its 1"),
+    ({"placement": Placement.of_stages([1], microbatches=1, ranks=1)}, "ranks beyond its 1"),
     ({"placement": placed(1, [])}, "routes beyond its 1"),
     ({"placement": placed(0, [[0, 1]])}, "edges name stages beyond its 1"),
 ])  # fmt: skip
@@ -246,7 +249,7 @@ def test_no_schedule_is_valid_without_one_of_its_actions(schedule: Schedule, ran
 
     less = Schedule.from_columns(
         schedule.placement, np.searchsorted(kept, schedule.row_ptr), schedule.kind[kept], schedule.stage[kept],
-        schedule.unit[kept], span=schedule.span[kept], braid=schedule.braid[kept],
+        schedule.microbatch[kept], span=schedule.span[kept], pair=schedule.pair[kept],
     )  # fmt: skip
 
     with pytest.raises(ScheduleError):
@@ -260,11 +263,11 @@ def test_no_schedule_is_valid_with_an_action_twice(schedule: Schedule, random: A
 
     columns = {
         name: np.insert(getattr(schedule, name), at, getattr(schedule, name)[row])
-        for name in ("kind", "stage", "unit", "span")
+        for name in ("kind", "stage", "microbatch", "span")
     }
     ptr = schedule.row_ptr + (np.arange(schedule.ranks + 1) > to)
-    braid = np.insert(schedule.braid, at, -1)
-    more = Schedule.from_columns(schedule.placement, ptr, **columns, braid=braid)
+    pair = np.insert(schedule.pair, at, -1)
+    more = Schedule.from_columns(schedule.placement, ptr, **columns, pair=pair)
 
     with pytest.raises(ScheduleError):
         validate(more)

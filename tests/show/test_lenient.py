@@ -25,7 +25,7 @@ def lengths(schedule: Schedule) -> list[int]:
     return [slots.of(action.kind) * action.span for action in actions]
 
 
-@given(valid_schedules(braids=False))
+@given(valid_schedules(pairs=False))
 def test_a_valid_schedule_is_placed_as_it_is_simulated(schedule: Schedule) -> None:
     start = place_leniently(schedule, lengths(schedule))
 

@@ -28,8 +28,8 @@ def texts(tree: ET.Element) -> Iterator[tuple[str, dict[str, str]]]:
     return ((element.text or "", element.attrib) for element in tree.iter(f"{NAME}text"))
 
 
-def long_row(units: int) -> list[list[str]]:
-    return [[f"0{kind}{unit}" for unit in range(units) for kind in "FB"]]
+def long_row(microbatches: int) -> list[list[str]]:
+    return [[f"0{kind}{microbatch}" for microbatch in range(microbatches) for kind in "FB"]]
 
 
 def test_a_long_table_is_narrowed_and_its_letters_left_out_where_they_do_not_fit() -> None:

@@ -11,7 +11,7 @@ def text(drawing: Drawing, width: int = 80, most: int = 100) -> list[list[str]]:
     return [plain_lines(drawing, seen) for seen in windows(drawing, width, 0, drawing.length, most)]
 
 
-LONG = draw(Schedule.from_rows([[f"0{kind}{unit}" for unit in range(8) for kind in "FB"]]))
+LONG = draw(Schedule.from_rows([[f"0{kind}{microbatch}" for microbatch in range(8) for kind in "FB"]]))
 
 
 def test_a_wide_table_is_wrapped_and_every_slot_shown_once() -> None:

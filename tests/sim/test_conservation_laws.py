@@ -27,16 +27,16 @@ ENDS = {Kind.REDUCE_GRAD, Kind.OPTIMIZER}
 
 
 class Cell(NamedTuple):
-    """One unit of an action, or an action of a stage."""
+    """One microbatch of an action, or an action of a stage."""
 
     rank: int
     kind: Kind
     stage: int
-    unit: int
+    microbatch: int
 
 
 class Hop(NamedTuple):
-    """A unit's way from one rank to the next."""
+    """A microbatch's way from one rank to the next."""
 
     send: Cell
     recv: Cell
@@ -50,8 +50,8 @@ def slices(timeline: Timeline) -> list[Slice]:
 
 def cells(one: Slice, kind: Kind | None = None) -> list[Cell]:
     action = one.action
-    units = range(action.unit, action.unit + action.span) if action.unit >= 0 else [-1]
-    return [Cell(one.rank, kind or action.kind, action.stage, unit) for unit in units]
+    microbatches = range(action.microbatch, action.microbatch + action.span) if action.microbatch >= 0 else [-1]
+    return [Cell(one.rank, kind or action.kind, action.stage, microbatch) for microbatch in microbatches]
 
 
 def by_cell(timeline: Timeline) -> dict[Cell, Slice]:
@@ -66,17 +66,17 @@ def by_cell(timeline: Timeline) -> dict[Cell, Slice]:
 def hops(step: SimulatedStep) -> Iterator[Hop]:
     placement = step.schedule.placement
     for low, high in placement.edges.tolist():
-        for unit in range(placement.units):
-            down, up = placement.rank_of(low, unit), placement.rank_of(high, unit)
+        for microbatch in range(placement.microbatches):
+            down, up = placement.rank_of(low, microbatch), placement.rank_of(high, microbatch)
             if down == up:
                 continue
             yield Hop(
-                Cell(down, Kind.SEND_F, low, unit), Cell(up, Kind.RECV_F, high, unit),
-                Cell(down, Kind.F, low, unit), Cell(up, Kind.F, high, unit),
+                Cell(down, Kind.SEND_F, low, microbatch), Cell(up, Kind.RECV_F, high, microbatch),
+                Cell(down, Kind.F, low, microbatch), Cell(up, Kind.F, high, microbatch),
             )  # fmt: skip
             yield Hop(
-                Cell(up, Kind.SEND_B, high, unit), Cell(down, Kind.RECV_B, low, unit),
-                Cell(up, Kind.I, high, unit), Cell(down, Kind.I, low, unit),
+                Cell(up, Kind.SEND_B, high, microbatch), Cell(down, Kind.RECV_B, low, microbatch),
+                Cell(up, Kind.I, high, microbatch), Cell(down, Kind.I, low, microbatch),
             )  # fmt: skip
 
 
@@ -157,8 +157,8 @@ def test_nothing_runs_before_what_it_needs(step: SimulatedStep) -> None:
             assert ran[hop.recv].start_ns >= send.start_ns
             assert ran[hop.consumer].start_ns >= ran[hop.recv].end_ns + ran[hop.recv].lag_ns
     for stage in range(placement.stages):
-        for unit in range(placement.units):
-            rank = placement.rank_of(stage, unit)
+        for microbatch in range(placement.microbatches):
+            rank = placement.rank_of(stage, microbatch)
             order = [
                 (Kind.F, Kind.I),
                 (Kind.OFFLOAD, Kind.RELOAD),
@@ -166,17 +166,20 @@ def test_nothing_runs_before_what_it_needs(step: SimulatedStep) -> None:
                 (Kind.RECOMPUTE, Kind.I),
             ]
             for before, after in (*order, (Kind.F, Kind.OFFLOAD)):
-                first, second = (ran.get(Cell(rank, kind, stage, unit)) for kind in (before, after))
+                first, second = (ran.get(Cell(rank, kind, stage, microbatch)) for kind in (before, after))
                 assert first is None or second is None or second.start_ns >= first.end_ns
-            assert ran[Cell(rank, Kind.W, stage, unit)].end_ns >= ran[Cell(rank, Kind.I, stage, unit)].end_ns
-            if stage and placement.rank_of(stage - 1, unit) == rank:
+            assert (
+                ran[Cell(rank, Kind.W, stage, microbatch)].end_ns
+                >= ran[Cell(rank, Kind.I, stage, microbatch)].end_ns
+            )
+            if stage and placement.rank_of(stage - 1, microbatch) == rank:
                 assert (
-                    ran[Cell(rank, Kind.F, stage, unit)].start_ns
-                    >= ran[Cell(rank, Kind.F, stage - 1, unit)].end_ns
+                    ran[Cell(rank, Kind.F, stage, microbatch)].start_ns
+                    >= ran[Cell(rank, Kind.F, stage - 1, microbatch)].end_ns
                 )
                 assert (
-                    ran[Cell(rank, Kind.I, stage - 1, unit)].start_ns
-                    >= ran[Cell(rank, Kind.I, stage, unit)].end_ns
+                    ran[Cell(rank, Kind.I, stage - 1, microbatch)].start_ns
+                    >= ran[Cell(rank, Kind.I, stage, microbatch)].end_ns
                 )
 
 

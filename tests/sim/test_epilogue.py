@@ -55,7 +55,7 @@ def test_what_takes_no_time_is_not_added() -> None:
     assert rows(INTERLEAVED, costs(reduce_ns=0), overlap=True) == [*INTERLEAVED, "0OPTIMIZER", "1OPTIMIZER"]
 
 
-def test_a_reduction_never_splits_a_braid() -> None:
+def test_a_reduction_never_splits_a_pair() -> None:
     row = ["0F0", "1F0", "(1B0;0F1)OVERLAP_F_B", "0B0", "1F1", "1B1", "0B1"]
 
     assert "(1B0;0F1)OVERLAP_F_B" in rows(row, costs(), overlap=True)
@@ -113,7 +113,7 @@ def test_an_update_between_backwards_waits_for_its_reduction() -> None:
 
 
 @pytest.mark.parametrize("name", PolicyName)
-def test_a_braid_whose_members_wait_for_each_other_is_refused_under_every_policy(name: PolicyName) -> None:
+def test_a_pair_whose_members_wait_for_each_other_is_refused_under_every_policy(name: PolicyName) -> None:
     schedule = Schedule.from_rows([["(0F0;1F0)OVERLAP_F_B", "1B0", "0B0"]])
 
     with pytest.raises(DeadlockError, match="1F0 -> rank 0: 0F0"):
@@ -136,7 +136,7 @@ def test_ranks_meet_when_all_have_computed_and_update_behind_it(*, overlap: bool
 
 
 def test_a_stage_on_two_ranks_is_reduced_when_both_have_its_gradients() -> None:
-    both_ways = Placement.of_stages([[0, 1], [1, 0]], units=2)
+    both_ways = Placement.of_stages([[0, 1], [1, 0]], microbatches=2)
     rows = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
     workload = Workload.uniform(2, f_ns=[10, 10], b_ns=[20, 50], reduce_ns=[7, 9])
 

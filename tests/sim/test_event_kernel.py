@@ -150,7 +150,7 @@ def test_compiled_and_interpreted_agree_bit_for_bit_with_contention(
 
 
 FORK = Schedule.from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0"], ["1F1", "1B1"]])
-"""Rank 0 sends unit 0 to rank 1 and unit 1 to rank 2."""
+"""Rank 0 sends microbatch 0 to rank 1 and microbatch 1 to rank 2."""
 
 
 def fork(sharing: Sharing, network: Network | None = None, **costs: Any) -> Simulated:

@@ -25,17 +25,17 @@ from pptrace.timeline.metrics import Metrics, measure
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
-RANKS, UNITS = 4, 6
+RANKS, MICROBATCHES = 4, 6
 
 
 def one_f_one_b() -> Schedule:
     rows = []
     for rank in range(RANKS):
         warm = RANKS - 1 - rank
-        row = [f"{rank}F{unit}" for unit in range(warm)]
-        for unit in range(UNITS - warm):
-            row += [f"{rank}F{unit + warm}", f"{rank}I{unit}", f"{rank}W{unit}"]
-        rows.append(row + [f"{rank}B{unit}" for unit in range(UNITS - warm, UNITS)])
+        row = [f"{rank}F{microbatch}" for microbatch in range(warm)]
+        for microbatch in range(MICROBATCHES - warm):
+            row += [f"{rank}F{microbatch + warm}", f"{rank}I{microbatch}", f"{rank}W{microbatch}"]
+        rows.append(row + [f"{rank}B{microbatch}" for microbatch in range(MICROBATCHES - warm, MICROBATCHES)])
     return Schedule.from_rows(rows)
 
 

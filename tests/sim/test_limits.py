@@ -124,4 +124,4 @@ def test_a_unit_too_long_to_count_names_its_key() -> None:
     options = UnitOptions.model_validate({"unit": "4000000000 s", "forward": 1_000_000})
 
     with pytest.raises(ConfigError, match=r"costs.unit: a pass would take more than 2\*\*62 ns"):
-        unit(CostRequest(ranks=2, stages=2, units=4, options=options.model_dump()))
+        unit(CostRequest(ranks=2, stages=2, microbatches=4, options=options.model_dump()))

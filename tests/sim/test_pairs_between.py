@@ -34,15 +34,15 @@ def test_random_pairs_on_stages_between_others_run_so_too(seed: int) -> None:
 
 
 def test_pairs_on_all_stages_hide_what_they_hide_on_one() -> None:
-    ranks, units = 4, 40
-    table = replace(Schedule.from_rows(steady(ranks, units)), interleave=BLOCK_A)
+    ranks, microbatches = 4, 40
+    table = replace(Schedule.from_rows(steady(ranks, microbatches)), interleave=BLOCK_A)
 
     timeline = simulate(table, costs(ranks, 2, 2), Flat(latency_ns=1))
     members = actions_in_parts(timeline)
 
     # Only in the first pairs, whose backwards have to wait, is anything not hidden.
-    assert members.exposed_ns[members.braid >= 0].sum() <= 2 * ranks
-    assert int(timeline.end_ns.max()) < units * 48 + 2 * ranks * 64
+    assert members.exposed_ns[members.pair >= 0].sum() <= 2 * ranks
+    assert int(timeline.end_ns.max()) < microbatches * 48 + 2 * ranks * 64
 
 
 @pytest.mark.parametrize("policy", list(PolicyName))

@@ -85,9 +85,11 @@ def assert_agreement(step: Step, policy: Policy, rows: list[list[Item]], schedul
     ranks, streams = timeline.rank_of_row(), timeline.lane_stream[timeline.lane_of_row()]
     ran = {}
     for row in range(len(timeline)):
-        kind, stage, unit, span = (int(getattr(timeline, c)[row]) for c in ("kind", "stage", "unit", "span"))
-        ran[(kind, stage, unit, span)] = (int(timeline.start_ns[row]), int(timeline.end_ns[row]))
-        assert ranks[row] == step.rank(stage, unit)
+        kind, stage, microbatch, span = (
+            int(getattr(timeline, c)[row]) for c in ("kind", "stage", "microbatch", "span")
+        )
+        ran[(kind, stage, microbatch, span)] = (int(timeline.start_ns[row]), int(timeline.end_ns[row]))
+        assert ranks[row] == step.rank(stage, microbatch)
         assert kind not in COMPUTE or streams[row] == Stream.COMPUTE
     assert ran == oracle.span
 
@@ -112,7 +114,7 @@ def test_a_table_with_messages_of_its_own_keeps_them_in_place(
     assert_agreement(step, policy, rows, Schedule.from_rows(as_actions(rows), step.schedule.placement))
 
 
-def test_a_deferred_receive_goes_before_a_braid_that_begins_with_a_weight_gradient() -> None:
+def test_a_deferred_receive_goes_before_a_pair_that_begins_with_a_weight_gradient() -> None:
     schedule = Schedule.from_rows(
         [["0F0", "0F1", "0I0", "(0W0;0I1)OVERLAP_F_B", "0W1"], ["1F0", "1F1", "1B0", "1B1"]]
     )
@@ -120,10 +122,10 @@ def test_a_deferred_receive_goes_before_a_braid_that_begins_with_a_weight_gradie
     issued = with_messages(schedule, Receive.DEFERRED)
 
     row = issued.kind[: issued.row_ptr[1]].tolist()
-    braid = issued.braid[: issued.row_ptr[1]].tolist()
+    pair = issued.pair[: issued.row_ptr[1]].tolist()
     first = row.index(Kind.W)
     assert row[first - 1] == Kind.RECV_B
-    assert braid[first] == braid[first + 1] >= 0
+    assert pair[first] == pair[first + 1] >= 0
 
 
 @settings(max_examples=80, deadline=None)

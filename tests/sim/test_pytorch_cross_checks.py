@@ -48,7 +48,7 @@ ASYNCHRONOUS = {
 def torch_order(name: str, receive: str) -> Schedule:
     text = gzip.decompress((FIXTURES / f"{name}-{receive}.csv.gz").read_bytes()).decode()
     placement = Placement.of_stages(
-        ORDERS[name]["stage_rank"], units=EXPECTED["microbatches"], ranks=EXPECTED["ranks"]
+        ORDERS[name]["stage_rank"], microbatches=EXPECTED["microbatches"], ranks=EXPECTED["ranks"]
     )
     return Schedule.from_rows(list(csv.reader(io.StringIO(text))), placement)
 
@@ -57,7 +57,7 @@ def computes_of(schedule: Schedule) -> Schedule:
     kept = np.flatnonzero((schedule.kind < Kind.SEND_F) | (schedule.kind > Kind.RECV_B))
     return Schedule.from_columns(
         schedule.placement, np.searchsorted(kept, schedule.row_ptr), schedule.kind[kept], schedule.stage[kept],
-        schedule.unit[kept], braid=schedule.braid[kept],
+        schedule.microbatch[kept], pair=schedule.pair[kept],
     )  # fmt: skip
 
 
@@ -103,9 +103,9 @@ def test_messages_are_placed_where_pytorch_places_them(name: str, receive: str) 
 
     placed = with_messages(computes_of(order), Receive(receive))
 
-    for column in ("row_ptr", "kind", "stage", "unit", "braid"):
+    for column in ("row_ptr", "kind", "stage", "microbatch", "pair"):
         assert np.array_equal(getattr(placed, column) < 0, getattr(order, column) < 0), column
-        if column != "braid":
+        if column != "pair":
             assert np.array_equal(getattr(placed, column), getattr(order, column)), column
 
 

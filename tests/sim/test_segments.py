@@ -45,7 +45,7 @@ def test_a_pair_of_layers_takes_what_it_takes_by_hand(
     workload = costs(2, count, all_reduce)
     table = Schedule.from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]])
     timeline = simulate(replace(table, interleave=BLOCK_A), workload)
-    pair = [one for one in map(timeline.__getitem__, range(len(timeline))) if one.braid >= 0]
+    pair = [one for one in map(timeline.__getitem__, range(len(timeline))) if one.pair >= 0]
     begin = min(one.start_ns for one in pair)
     send = next(one for one in spans(timeline).items() if one[0].kind is Kind.SEND_B)
 
@@ -54,7 +54,7 @@ def test_a_pair_of_layers_takes_what_it_takes_by_hand(
     assert int(workload.f_ns[0] + workload.b_ns[0]) == apart
     if all_reduce == 2:
         members = actions_in_parts(timeline)
-        assert members.exposed_ns[members.braid >= 0].tolist() == [0, 0]
+        assert members.exposed_ns[members.pair >= 0].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -178,7 +178,7 @@ def test_computation_beside_its_groups_communication_is_slowed() -> None:
     slowed = Contention(compute_permille=828, communication_permille=896)
 
     timeline = simulate(table, workload, contention=slowed)
-    pair = [one for one in map(timeline.__getitem__, range(len(timeline))) if one.braid >= 0]
+    pair = [one for one in map(timeline.__getitem__, range(len(timeline))) if one.pair >= 0]
     took = max(one.end_ns for one in pair) - min(one.start_ns for one in pair)
 
     assert took == pytest.approx(9251, rel=0.002)
@@ -224,7 +224,7 @@ def test_folded_pairs_share_their_time_one_after_the_other() -> None:
     assert len({str(one.action) + one.stream.name for one in map(whole.__getitem__, range(len(whole)))}) == len(
         whole
     )
-    members = [one for one in map(whole.__getitem__, range(len(whole))) if one.braid >= 0]
+    members = [one for one in map(whole.__getitem__, range(len(whole))) if one.pair >= 0]
     assert [one.end_ns - one.start_ns for one in members] == [8, 16, 8, 16]
     assert members[0].end_ns == members[1].start_ns
 

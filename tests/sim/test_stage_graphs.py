@@ -36,18 +36,22 @@ class Graph:
     rows: list[list[Action | str | None]]
 
     def hops(self) -> list[tuple[int, int, int]]:
-        """Return edge, sender's stage and receiver's stage of each unit's way between ranks, forward."""
+        """Return edge, sender's stage and receiver's stage of each microbatch's way between ranks, forward."""
         placement = self.placement
         return [
-            (edge, placement.rank_of(low, unit) * 100 + low, placement.rank_of(high, unit) * 100 + high)
+            (
+                edge,
+                placement.rank_of(low, microbatch) * 100 + low,
+                placement.rank_of(high, microbatch) * 100 + high,
+            )
             for edge, (low, high) in enumerate(placement.edges.tolist())
-            for unit in range(placement.units)
-            if -1 != placement.rank_of(low, unit) != placement.rank_of(high, unit) != -1
+            for microbatch in range(placement.microbatches)
+            if -1 != placement.rank_of(low, microbatch) != placement.rank_of(high, microbatch) != -1
         ]
 
 
 def random_graph(random: Random) -> Graph:
-    stages, ranks, units = random.randint(1, 5), random.randint(1, 3), random.randint(1, 4)
+    stages, ranks, microbatches = random.randint(1, 5), random.randint(1, 3), random.randint(1, 4)
     routes = np.array(
         [[random.choice([-1, *range(ranks)]) for _ in range(stages)] for _ in range(2)], dtype=np.int32
     )
@@ -56,27 +60,27 @@ def random_graph(random: Random) -> Graph:
     placement = Placement(
         ranks=ranks,
         stage_rank=routes,
-        unit_route=np.array([random.randint(0, 1) for _ in range(units)], dtype=np.int32),
+        microbatch_route=np.array([random.randint(0, 1) for _ in range(microbatches)], dtype=np.int32),
         edges=np.array(edges, dtype=np.int32).reshape(-1, 2),
     )
     rows: list[list[Action | str | None]] = [[] for _ in range(ranks)]
     left = [
-        Action(kind=kind, stage=stage, unit=unit)
-        for unit in range(units)
+        Action(kind=kind, stage=stage, microbatch=microbatch)
+        for microbatch in range(microbatches)
         for stage in range(stages)
-        if placement.rank_of(stage, unit) >= 0
+        if placement.rank_of(stage, microbatch) >= 0
         for kind in random.choice([(Kind.F, Kind.B), (Kind.F, Kind.I, Kind.W)])
     ]
     while left:
         action = random.choice([one for one in left if not any(needs(one, other, edges) for other in left)])
         left.remove(action)
-        rows[placement.rank_of(action.stage, action.unit)].append(action)
+        rows[placement.rank_of(action.stage, action.microbatch)].append(action)
     return Graph(placement, rows)
 
 
 def needs(one: Action, other: Action, edges: list[tuple[int, int]]) -> bool:
-    """Say whether an action waits for another of its unit."""
-    if one is other or one.unit != other.unit:
+    """Say whether an action waits for another of its microbatch."""
+    if one is other or one.microbatch != other.microbatch:
         return False
     gradients = {Kind.B, Kind.I}
     if one.stage == other.stage:

@@ -30,16 +30,16 @@ def compared(schedules: str, **values: Any) -> Comparison:
     return compare(schedules=schedules, registry=small_registry(), **given)
 
 
-@given(ranks=st.integers(1, 5), units=st.integers(1, 8))
-def test_the_levels_are_those_of_the_closed_forms(ranks: int, units: int) -> None:
-    eager, lumped = compared("eager,lumped", pp=ranks, microbatches=units).rows
+@given(ranks=st.integers(1, 5), microbatches=st.integers(1, 8))
+def test_the_levels_are_those_of_the_closed_forms(ranks: int, microbatches: int) -> None:
+    eager, lumped = compared("eager,lumped", pp=ranks, microbatches=microbatches).rows
 
     assert eager.levels
     assert lumped.levels
-    assert eager.levels.formula == eager.levels.table == Fraction(ranks - 1, units + ranks - 1)
+    assert eager.levels.formula == eager.levels.table == Fraction(ranks - 1, microbatches + ranks - 1)
     assert lumped.levels.formula is None
     assert lumped.levels.table == lumped.levels.run.metrics.bubble == Fraction(ranks - 1, ranks)
-    faster = ranks > 1 and units > 1
+    faster = ranks > 1 and microbatches > 1
     assert (eager.simulated_rank, lumped.simulated_rank) == ((1, 2) if faster else (1, 1))
     assert (eager.formula_rank, lumped.formula_rank) == (1, None)
 
@@ -124,8 +124,8 @@ def test_chunks_that_an_entry_asks_for_are_kept() -> None:
 def test_a_table_and_a_function_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "def make(ranks, units):\n"
-        "    kinds = [[f'{kind}{unit}' for kind in 'FB' for unit in range(units)] for _ in range(ranks)]\n"
+        "def make(ranks, microbatches):\n"
+        "    kinds = [[f'{kind}{m}' for kind in 'FB' for m in range(microbatches)] for _ in range(ranks)]\n"
         "    return [[f'{rank}{cell}' for cell in row] for rank, row in enumerate(kinds)]\n"
     )
     (tmp_path / "table.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")

@@ -23,7 +23,7 @@ network: {name: hockney, bandwidth: 50 GB/s, latency: 5 us}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("step.yaml").write_text(STEP)
-    Path("mine.py").write_text("def make(ranks, units): ...\n")
+    Path("mine.py").write_text("def make(ranks, microbatches): ...\n")
     return tmp_path
 
 
@@ -37,7 +37,7 @@ def test_the_first_axis_changes_most_slowly() -> None:
     cells = [tuple(value.cell for value in point.values) for point in made.points]
 
     assert made.keys == ("pp", "microbatches", "schedule")
-    assert cells == [(pp, units, name) for pp in (2, 4) for units in (8, 16) for name in "ab"]
+    assert cells == [(pp, microbatches, name) for pp in (2, 4) for microbatches in (8, 16) for name in "ab"]
     assert len({point.identity for point in made.points}) == len(made.points)
 
 
@@ -80,7 +80,7 @@ def test_what_an_axis_replaces_is_no_part_of_the_configuration() -> None:
 
 def test_a_schedule_s_file_is_a_part_of_its_points() -> None:
     before = grid("schedule=./mine.py:make,eager").points
-    Path("mine.py").write_text("def make(ranks, units): return []\n")
+    Path("mine.py").write_text("def make(ranks, microbatches): return []\n")
     after = grid("schedule=./mine.py:make,eager").points
 
     assert [one.identity == other.identity for one, other in zip(before, after, strict=True)] == [False, True]

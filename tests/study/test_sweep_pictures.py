@@ -21,8 +21,8 @@ mpl = pytest.importorskip("matplotlib")
 OWN = {"error": None, "pptrace": "0", "plugins": None, "over": "", "configuration": "c", "point": "p"}
 
 
-def row(units: Any, schedule: str, network: str = "1 GB/s", **figures: Any) -> dict[str, Any]:
-    axes = {"microbatches": units, "schedule": schedule, "network.bandwidth": network}
+def row(microbatches: Any, schedule: str, network: str = "1 GB/s", **figures: Any) -> dict[str, Any]:
+    axes = {"microbatches": microbatches, "schedule": schedule, "network.bandwidth": network}
     return axes | {"step_ns": None, "idle": None, "mfu": None} | figures | OWN
 
 
@@ -33,8 +33,15 @@ def swept(rows: list[dict[str, Any]], *over: str) -> Sweep:
 def steps() -> Sweep:
     step = {("a", "1 GB/s"): 3, ("b", "1 GB/s"): 4, ("a", "10 GB/s"): 2, ("b", "10 GB/s"): 1}
     rows = [
-        row(units, schedule, network, step_ns=units * step[schedule, network] * 10**9, idle=0.5, mfu=0.1)
-        for units in (8, 16, 32)
+        row(
+            microbatches,
+            schedule,
+            network,
+            step_ns=microbatches * step[schedule, network] * 10**9,
+            idle=0.5,
+            mfu=0.1,
+        )
+        for microbatches in (8, 16, 32)
         for schedule in "ab"
         for network in ("1 GB/s", "10 GB/s")
     ]

@@ -27,25 +27,25 @@ import os, signal
 from pptrace.errors import ConstraintError
 
 
-def eager(ranks, units):
+def eager(ranks, microbatches):
     """Every forward, then every backward."""
-    return [[f"{r}F{u}" for u in range(units)] + [f"{r}B{u}" for u in range(units)] for r in range(ranks)]
+    return [[f"{r}{kind}{u}" for kind in "FB" for u in range(microbatches)] for r in range(ranks)]
 
 
-def picky(ranks, units):
-    if units == 6:
+def picky(ranks, microbatches):
+    if microbatches == 6:
         raise ConstraintError("6 are too many", nearest="5", key="batch.microbatches")
-    return eager(ranks, units)
+    return eager(ranks, microbatches)
 
 
-def broken(ranks, units):
-    return eager(ranks, units) if units != 6 else 1 / 0
+def broken(ranks, microbatches):
+    return eager(ranks, microbatches) if microbatches != 6 else 1 / 0
 
 
-def deadly(ranks, units):
-    if units == 6:
+def deadly(ranks, microbatches):
+    if microbatches == 6:
         os.kill(os.getpid(), signal.SIGKILL)
-    return eager(ranks, units)
+    return eager(ranks, microbatches)
 '''
 
 COSTS = {"name": "table", "forward": "10 ms", "backward": "20 ms", "boundary": "64 MiB"}
@@ -93,7 +93,7 @@ def test_one_worker_or_two_processes_or_none_give_the_same_bytes() -> None:
     assert written[0] == written[1] == written[2]
     rows = list(csv.DictReader(written[0].decode().splitlines()))
     assert [(row["microbatches"], row["schedule"]) for row in rows] == [
-        (units, f"./mine.py:{name}") for units in "468" for name in ("eager", "picky")
+        (microbatches, f"./mine.py:{name}") for microbatches in "468" for name in ("eager", "picky")
     ]
 
 

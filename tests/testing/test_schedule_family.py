@@ -29,24 +29,24 @@ SMALL = grid(ranks=(2, 3), microbatches=(2, 4))
 
 
 def build(request: ScheduleRequest) -> list[str]:
-    """Every unit forward, then every unit backward."""
-    units = range(request.units)
-    forward = [" ".join(f"{rank}F{unit}" for unit in units) for rank in range(request.ranks)]
-    backward = [" ".join(f"{rank}B{unit}" for unit in units) for rank in range(request.ranks)]
+    """Every microbatch forward, then every microbatch backward."""
+    microbatches = range(request.microbatches)
+    forward = [" ".join(f"{rank}F{microbatch}" for microbatch in microbatches) for rank in range(request.ranks)]
+    backward = [" ".join(f"{rank}B{microbatch}" for microbatch in microbatches) for rank in range(request.ranks)]
     return [f"{f} {b}" for f, b in zip(forward, backward, strict=True)]
 
 
 def bubble(request: ScheduleRequest) -> Fraction:
-    return Fraction(request.ranks - 1, request.units + request.ranks - 1)
+    return Fraction(request.ranks - 1, request.microbatches + request.ranks - 1)
 
 
 def peak(request: ScheduleRequest) -> list[Fraction]:
-    return [Fraction(request.units)] * request.ranks
+    return [Fraction(request.microbatches)] * request.ranks
 
 
 def even(request: ScheduleRequest) -> None:
-    if request.units % 2:
-        raise ConstraintError("units must be even", nearest=f"{request.units + 1}")
+    if request.microbatches % 2:
+        raise ConstraintError("microbatches must be even", nearest=f"{request.microbatches + 1}")
 
 
 def offer(**changes: Any) -> ScheduleOffer:
@@ -55,7 +55,7 @@ def offer(**changes: Any) -> ScheduleOffer:
 
 
 def test_a_sound_schedule_passes_the_whole_grid() -> None:
-    assert_schedule_family(offer(check=even, constraints="units are even"))
+    assert_schedule_family(offer(check=even, constraints="microbatches are even"))
     assert_schedule_family(Provided(offer=offer(), provider=Provider(name="mine")), sizes=SMALL)
 
 
@@ -106,7 +106,7 @@ def test_the_count_of_a_table_is_what_one_counts_by_hand() -> None:
         ({"peak_activations": lambda _: [2]}, "peak activations are stated as [2] and the table's are [2, 2]"),
         (
             {"check": even},
-            "refused (units must be even; nearest that work: 4), but the offer states no constraints",
+            "refused (microbatches must be even; nearest that work: 4), but the offer states no constraints",
         ),
         ({"build": lambda r: [row.replace("0B0", "") for row in build(r)]}, "mine with 2 ranks, 2 microbatches: "),
         ({"build": lambda r: [row + " 1F0" for row in build(r)]}, "mine with 2 ranks, 2 microbatches: "),
@@ -125,7 +125,7 @@ def test_a_size_that_only_build_refuses_is_a_broken_promise() -> None:
         return build(request)
 
     with pytest.raises(
-        AssertionError, match="3 microbatches: check takes this size and build does not: units must be even"
+        AssertionError, match="3 microbatches: check takes this size and build does not: microbatches must be even"
     ):
         assert_schedule_family(offer(build=picky), sizes=grid(ranks=(2,), microbatches=(2, 3)))
 
@@ -137,7 +137,7 @@ def test_a_schedule_that_changes_between_builds_is_found() -> None:
         rows = build(request)
         return [row.replace("0F0 0F1", "0F1 0F0") for row in rows] if next(turns) % 2 else rows
 
-    with pytest.raises(AssertionError, match="two builds differ: column unit, row 0: 0 against 1"):
+    with pytest.raises(AssertionError, match="two builds differ: column microbatch, row 0: 0 against 1"):
         assert_schedule_family(offer(build=fickle, bubble=None), sizes=SMALL)
 
 
@@ -162,7 +162,7 @@ def test_generation_that_grows_with_the_square_is_found(monkeypatch: pytest.Monk
 
     def growing(power: int) -> ScheduleOffer:
         def slow(request: ScheduleRequest) -> list[str]:
-            clock[0] += request.units**power / 1e4
+            clock[0] += request.microbatches**power / 1e4
             return build(request)
 
         return offer(build=slow)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _slice(
     kind: Kind,
-    unit: int,
+    microbatch: int,
     start: int,
     end: int,
     *,
@@ -32,7 +32,7 @@ def _slice(
     size_bytes: int = 0,
     peer: int = -1,
 ) -> Slice:
-    action = Action(kind=kind, stage=rank, unit=unit, span=span)
+    action = Action(kind=kind, stage=rank, microbatch=microbatch, span=span)
     stream = Stream.SEND if peer >= 0 else Stream.COMPUTE
     return Slice(
         rank=rank, stream=stream, peer=peer, action=action, start_ns=start, end_ns=end, size_bytes=size_bytes
@@ -113,10 +113,10 @@ MESSAGES = st.lists(
 def test_link_use_is_never_off_by_more_than_rounding(drawn: list[tuple[int, int, int, int]]) -> None:
     now: dict[int, int] = defaultdict(int)
     slices = []
-    for unit, (rank, gap, took, size) in enumerate(drawn):
+    for microbatch, (rank, gap, took, size) in enumerate(drawn):
         start = now[rank] + gap
         now[rank] = start + took
-        slices.append(_slice(Kind.SEND_F, unit, start, now[rank], rank=rank, size_bytes=size, peer=0))
+        slices.append(_slice(Kind.SEND_F, microbatch, start, now[rank], rank=rank, size_bytes=size, peer=0))
     for counter in link_use(_timeline(*slices)):
         assert (np.diff(counter.at_ns) > 0).all()
         assert counter.value[-1] == 0

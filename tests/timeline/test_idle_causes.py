@@ -18,20 +18,20 @@ from pptrace.timeline.build import from_slices
 from pptrace.timeline.metrics import IdleCause, Metrics, measure
 from pptrace.timeline.timeline import Slice, Timeline
 
-ONE_UNIT = [["0F0", "0B0"], ["1F0", "1B0"]]
+ONE_MICROBATCH = [["0F0", "0B0"], ["1F0", "1B0"]]
 
 
 def idle(metrics: Metrics, rank: int) -> dict[str, int]:
     return {c.name: int(metrics.idle_ns[rank, c]) for c in IdleCause if metrics.idle_ns[rank, c]}
 
 
-def compute(rank: int, kind: Kind, unit: int, start: int, end: int, stage: int | None = None) -> Slice:
-    action = Action(kind=kind, stage=rank if stage is None else stage, unit=unit)
+def compute(rank: int, kind: Kind, microbatch: int, start: int, end: int, stage: int | None = None) -> Slice:
+    action = Action(kind=kind, stage=rank if stage is None else stage, microbatch=microbatch)
     return Slice(rank=rank, stream=Stream.COMPUTE, action=action, start_ns=start, end_ns=end)
 
 
 def message(kind: Kind, stage: int, start: int, end: int, *, uncontended: int = -1) -> Slice:
-    action = Action(kind=kind, stage=stage, unit=0)
+    action = Action(kind=kind, stage=stage, microbatch=0)
     peer = 0 if stage else 1
     return Slice(
         rank=stage, stream=Stream.SEND, peer=peer, action=action, start_ns=start, end_ns=end,
@@ -45,7 +45,7 @@ def backward_gap(*messages: Slice) -> Timeline:
         compute(0, Kind.F, 0, 0, 10), compute(0, Kind.F, 1, 10, 20), compute(0, Kind.B, 0, 60, 80),
         compute(1, Kind.F, 0, 12, 22), compute(1, Kind.B, 0, 22, 42), *messages,
     ]  # fmt: skip
-    return from_slices(slices, Placement.looped(ranks=2, units=2))
+    return from_slices(slices, Placement.looped(ranks=2, microbatches=2))
 
 
 NOTHING = Workload.uniform(2, f_ns=0, b_ns=0)
@@ -54,7 +54,7 @@ NOTHING = Workload.uniform(2, f_ns=0, b_ns=0)
 def test_waiting_for_a_neighbour_on_an_ideal_network_is_fill_drain_and_peer_compute() -> None:
     workload = Workload.uniform(2, f_ns=10, b_ns=20)
 
-    metrics = measure(simulate(Schedule.from_rows(ONE_UNIT), workload), workload)
+    metrics = measure(simulate(Schedule.from_rows(ONE_MICROBATCH), workload), workload)
 
     assert metrics.step_ns == 60
     assert idle(metrics, 0) == {"PEER_COMPUTE": 30}
@@ -66,7 +66,7 @@ def test_a_message_under_way_is_transfer_with_its_wire_latency() -> None:
     workload = Workload.uniform(2, f_ns=10, b_ns=20, boundary_bytes=3)
     network = Flat(rate_kbps=1_000_000, latency_ns=2)
 
-    metrics = measure(simulate(Schedule.from_rows(ONE_UNIT), workload, network), workload)
+    metrics = measure(simulate(Schedule.from_rows(ONE_MICROBATCH), workload, network), workload)
 
     assert metrics.step_ns == 70
     assert idle(metrics, 0) == {"TRANSFER": 5, "PEER_COMPUTE": 35}
@@ -94,7 +94,7 @@ def test_a_message_that_arrived_while_the_rank_computed_causes_nothing() -> None
         compute(1, Kind.F, 0, 12, 22), compute(1, Kind.B, 0, 22, 42), message(Kind.SEND_B, 1, 42, 60),
     ]  # fmt: skip
 
-    metrics = measure(from_slices(slices, Placement.looped(ranks=2, units=2)), NOTHING)
+    metrics = measure(from_slices(slices, Placement.looped(ranks=2, microbatches=2)), NOTHING)
 
     assert idle(metrics, 0) == {}
 
@@ -104,7 +104,7 @@ def test_a_blocking_send_on_the_compute_stream_is_transfer_and_never_busy() -> N
     policy = Policy(name=PolicyName.SENDER_BLOCKING)
 
     metrics = measure(
-        simulate(Schedule.from_rows(ONE_UNIT), workload, Flat(rate_kbps=1_000_000), policy), workload
+        simulate(Schedule.from_rows(ONE_MICROBATCH), workload, Flat(rate_kbps=1_000_000), policy), workload
     )
 
     assert metrics.busy_ns.tolist() == [30, 30]
@@ -117,7 +117,7 @@ def test_a_late_peer_of_a_blocking_receive_is_its_compute() -> None:
     policy = Policy(name=PolicyName.BLOCKING)
 
     metrics = measure(
-        simulate(Schedule.from_rows(ONE_UNIT), workload, Flat(rate_kbps=1_000_000), policy), workload
+        simulate(Schedule.from_rows(ONE_MICROBATCH), workload, Flat(rate_kbps=1_000_000), policy), workload
     )
 
     # Rank 0: F 0-10, SEND 10-15, waits, RECV 45-50, B 50-70. Rank 1: RECV 10-15, F, B to 45, SEND to 50.
@@ -133,7 +133,9 @@ def test_a_late_peer_of_a_blocking_receive_is_its_compute() -> None:
 def test_reductions_count_where_they_hold_the_optimizer_back(overlap: object, rank_one: dict[str, int]) -> None:
     workload = Workload.uniform(2, f_ns=10, b_ns=20, reduce_ns=7, optimizer_ns=3)
 
-    metrics = measure(simulate(Schedule.from_rows(ONE_UNIT), workload, overlap_reduction=bool(overlap)), workload)
+    metrics = measure(
+        simulate(Schedule.from_rows(ONE_MICROBATCH), workload, overlap_reduction=bool(overlap)), workload
+    )
 
     # Both ways the step ends with rank 0's reduction and update: 60 + 7 + 3.
     assert metrics.step_ns == 70
@@ -159,7 +161,7 @@ def test_three_ranks_on_a_chain_wait_for_the_far_end() -> None:
 def test_halving_the_bandwidth_moves_only_transfer_fill_and_drain() -> None:
     workload = Workload.uniform(2, f_ns=10, b_ns=20, boundary_bytes=8)
     fast, slow = (
-        measure(simulate(Schedule.from_rows(ONE_UNIT), workload, Flat(rate_kbps=rate)), workload)
+        measure(simulate(Schedule.from_rows(ONE_MICROBATCH), workload, Flat(rate_kbps=rate)), workload)
         for rate in (2_000_000, 1_000_000)
     )
 
@@ -171,7 +173,7 @@ def test_halving_the_bandwidth_moves_only_transfer_fill_and_drain() -> None:
 
 
 def test_an_empty_timeline_measures_as_nothing() -> None:
-    metrics = measure(from_slices([], Placement.looped(ranks=2, units=1)), NOTHING)
+    metrics = measure(from_slices([], Placement.looped(ranks=2, microbatches=1)), NOTHING)
 
     assert metrics.step_ns == 0
     assert metrics.bubble == 0

@@ -17,10 +17,10 @@ def _step(*rows: str) -> Timeline:
         seen: dict[Kind, int] = {}
         for at, letter in enumerate(row):
             kind = Kind[letter]
-            unit = seen.setdefault(kind, 0)
+            microbatch = seen.setdefault(kind, 0)
             seen[kind] += 1
             start = 10 * (rank + at)
-            action = Action(kind=kind, stage=rank, unit=unit)
+            action = Action(kind=kind, stage=rank, microbatch=microbatch)
             slices.append(
                 Slice(rank=rank, stream=Stream.COMPUTE, action=action, start_ns=start, end_ns=start + 10)
             )

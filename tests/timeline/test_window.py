@@ -44,12 +44,17 @@ def test_gathering_weights_before_the_first_forward_belongs_to_the_step() -> Non
 
 def test_a_message_that_waits_for_its_peer_opens_no_window() -> None:
     recv = Slice(
-        rank=0, stream=Stream.COMM, action=Action(kind=Kind.RECV_F, stage=0, unit=0), start_ns=5, end_ns=20
+        rank=0, stream=Stream.COMM, action=Action(kind=Kind.RECV_F, stage=0, microbatch=0), start_ns=5, end_ns=20
     )
     forward = Slice(
-        rank=0, stream=Stream.COMPUTE, action=Action(kind=Kind.F, stage=0, unit=0), start_ns=20, end_ns=30, cause=1
+        rank=0,
+        stream=Stream.COMPUTE,
+        action=Action(kind=Kind.F, stage=0, microbatch=0),
+        start_ns=20,
+        end_ns=30,
+        cause=1,
     )
-    timeline = from_slices([recv, forward], Placement.looped(ranks=1, units=1))
+    timeline = from_slices([recv, forward], Placement.looped(ranks=1, microbatches=1))
 
     metrics = measure(timeline, Workload.uniform(1, f_ns=0, b_ns=0))
 
@@ -59,10 +64,10 @@ def test_a_message_that_waits_for_its_peer_opens_no_window() -> None:
 
 def test_a_rank_without_compute_only_fills() -> None:
     forward = Slice(
-        rank=0, stream=Stream.COMPUTE, action=Action(kind=Kind.F, stage=0, unit=0), start_ns=0, end_ns=10
+        rank=0, stream=Stream.COMPUTE, action=Action(kind=Kind.F, stage=0, microbatch=0), start_ns=0, end_ns=10
     )
     metrics = measure(
-        from_slices([forward], Placement.looped(ranks=2, units=1)), Workload.uniform(2, f_ns=0, b_ns=0)
+        from_slices([forward], Placement.looped(ranks=2, microbatches=1)), Workload.uniform(2, f_ns=0, b_ns=0)
     )
 
     assert idle(metrics, 1) == {"FILL": 10}
@@ -83,7 +88,7 @@ def test_a_message_past_a_skipped_stage_finds_its_producer_and_consumer(name: Po
     placement = Placement(
         ranks=3,
         stage_rank=np.array([[0, 1, 2], [0, -1, 2]], dtype=np.int32),
-        unit_route=np.array([0, 1], dtype=np.int32),
+        microbatch_route=np.array([0, 1], dtype=np.int32),
         edges=np.array([[0, 1], [0, 2], [1, 2]], dtype=np.int32),
     )
     rows = [["0F0", "0F1", "0B1", "0B0"], ["1F0", "1B0"], ["2F0", "2F1", "2B1", "2B0"]]
@@ -95,7 +100,7 @@ def test_a_message_past_a_skipped_stage_finds_its_producer_and_consumer(name: Po
     ends = [
         tuple(str(timeline[int(row)].action) for row in (producer, consumer))
         for send, producer, consumer in zip(found.send, found.producer, found.consumer, strict=True)
-        if timeline[int(send)].action.unit == 1
+        if timeline[int(send)].action.microbatch == 1
     ]
     assert sorted(ends) == [("0F1", "2F1"), ("2B1", "0B1")]
     metrics = measure(timeline, workload)

@@ -44,7 +44,7 @@ def costs(devices: dict[str, Any]) -> Callable[..., Workload]:
     """Return a function that builds a workload; a keyword of the request, of the model or an option."""
 
     def make(model: dict[str, Any] | None = None, device: Any = "h100-sxm", **sizes: Any) -> Workload:
-        values = {"ranks": 4, "stages": 4, "units": 8, "sequence": 2048, "micro": 1, **sizes}
+        values = {"ranks": 4, "stages": 4, "microbatches": 8, "sequence": 2048, "micro": 1, **sizes}
         values.setdefault("model", {**CLASSIC, **(model or {})})
         values.setdefault("device", devices[device] if isinstance(device, str) else device)
         return build(CostRequest(**values))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def layer_flops(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> list[int]:
     model = checked(Transformer, values, "model")
-    request = CostRequest(**{"ranks": 1, "stages": 1, "units": 1, "sequence": 2048, **sizes})
+    request = CostRequest(**{"ranks": 1, "stages": 1, "microbatches": 1, "sequence": 2048, **sizes})
     operations = flops.layer(model, shard(model, request), 4, moe=moe)
     return [
         sum(getattr(operation, name).flops for operation in operations)
@@ -100,7 +100,7 @@ def test_two_implementations_of_the_step_agree(classic: dict[str, Any]) -> None:
     # The step's own sum against the operations of one device, without flash halving on either side.
     values = classic | {"causal": False, "num_experts": 4, "top_k": 2, "expert_ffn": 512, "moe_every": 2}
     model = checked(Transformer, values, "model")
-    part = shard(model, CostRequest(ranks=1, stages=1, units=1, sequence=1024))
+    part = shard(model, CostRequest(ranks=1, stages=1, microbatches=1, sequence=1024))
     per_layer = [sum(layer_flops(values, moe=moe, sequence=1024)) for moe in (False, True)]
     head = sum(
         getattr(operation, field.name).flops

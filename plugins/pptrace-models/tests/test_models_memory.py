@@ -49,7 +49,7 @@ def test_tensor_and_expert_parallel_shares_sum_to_the_model(*, tp: int, moe: boo
     values |= {"num_experts": experts, "top_k": 2, "moe_every": 2} if moe else {}
     ep = ep if moe else 1
     request = CostRequest(
-        ranks=stages, stages=stages, units=4, sequence=256, tp=tp, dp=4, ep=ep, model=values, device=DEVICE
+        ranks=stages, stages=stages, microbatches=4, sequence=256, tp=tp, dp=4, ep=ep, model=values, device=DEVICE
     )
     weights = int(build(request).weights_bytes.sum()) // 2
     # Norms and routers are on every tensor-parallel device; experts are split over the expert group besides.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pptrace.model.workload import Workload
 
 HIDDEN = 2048 * 1024 * 2
-"""Bytes of a unit's activations between layers: tokens, width, bf16."""
+"""Bytes of a microbatch's activations between layers: tokens, width, bf16."""
 LOSS = 2048 * 4
 """Bytes of a row's fp32 figure for each token."""
 NS = {"all-reduce": 10**3, "all-gather": 10**6, "reduce-scatter": 10**9, "all-to-all": 10**12}

@@ -80,7 +80,7 @@ def test_export_variants_differ_from_their_originals_in_links_alone() -> None:
         assert first == second
 
 
-def test_a_device_is_written_with_units_too() -> None:
+def test_a_device_is_written_with_microbatches_too() -> None:
     text = {
         "peak_bf16": "989.5 TFLOP/s",
         "memory": "80 GiB",

@@ -161,7 +161,7 @@ def test_more_work_never_costs_less(sizes: dict[str, Any], recompute: str, *, fl
     model |= {"recompute": recompute, "flash_attention": flash}
 
     def cost(sizes: dict[str, Any] = sizes, **more: Any) -> Workload:
-        request = {"ranks": 2, "stages": 2, "units": 4, "device": DEVICES["h100-sxm"], **sizes}
+        request = {"ranks": 2, "stages": 2, "microbatches": 4, "device": DEVICES["h100-sxm"], **sizes}
         return build(CostRequest(**request, model=model | more))
 
     base = cost()
@@ -179,7 +179,7 @@ def test_a_higher_efficiency_never_costs_more(sizes: dict[str, Any], name: str, 
 
     def cost(value: float) -> Workload:
         device = {**DEVICES["a100-sxm"], f"{name}_efficiency": value}
-        return build(CostRequest(ranks=2, stages=2, units=4, device=device, model=model, **sizes))
+        return build(CostRequest(ranks=2, stages=2, microbatches=4, device=device, model=model, **sizes))
 
     slow, fast = cost(share / 2), cost(share)
     for column in ("f_ns", "i_ns", "w_ns", "optimizer_ns"):
@@ -187,7 +187,7 @@ def test_a_higher_efficiency_never_costs_more(sizes: dict[str, Any], name: str, 
 
 
 @pytest.mark.parametrize(
-    ("model", "device", "pp", "tp", "units", "sequence"),
+    ("model", "device", "pp", "tp", "microbatches", "sequence"),
     [
         ("llama3-70b", "h100-sxm", 8, 8, 64, 8192),
         ("llama3-405b", "h100-sxm", 16, 8, 128, 8192),
@@ -196,12 +196,12 @@ def test_a_higher_efficiency_never_costs_more(sizes: dict[str, Any], name: str, 
     ],
 )
 def test_a_well_known_run_reaches_a_credible_share_of_the_peak(
-    model: str, device: str, pp: int, tp: int, units: int, sequence: int
+    model: str, device: str, pp: int, tp: int, microbatches: int, sequence: int
 ) -> None:
     request = CostRequest(
         ranks=pp,
         stages=pp,
-        units=units,
+        microbatches=microbatches,
         model=MODELS[model],
         device=DEVICES[device],
         tp=tp,
@@ -209,7 +209,9 @@ def test_a_well_known_run_reaches_a_credible_share_of_the_peak(
         sequence=sequence,
     )
     workload = build(request)
-    step_ns = (units + pp - 1) * int((workload.f_ns + workload.b_ns).max()) + int(workload.optimizer_ns.max())
+    step_ns = (microbatches + pp - 1) * int((workload.f_ns + workload.b_ns).max()) + int(
+        workload.optimizer_ns.max()
+    )
     assert 0.30 < workload.model_flops / (workload.peak_flops * step_ns / 1e9) < 0.60
 
 
@@ -217,7 +219,7 @@ def test_a_well_known_run_reaches_a_credible_share_of_the_peak(
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_runs_on_every_device(model: str, device: str) -> None:
     request = CostRequest(
-        ranks=2, stages=4, units=4, model=MODELS[model], device=DEVICES[device], tp=2, sequence=1024
+        ranks=2, stages=4, microbatches=4, model=MODELS[model], device=DEVICES[device], tp=2, sequence=1024
     )
     workload = build(request)
     assert workload.stages == 4
@@ -229,7 +231,13 @@ def test_every_model_runs_on_every_device(model: str, device: str) -> None:
 def test_the_same_request_gives_the_same_workload() -> None:
     (offer,) = pptrace_cost_models()
     request = CostRequest(
-        ranks=8, stages=8, units=8, model=MODELS["llama3-70b"], device=DEVICES["h100-sxm"], tp=8, sequence=8192
+        ranks=8,
+        stages=8,
+        microbatches=8,
+        model=MODELS["llama3-70b"],
+        device=DEVICES["h100-sxm"],
+        tp=8,
+        sequence=8192,
     )
     first, second = offer.build(request), build(request)
     assert np.array_equal(first.f_ns, second.f_ns)

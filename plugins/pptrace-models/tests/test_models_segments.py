@@ -39,7 +39,8 @@ FORWARD, BACKWARD = ["attention", "mlp"], ["mlp-input", "mlp-weight", "attention
 )  # fmt: skip
 def test_segments_sum_to_the_plain_times(sizes: dict[str, Any], model: dict[str, Any], *, experts: bool) -> None:
     sizes = sizes if experts else {**sizes, "ep": 1}
-    values = {"ranks": sizes["stages"], "units": 8, "model": {**DENSE, **model, **(EXPERTS if experts else {})},
+    values = {"ranks": sizes["stages"], "microbatches": 8,
+              "model": {**DENSE, **model, **(EXPERTS if experts else {})},
               "device": DEVICE, **sizes}  # fmt: skip
 
     plain = build(CostRequest(**values))

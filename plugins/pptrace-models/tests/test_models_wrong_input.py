@@ -123,7 +123,7 @@ def test_sizes_that_do_not_divide_name_the_nearest_that_do(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["tp", "cp", "dp", "ep", "ranks", "micro", "sequence", "stages", "units"])
+@pytest.mark.parametrize("name", ["tp", "cp", "dp", "ep", "ranks", "micro", "sequence", "stages", "microbatches"])
 def test_a_size_below_one_is_one_line(costs: Callable[..., Workload], name: str) -> None:
     with pytest.raises(PptraceError) as caught:
         costs(**{name: 0})

@@ -33,7 +33,7 @@ def tree(**options: Any) -> Any:
 
 def one_f_one_b() -> Any:
     build = Registry.load().schedules["1f1b"].offer.build
-    return build(ScheduleRequest(ranks=16, units=24))
+    return build(ScheduleRequest(ranks=16, microbatches=24))
 
 
 @pytest.mark.parametrize("routing", ["adaptive", "ecmp-message"])

@@ -90,7 +90,7 @@ def test_every_message_arrives_behind_its_producer_and_before_its_consumer(name:
     for send in sends:
         forward = send.action.kind is Kind.SEND_F
         other = send.action.stage + (1 if forward else -1)
-        receive = by_action[f"{other}{'RECV_F' if forward else 'RECV_B'}{send.action.unit}", send.peer]
+        receive = by_action[f"{other}{'RECV_F' if forward else 'RECV_B'}{send.action.microbatch}", send.peer]
         assert receive.end_ns == send.end_ns
         assert send.size_bytes == 8192
         assert send.enter_ns <= send.start_ns <= send.end_ns

@@ -44,7 +44,7 @@ def actions(timeline: Timeline) -> list[tuple[int, ...]]:
     rows = np.flatnonzero(~np.isin(timeline.kind, [int(kind) for kind in COMMUNICATION]))
     zero = timeline.start_ns.min()
     columns = (
-        rank, timeline.kind, timeline.stage, timeline.unit, timeline.span, timeline.start_ns - zero,
+        rank, timeline.kind, timeline.stage, timeline.microbatch, timeline.span, timeline.start_ns - zero,
         timeline.end_ns - zero,
     )  # fmt: skip
     return sorted(zip(*(column[rows].tolist() for column in columns), strict=True))
@@ -62,7 +62,7 @@ def moved(timeline: Timeline) -> Counter[tuple[Any, ...]]:
         last = recv if recv >= 0 else send
         target = int(rank[recv if recv >= 0 else consumer])
         one = timeline[send]
-        found[one.action.kind, one.action.stage, one.action.unit, one.action.span, one.rank, target,
+        found[one.action.kind, one.action.stage, one.action.microbatch, one.action.span, one.rank, target,
               one.size_bytes, int(timeline.end_ns[last] - zero)] += 1  # fmt: skip
     return found
 

@@ -86,7 +86,7 @@ def sizes(timeline: Timeline) -> dict[tuple[int, str], int]:
 @st.composite
 def schedules(draw: DrawFn) -> Schedule:
     """Draw a schedule of two ranks or more, split backwards and V shapes among them."""
-    drawn = valid_schedules(max_units=4, max_chunks=2, spans=False, braids=False)
+    drawn = valid_schedules(max_microbatches=4, max_chunks=2, spans=False, pairs=False)
     return draw(drawn.filter(lambda one: one.ranks > 1))
 
 

@@ -237,7 +237,7 @@ def test_clocks_that_contradict_their_messages_are_told(tmp_path: Path) -> None:
     assert not any("contradict" in note for note in diffed(RUN, RUN)[1]["notes"])
 
 
-def test_a_braid_s_time_is_shared_as_its_members_take_alone() -> None:
+def test_a_pair_s_time_is_shared_as_its_members_take_alone() -> None:
     run = RUN.parent / "sleep-dualpipev"
     found = json.loads(CliRunner().invoke(cli, ["calibrate", str(run), "--json"]).stdout)
     fitted = {(one["kind"], one["stage"]): one for one in found["fitted"]}

@@ -99,7 +99,7 @@ def test_a_run_whose_ranks_disagree_is_not_guessed_at(tmp_path: Path) -> None:
     assert any("is below 0.9" in note for note in measured.notes)
 
 
-def gpu_rank(rank: int, ranks: int, units: int) -> SmallGpuTrace:
+def gpu_rank(rank: int, ranks: int, microbatches: int) -> SmallGpuTrace:
     """Return 1F1B on a GPU that recorded no operation of the host: kernels, and the threads that launched them."""
     trace = SmallGpuTrace(rank=rank, world=ranks, groups={"mesh_pp": list(range(ranks))})
     at = 10.0 * rank
@@ -119,10 +119,10 @@ def gpu_rank(rank: int, ranks: int, units: int) -> SmallGpuTrace:
             trace.kernel(f"{name}_{number}", at, busy, busy + 4, thread=thread)
             at, busy = at + 1, busy + 4
 
-    warm = min(ranks - rank, units)
+    warm = min(ranks - rank, microbatches)
     forwards = backwards = 0
-    while backwards < units:
-        if forwards < units and forwards - backwards < warm:
+    while backwards < microbatches:
+        if forwards < microbatches and forwards - backwards < warm:
             message("recv", rank - 1)
             compute("gemm", 100)
             message("send", rank + 1)

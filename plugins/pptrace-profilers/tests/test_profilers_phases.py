@@ -78,7 +78,7 @@ def check_structure(timeline: object) -> None:
         len({(kind, stage) for kind, stage in zip(timeline.kind.tolist(), timeline.stage.tolist(), strict=True)})
         == 40
     )
-    assert set(timeline.braid.tolist()) == {0}
+    assert set(timeline.pair.tolist()) == {0}
     forward = timeline.stage[timeline.kind == Kind.F]
     back = timeline.stage[timeline.kind == Kind.I]
     assert forward.tolist() == list(range(8))

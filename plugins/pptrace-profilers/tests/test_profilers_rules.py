@@ -37,7 +37,7 @@ def span(name: str, ts: float = 0, dur: float = 5, pid: int = 1, **args: object)
 
 NAMES = {
     "a whole action": (r"name: 'QQ:(?P<action>.+)'", "QQ:1SEND_F3", "1SEND_F3"),
-    "a braid": (r"name: 'QQ:(?P<action>.+)'", "QQ:(0F3;7B1)OVERLAP_F_B", "(0F3;7B1)OVERLAP_F_B"),
+    "a pair": (r"name: 'QQ:(?P<action>.+)'", "QQ:(0F3;7B1)OVERLAP_F_B", "(0F3;7B1)OVERLAP_F_B"),
     "parts": (r"name: '(?P<kind>\w+) s(?P<stage>\d+) m(?P<microbatch>\d+)'", "F s2 m3", "2F3"),
     "words": (r"name: '(?P<kind>\w+)_(?P<microbatch>\d+)', stage: 4", "backward_7", "4B7"),
     "constants": ("name: head, kind: W, stage: 1, microbatch: 2", "head", "1W2"),
@@ -105,7 +105,7 @@ def test_an_event_whose_arguments_differ_is_none_of_a_rules(args: dict[str, Any]
 def test_what_is_captured_and_no_number_tells_nothing(number: str, tmp_path: Path) -> None:
     (one,) = told(tmp_path, "actions: [{name: 'F(?P<microbatch>.*)', kind: F}]", span(f"F{number}"), span("F1"))
 
-    assert [str(ran.action.unit) for ran in one.executions] == ["1"]
+    assert [str(ran.action.microbatch) for ran in one.executions] == ["1"]
 
 
 RANKS = {

@@ -29,13 +29,17 @@ SCALES = ("merged", "concatenation", "forward-doubling", "backward-halving")
 MICROBATCHES = (8, 16, 32, 64, 128, 256)
 
 
-def request(ranks: int, units: int, times: Sequence[int] = (), **options: Any) -> ScheduleRequest:
+def request(ranks: int, microbatches: int, times: Sequence[int] = (), **options: Any) -> ScheduleRequest:
     backward = tuple(2 * time for time in times)
-    return ScheduleRequest(ranks=ranks, units=units, f_ns=tuple(times), b_ns=backward, options=options)
+    return ScheduleRequest(
+        ranks=ranks, microbatches=microbatches, f_ns=tuple(times), b_ns=backward, options=options
+    )
 
 
-def table(ranks: int, units: int, times: Sequence[int] = (), *, name: str = "chimera", **options: Any) -> Schedule:
-    schedule = OFFERS[name].build(request(ranks, units, times, **options))
+def table(
+    ranks: int, microbatches: int, times: Sequence[int] = (), *, name: str = "chimera", **options: Any
+) -> Schedule:
+    schedule = OFFERS[name].build(request(ranks, microbatches, times, **options))
     assert isinstance(schedule, Schedule)
     return schedule
 
@@ -66,12 +70,14 @@ def test_generation_grows_as_the_table_does(scale: str) -> None:
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("times", [(1, 1, 2, 2), (2, 2, 1, 1), (5, 1, 3, 2), (0, 1, 1, 0), (3, 3, 3, 3)])
-@pytest.mark.parametrize("units", [4, 8, 24])
-def test_tables_for_uneven_stages_are_valid_and_repeatable(scale: str, times: tuple[int, ...], units: int) -> None:
-    schedule = table(4, units, times, scale=scale)
+@pytest.mark.parametrize("microbatches", [4, 8, 24])
+def test_tables_for_uneven_stages_are_valid_and_repeatable(
+    scale: str, times: tuple[int, ...], microbatches: int
+) -> None:
+    schedule = table(4, microbatches, times, scale=scale)
 
     assert_valid_schedule(schedule)
-    assert schedule == table(4, units, times, scale=scale)
+    assert schedule == table(4, microbatches, times, scale=scale)
 
 
 def test_the_basic_unit_reads_as_documented() -> None:
@@ -91,7 +97,7 @@ def test_directions_mirror_each_other() -> None:
     placement = table(8, 8).placement
 
     assert placement.stage_rank.tolist() == [list(range(8)), list(range(7, -1, -1))]
-    assert placement.unit_route.tolist() == [0, 1] * 4
+    assert placement.microbatch_route.tolist() == [0, 1] * 4
 
 
 @pytest.mark.parametrize(("ranks", "pipelines"), [(4, 2), (4, 4), (8, 2), (8, 4), (8, 8), (12, 6)])
@@ -115,7 +121,7 @@ def test_as_many_pipelines_as_ranks_leave_no_bubble_in_equal_slots(ranks: int, b
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8, 16])
-def test_the_unit_in_equal_slots_has_the_papers_length_and_in_real_ones_its_bubble(ranks: int) -> None:
+def test_the_microbatch_in_equal_slots_has_the_papers_length_and_in_real_ones_its_bubble(ranks: int) -> None:
     schedule = table(ranks, ranks)
     equal = Workload.uniform(ranks, f_ns=1, b_ns=1)
 
@@ -124,7 +130,7 @@ def test_the_unit_in_equal_slots_has_the_papers_length_and_in_real_ones_its_bubb
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8, 16])
-def test_the_unit_holds_half_the_ranks_and_some_more(ranks: int) -> None:
+def test_the_microbatch_holds_half_the_ranks_and_some_more(ranks: int) -> None:
     held = count(table(ranks, ranks)).peak_activations
 
     assert held == tuple(ranks // 2 + 1 + min(rank, ranks - 1 - rank) for rank in range(ranks))
@@ -132,13 +138,15 @@ def test_the_unit_holds_half_the_ranks_and_some_more(ranks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "units", "length", "bubble"), [(8, 16, 65, 26), (4, 16, 55, 13), (8, 8, 36, 33)]
+    ("ranks", "microbatches", "length", "bubble"), [(8, 16, 65, 26), (4, 16, 55, 13), (8, 8, 36, 33)]
 )
-def test_tables_are_as_long_as_the_tabular_study_prints(ranks: int, units: int, length: int, bubble: int) -> None:
-    schedule = table(ranks, units)
+def test_tables_are_as_long_as_the_tabular_study_prints(
+    ranks: int, microbatches: int, length: int, bubble: int
+) -> None:
+    schedule = table(ranks, microbatches)
 
     assert run(schedule).step_ns == length
-    assert count(schedule).bubble == 1 - Fraction(3 * units, length)
+    assert count(schedule).bubble == 1 - Fraction(3 * microbatches, length)
     assert round(100 * count(schedule).bubble) == bubble
 
 
@@ -155,10 +163,10 @@ def test_the_formula_is_the_one_that_the_tabular_study_prints(ranks: int, printe
 def test_tables_lie_between_the_formula_and_gpipe_and_come_close_to_it(ranks: int) -> None:
     assert CHIMERA.bubble is not None
     gaps = list[Fraction]()
-    for units in MICROBATCHES:
-        stated, counted = CHIMERA.bubble(request(ranks, units)), count(table(ranks, units)).bubble
+    for microbatches in MICROBATCHES:
+        stated, counted = CHIMERA.bubble(request(ranks, microbatches)), count(table(ranks, microbatches)).bubble
         assert stated is not None
-        assert stated < counted < count(table(ranks, units, name="gpipe")).bubble
+        assert stated < counted < count(table(ranks, microbatches, name="gpipe")).bubble
         gaps.append(counted - stated)
 
     assert gaps[-1] < Fraction(1, 100) < Fraction(6, 100) < gaps[0]
@@ -168,17 +176,17 @@ def test_merged_bubbles_over_all_microbatches() -> None:
     lengths = {8: (36, 65, 110, 206, 398, 782), 4: (29, 55, 102, 196, 389, 775)}
 
     for ranks, expected in lengths.items():
-        assert tuple(run(table(ranks, units)).step_ns for units in MICROBATCHES) == expected
+        assert tuple(run(table(ranks, microbatches)).step_ns for microbatches in MICROBATCHES) == expected
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
-@pytest.mark.parametrize("units", MICROBATCHES)
-def test_merged_holds_at_most_what_its_pipelines_may(ranks: int, units: int) -> None:
-    held = count(table(ranks, units)).peak_activations
+@pytest.mark.parametrize("microbatches", MICROBATCHES)
+def test_merged_holds_at_most_what_its_pipelines_may(ranks: int, microbatches: int) -> None:
+    held = count(table(ranks, microbatches)).peak_activations
 
     allowed = [2 * (ranks - rank) - 1 + 2 * (rank + 1) - 1 for rank in range(ranks)]
     assert all(most <= bound for most, bound in zip(held, allowed, strict=True))
-    assert max(held) <= 2 * ranks - 2 or units <= ranks
+    assert max(held) <= 2 * ranks - 2 or microbatches <= ranks
 
 
 @pytest.mark.parametrize(("ranks", "pipelines"), [(2, 2), (4, 2), (4, 4), (6, 2), (8, 2), (8, 4)])
@@ -193,36 +201,36 @@ def test_concatenation_of_even_stages_never_holds_more_than_the_ranks(
     assert run(schedule).step_ns <= batches * unit
 
 
-@pytest.mark.parametrize(("ranks", "units"), [(2, 8), (4, 8), (4, 32), (8, 16)])
-def test_forward_doubling_takes_two_microbatches_forward_and_one_back(ranks: int, units: int) -> None:
-    schedule = table(ranks, units, scale="forward-doubling")
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 8), (4, 8), (4, 32), (8, 16)])
+def test_forward_doubling_takes_two_microbatches_forward_and_one_back(ranks: int, microbatches: int) -> None:
+    schedule = table(ranks, microbatches, scale="forward-doubling")
 
     assert set(schedule.span[schedule.kind == Kind.F]) == {2}
     assert set(schedule.span[schedule.kind == Kind.B]) == {1}
-    assert run(schedule).busy_ns.tolist() == [3 * units] * ranks
+    assert run(schedule).busy_ns.tolist() == [3 * microbatches] * ranks
 
 
-@pytest.mark.parametrize(("ranks", "units"), [(2, 8), (4, 4), (4, 8), (4, 32), (8, 16)])
-def test_backward_halving_is_forward_doubling_of_halves(ranks: int, units: int) -> None:
-    halves = request(ranks, units, scale="backward-halving")
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 8), (4, 4), (4, 8), (4, 32), (8, 16)])
+def test_backward_halving_is_forward_doubling_of_halves(ranks: int, microbatches: int) -> None:
+    halves = request(ranks, microbatches, scale="backward-halving")
     assert CHIMERA.parts is not None
 
     assert CHIMERA.parts(halves) == 2
-    assert CHIMERA.parts(request(ranks, units)) == 1
-    assert CHIMERA.build(halves) == table(ranks, 2 * units, scale="forward-doubling")
+    assert CHIMERA.parts(request(ranks, microbatches)) == 1
+    assert CHIMERA.build(halves) == table(ranks, 2 * microbatches, scale="forward-doubling")
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("units", [4, 8, 16])
-def test_all_constructions_compute_alike_from_end_to_end(scale: str, units: int) -> None:
+@pytest.mark.parametrize("microbatches", [4, 8, 16])
+def test_all_constructions_compute_alike_from_end_to_end(scale: str, microbatches: int) -> None:
     costs = {"name": "table", "forward": "10 us", "backward": "20 us", "activation": "8 MiB"}
     made = pptrace.simulate(
         schedule={"name": "chimera", "options": {"scale": scale}},
-        pp=4, microbatches=units, costs=costs, network="ideal",
+        pp=4, microbatches=microbatches, costs=costs, network="ideal",
     )  # fmt: skip
 
-    assert made.metrics.busy_ns.tolist() == [30_000 * units] * 4
-    assert made.prepared.schedule.units == units * (2 if scale == "backward-halving" else 1)
+    assert made.metrics.busy_ns.tolist() == [30_000 * microbatches] * 4
+    assert made.prepared.schedule.microbatches == microbatches * (2 if scale == "backward-halving" else 1)
 
 
 HALVES = {4: ((20,) * 2 + (40,) * 2, 30), 8: ((10,) * 4 + (20,) * 4, 15)}
@@ -230,17 +238,17 @@ HALVES = {4: ((20,) * 2 + (40,) * 2, 30), 8: ((10,) * 4 + (20,) * 4, 15)}
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
-@pytest.mark.parametrize("units", MICROBATCHES)
+@pytest.mark.parametrize("microbatches", MICROBATCHES)
 @pytest.mark.parametrize("heavy_first", [False, True])
 def test_a_table_made_for_uneven_stages_is_never_slower_than_the_even_one(
-    ranks: int, units: int, heavy_first: bool  # noqa: FBT001 - a parameter
+    ranks: int, microbatches: int, heavy_first: bool  # noqa: FBT001 - a parameter
 ) -> None:  # fmt: skip
     times = HALVES[ranks][0][:: -1 if heavy_first else 1]
 
-    made, replayed = run(table(ranks, units, times), times), run(table(ranks, units), times)
+    made, replayed = run(table(ranks, microbatches, times), times), run(table(ranks, microbatches), times)
 
     assert made.step_ns <= replayed.step_ns
-    assert made.busy_ns.tolist() == [3 * HALVES[ranks][1] * units] * ranks
+    assert made.busy_ns.tolist() == [3 * HALVES[ranks][1] * microbatches] * ranks
 
 
 GAINS = {  # in per mille of the step with even stages, at equal work per rank
@@ -259,30 +267,33 @@ def test_what_an_uneven_partition_changes(ranks: int, order: str) -> None:
     gains = tuple(
         round(
             1000
-            * Fraction(run(table(ranks, units, times), times).step_ns, run(table(ranks, units)).step_ns * even)
+            * Fraction(
+                run(table(ranks, microbatches, times), times).step_ns,
+                run(table(ranks, microbatches)).step_ns * even,
+            )
             - 1000
         )
-        for units in MICROBATCHES
+        for microbatches in MICROBATCHES
     )
 
     assert gains == GAINS[ranks, order]
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
-@pytest.mark.parametrize("units", MICROBATCHES)
-def test_an_uneven_partition_never_lowers_the_highest_peak(ranks: int, units: int) -> None:
+@pytest.mark.parametrize("microbatches", MICROBATCHES)
+def test_an_uneven_partition_never_lowers_the_highest_peak(ranks: int, microbatches: int) -> None:
     times, even = HALVES[ranks]
 
     peak, even_peak = (
-        max(run(table(ranks, units, stages), stages).memory.peak_activation_bytes.tolist())
+        max(run(table(ranks, microbatches, stages), stages).memory.peak_activation_bytes.tolist())
         for stages in (times, (even,) * ranks)
     )
 
     assert peak >= even_peak
-    assert (peak == even_peak) == ((ranks, units) not in {(4, 8), (8, 16)})
+    assert (peak == even_peak) == ((ranks, microbatches) not in {(4, 8), (8, 16)})
 
 
-def test_times_in_another_unit_change_nothing() -> None:
+def test_times_in_another_microbatch_change_nothing() -> None:
     times = (1, 1, 2, 2)
 
     assert table(4, 16, times) == table(4, 16, [1000 * time for time in times])

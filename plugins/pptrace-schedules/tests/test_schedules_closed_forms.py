@@ -19,20 +19,20 @@ OFFERS = {offer.name: offer for offer in pptrace_schedules()}
 MICROBATCHES = (8, 16, 32, 64, 128, 256)
 
 
-def table(name: str, ranks: int, units: int, chunks: int = 1) -> Schedule:
-    schedule = OFFERS[name].build(ScheduleRequest(ranks=ranks, units=units, chunks=chunks))
+def table(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    schedule = OFFERS[name].build(ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks))
     assert isinstance(schedule, Schedule)
     return schedule
 
 
-def stated_bubble(name: str, ranks: int, units: int, chunks: int = 1) -> Fraction:
+def stated_bubble(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Fraction:
     bubble = OFFERS[name].bubble
     assert bubble is not None
-    return bubble(ScheduleRequest(ranks=ranks, units=units, chunks=chunks))
+    return bubble(ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks))
 
 
-def step_ns(name: str, ranks: int, units: int, chunks: int = 1) -> int:
-    schedule = table(name, ranks, units, chunks)
+def step_ns(name: str, ranks: int, microbatches: int, chunks: int = 1) -> int:
+    schedule = table(name, ranks, microbatches, chunks)
     costs = Workload.uniform(ranks * chunks, f_ns=1, b_ns=2)
     return measure(simulate(schedule, costs), costs).step_ns
 
@@ -52,14 +52,18 @@ def test_generation_grows_as_the_table_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
-@pytest.mark.parametrize("units", MICROBATCHES)
-def test_gpipe_and_1f1b_idle_alike_and_as_the_tabular_study_prints(ranks: int, units: int) -> None:
-    printed = Fraction(ranks - 1, units + ranks - 1)
+@pytest.mark.parametrize("microbatches", MICROBATCHES)
+def test_gpipe_and_1f1b_idle_alike_and_as_the_tabular_study_prints(ranks: int, microbatches: int) -> None:
+    printed = Fraction(ranks - 1, microbatches + ranks - 1)
 
     for name in ("gpipe", "1f1b"):
-        assert count(table(name, ranks, units)).bubble == printed
-        assert stated_bubble(name, ranks, units) == printed
-    assert step_ns("gpipe", ranks, units) == step_ns("1f1b", ranks, units) == 3 * (units + ranks - 1)
+        assert count(table(name, ranks, microbatches)).bubble == printed
+        assert stated_bubble(name, ranks, microbatches) == printed
+    assert (
+        step_ns("gpipe", ranks, microbatches)
+        == step_ns("1f1b", ranks, microbatches)
+        == 3 * (microbatches + ranks - 1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,7 @@ def test_the_step_of_8_ranks_and_64_microbatches(name: str, chunks: int, units_o
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "units", "chunks", "units_of_time"),
+    ("name", "ranks", "microbatches", "chunks", "units_of_time"),
     [
         ("gpipe", 8, 3, 1, 3 * 10),
         ("1f1b", 8, 3, 1, 3 * 10),
@@ -88,16 +92,16 @@ def test_the_step_of_8_ranks_and_64_microbatches(name: str, chunks: int, units_o
     ],
 )
 def test_few_microbatches_one_rank_and_one_microbatch(
-    name: str, ranks: int, units: int, chunks: int, units_of_time: int
+    name: str, ranks: int, microbatches: int, chunks: int, units_of_time: int
 ) -> None:
-    assert step_ns(name, ranks, units, chunks) == units_of_time
+    assert step_ns(name, ranks, microbatches, chunks) == units_of_time
 
 
-@pytest.mark.parametrize("units", [1, 3, 4, 5, 32])
-def test_1f1b_holds_no_more_microbatches_than_ranks_lie_below(units: int) -> None:
-    counted = count(table("1f1b", 4, units))
+@pytest.mark.parametrize("microbatches", [1, 3, 4, 5, 32])
+def test_1f1b_holds_no_more_microbatches_than_ranks_lie_below(microbatches: int) -> None:
+    counted = count(table("1f1b", 4, microbatches))
 
-    assert counted.peak_activations == tuple(min(4 - rank, units) for rank in range(4))
+    assert counted.peak_activations == tuple(min(4 - rank, microbatches) for rank in range(4))
 
 
 def test_interleaving_halves_the_bubble_against_the_ideal_time() -> None:
@@ -108,13 +112,15 @@ def test_interleaving_halves_the_bubble_against_the_ideal_time() -> None:
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
-@pytest.mark.parametrize("units", MICROBATCHES)
-def test_of_a_fixed_batch_gpipe_holds_all_and_1f1b_the_less_the_more_it_is_cut(ranks: int, units: int) -> None:
-    eager, alternating = (count(table(name, ranks, units)).peak_activations for name in ("gpipe", "1f1b"))
-    microbatch = Fraction(1, units)
+@pytest.mark.parametrize("microbatches", MICROBATCHES)
+def test_of_a_fixed_batch_gpipe_holds_all_and_1f1b_the_less_the_more_it_is_cut(
+    ranks: int, microbatches: int
+) -> None:
+    eager, alternating = (count(table(name, ranks, microbatches)).peak_activations for name in ("gpipe", "1f1b"))
+    microbatch = Fraction(1, microbatches)
 
-    assert set(eager) == {units}
-    assert alternating == tuple(min(ranks - stage, units) for stage in range(ranks))
+    assert set(eager) == {microbatches}
+    assert alternating == tuple(min(ranks - stage, microbatches) for stage in range(ranks))
     assert max(eager) * microbatch == 1
     assert max(alternating) * microbatch == min(1, ranks * microbatch)
-    assert (max(alternating) < max(eager)) == (units > ranks)
+    assert (max(alternating) < max(eager)) == (microbatches > ranks)

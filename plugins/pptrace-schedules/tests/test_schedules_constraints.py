@@ -15,11 +15,11 @@ from pptrace_schedules.plugin import pptrace_schedules
 OFFERS = {offer.name: offer for offer in pptrace_schedules()}
 
 
-def refusal(name: str, *, ranks: int, units: int, chunks: int) -> ConstraintError:
+def refusal(name: str, *, ranks: int, microbatches: int, chunks: int) -> ConstraintError:
     check = OFFERS[name].check
     assert check is not None
     with pytest.raises(ConstraintError) as refused:
-        check(ScheduleRequest(ranks=ranks, units=units, chunks=chunks))
+        check(ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks))
     return refused.value
 
 
@@ -65,32 +65,32 @@ def refusal(name: str, *, ranks: int, units: int, chunks: int) -> ConstraintErro
     ],
 )
 def test_a_refusal_says_why_and_what_works(name: str, sizes: tuple[int, int, int], message: str) -> None:
-    ranks, units, chunks = sizes
+    ranks, microbatches, chunks = sizes
 
-    assert str(refusal(name, ranks=ranks, units=units, chunks=chunks)) == message
+    assert str(refusal(name, ranks=ranks, microbatches=microbatches, chunks=chunks)) == message
 
 
 def test_the_nearest_sizes_are_taken_and_none_lies_between() -> None:
     check = OFFERS["interleaved-1f1b"].check
     assert check is not None
     for ranks in range(1, 9):
-        for units in range(1, 80):
+        for microbatches in range(1, 80):
             try:
-                check(ScheduleRequest(ranks=ranks, units=units, chunks=2))
+                check(ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=2))
             except ConstraintError as error:
                 below, above = map(int, re.findall(r"\d+", error.nearest))
                 for size in (below, above):
-                    check(ScheduleRequest(ranks=ranks, units=size, chunks=2))
+                    check(ScheduleRequest(ranks=ranks, microbatches=size, chunks=2))
                 for between in set(range(below + 1, above)):
-                    refusal("interleaved-1f1b", ranks=ranks, units=between, chunks=2)
+                    refusal("interleaved-1f1b", ranks=ranks, microbatches=between, chunks=2)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_interleaving_takes_all_multiples_of_the_ranks_and_all_below_two_a_rank(ranks: int) -> None:
     check = OFFERS["interleaved-1f1b"].check
     assert check is not None
-    for units in [*range(1, 2 * ranks), *range(ranks, 20 * ranks, ranks)]:
-        check(ScheduleRequest(ranks=ranks, units=units, chunks=2))
+    for microbatches in [*range(1, 2 * ranks), *range(ranks, 20 * ranks, ranks)]:
+        check(ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=2))
 
 
 def test_looped_bfs_takes_any_size() -> None:
@@ -110,7 +110,7 @@ def test_finding_the_offers_and_their_closed_forms_needs_no_numpy() -> None:
     code = (
         "import sys; from pptrace_schedules.plugin import pptrace_schedules;"
         "from pptrace.model.request import ScheduleRequest;"
-        "request = ScheduleRequest(ranks=4, units=8, chunks=2);"
+        "request = ScheduleRequest(ranks=4, microbatches=8, chunks=2);"
         "[(offer.bubble(request), offer.peak_activations(request)) for offer in pptrace_schedules()];"
         "print(*sorted({'numpy', 'pydantic', 'numba'} & set(sys.modules)))"
     )

@@ -20,16 +20,18 @@ OFFERS = {offer.name: offer for offer in pptrace_schedules()}
 HANAYO = OFFERS["hanayo"]
 
 
-def table(ranks: int, units: int, waves: int = 0, *, chunks: int = 1) -> Schedule:
+def table(ranks: int, microbatches: int, waves: int = 0, *, chunks: int = 1) -> Schedule:
     options = {"waves": waves} if waves else {}
-    schedule = HANAYO.build(ScheduleRequest(ranks=ranks, units=units, chunks=chunks, options=options))
+    schedule = HANAYO.build(
+        ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks, options=options)
+    )
     assert isinstance(schedule, Schedule)
     return schedule
 
 
-def stated(ranks: int, units: int, waves: int) -> Fraction | None:
+def stated(ranks: int, microbatches: int, waves: int) -> Fraction | None:
     assert HANAYO.bubble is not None
-    return HANAYO.bubble(ScheduleRequest(ranks=ranks, units=units, options={"waves": waves}))
+    return HANAYO.bubble(ScheduleRequest(ranks=ranks, microbatches=microbatches, options={"waves": waves}))
 
 
 def length(schedule: Schedule) -> Fraction:
@@ -70,7 +72,7 @@ def test_stages_run_down_the_ranks_and_up_again(ranks: int, waves: int) -> None:
 
 
 def test_two_waves_on_eight_ranks_idle_as_the_tabular_study_prints() -> None:
-    chimera = OFFERS["chimera"].build(ScheduleRequest(ranks=8, units=8))
+    chimera = OFFERS["chimera"].build(ScheduleRequest(ranks=8, microbatches=8))
     assert isinstance(chimera, Schedule)
 
     assert length(table(8, 8, 2)) == 31
@@ -83,12 +85,12 @@ def test_two_waves_on_eight_ranks_idle_as_the_tabular_study_prints() -> None:
 @pytest.mark.parametrize("waves", [1, 2, 4])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_lengths_are_the_documented_ones(ranks: int, waves: int) -> None:
-    for units in range(1, ranks + 1):
-        assert length(table(ranks, units, waves)) == 3 * ranks + Fraction(2 * units - 2, waves)
+    for microbatches in range(1, ranks + 1):
+        assert length(table(ranks, microbatches, waves)) == 3 * ranks + Fraction(2 * microbatches - 2, waves)
     for batches in (2, 3, 5):
-        units = batches * ranks
-        steady = units * (3 + Fraction(ranks - 1, ranks * waves))
-        assert length(table(ranks, units, waves)) == steady + Fraction(2 * ranks - 3, 2 * waves)
+        microbatches = batches * ranks
+        steady = microbatches * (3 + Fraction(ranks - 1, ranks * waves))
+        assert length(table(ranks, microbatches, waves)) == steady + Fraction(2 * ranks - 3, 2 * waves)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
@@ -100,12 +102,12 @@ def test_the_papers_own_regime_and_what_it_prints_for_it(ranks: int, waves: int)
     assert count(table(ranks, ranks, waves)).bubble == stated(ranks, ranks, waves) == own < printed
 
 
-@pytest.mark.parametrize("units", [1, 4, 8, 16, 64])
-def test_more_waves_idle_less_and_one_rank_never_does(units: int) -> None:
-    bubbles = [count(table(8, units, waves)).bubble for waves in (1, 2, 4)]
+@pytest.mark.parametrize("microbatches", [1, 4, 8, 16, 64])
+def test_more_waves_idle_less_and_one_rank_never_does(microbatches: int) -> None:
+    bubbles = [count(table(8, microbatches, waves)).bubble for waves in (1, 2, 4)]
 
-    assert bubbles[0] > bubbles[1] > bubbles[2] or units == 1
-    assert count(table(1, units, 2)).bubble == stated(1, units, 2) == 0
+    assert bubbles[0] > bubbles[1] > bubbles[2] or microbatches == 1
+    assert count(table(1, microbatches, 2)).bubble == stated(1, microbatches, 2) == 0
 
 
 @pytest.mark.parametrize("waves", [1, 2])
@@ -113,20 +115,20 @@ def test_beyond_its_regime_a_bubble_stays_and_memory_does_too(waves: int) -> Non
     ranks = 4
     left = Fraction(ranks - 1, 3 * ranks * waves + ranks - 1)
 
-    bubbles = [count(table(ranks, units, waves)).bubble for units in (4, 16, 64, 256)]
+    bubbles = [count(table(ranks, microbatches, waves)).bubble for microbatches in (4, 16, 64, 256)]
 
     assert bubbles == sorted(bubbles, reverse=True)
     assert left < bubbles[-1] < left + Fraction(1, 100)
-    assert count(OFFERS["1f1b"].build(ScheduleRequest(ranks=ranks, units=256))).bubble < left  # type: ignore[arg-type] # a table
-    for units in (8, 64, 256):
-        assert max(count(table(ranks, units, waves)).peak_activations) == 2 * waves * ranks
+    assert count(OFFERS["1f1b"].build(ScheduleRequest(ranks=ranks, microbatches=256))).bubble < left  # type: ignore[arg-type] # a table
+    for microbatches in (8, 64, 256):
+        assert max(count(table(ranks, microbatches, waves)).peak_activations) == 2 * waves * ranks
 
 
-@pytest.mark.parametrize("units", [5, 6, 7, 9, 11, 13])
-def test_sizes_between_multiples_of_the_ranks_have_tables_and_no_formula(units: int) -> None:
-    assert stated(4, units, 2) is None
-    whole, rest = length(table(4, units - units % 4, 2)), length(table(4, units % 4, 2))
-    assert whole < length(table(4, units, 2)) < whole + rest
+@pytest.mark.parametrize("microbatches", [5, 6, 7, 9, 11, 13])
+def test_sizes_between_multiples_of_the_ranks_have_tables_and_no_formula(microbatches: int) -> None:
+    assert stated(4, microbatches, 2) is None
+    whole, rest = length(table(4, microbatches - microbatches % 4, 2)), length(table(4, microbatches % 4, 2))
+    assert whole < length(table(4, microbatches, 2)) < whole + rest
 
 
 def test_one_copy_of_the_model() -> None:

@@ -17,8 +17,8 @@ OFFERS = {offer.name: offer for offer in pptrace_schedules()}
 TABLES = sorted((Path(__file__).parent / "fixtures").glob("*.csv"))
 
 
-def built(name: str, *, ranks: int, units: int, chunks: int = 1) -> Schedule:
-    schedule = OFFERS[name].build(ScheduleRequest(ranks=ranks, units=units, chunks=chunks))
+def built(name: str, *, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    schedule = OFFERS[name].build(ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks))
     assert isinstance(schedule, Schedule)
     return schedule
 
@@ -28,11 +28,11 @@ def test_a_table_equals_pytorchs(path: Path) -> None:
     match = re.fullmatch(r"(.+)-p(\d+)-m(\d+)-v(\d+)", path.stem)
     assert match is not None
     name, *sizes = match.groups()
-    ranks, units, chunks = map(int, sizes)
+    ranks, microbatches, chunks = map(int, sizes)
     with path.open(newline="", encoding="utf-8") as file:
         expected = list(csv.reader(file))
 
-    rows = built(name, ranks=ranks, units=units, chunks=chunks).rows()
+    rows = built(name, ranks=ranks, microbatches=microbatches, chunks=chunks).rows()
 
     wrong_in_torch = 1 if name == "1f1b" else 0
     assert len(rows) == len(expected)
@@ -54,13 +54,13 @@ def test_every_schedule_that_pytorch_has_too_has_tables_to_compare_with() -> Non
     ],
 )
 def test_a_row_reads_as_in_the_paper(name: str, chunks: int, rank: int, row: str) -> None:
-    assert built(name, ranks=2, units=4, chunks=chunks).rows()[rank] == row.split()
+    assert built(name, ranks=2, microbatches=4, chunks=chunks).rows()[rank] == row.split()
 
 
 @pytest.mark.parametrize("name", OFFERS)
 def test_a_table_is_columns_of_the_documented_types(name: str) -> None:
-    schedule = built(name, ranks=3, units=6, chunks=2 if "-" in name else 1)
+    schedule = built(name, ranks=3, microbatches=6, chunks=2 if "-" in name else 1)
 
     assert schedule.kind.dtype == np.int8
-    assert {schedule.stage.dtype, schedule.unit.dtype, schedule.row_ptr.dtype} == {np.dtype(np.int32)}
-    assert all(column.flags.c_contiguous for column in (schedule.kind, schedule.stage, schedule.unit))
+    assert {schedule.stage.dtype, schedule.microbatch.dtype, schedule.row_ptr.dtype} == {np.dtype(np.int32)}
+    assert all(column.flags.c_contiguous for column in (schedule.kind, schedule.stage, schedule.microbatch))

@@ -16,11 +16,11 @@ OFFERS = {offer.name: offer for offer in pptrace_schedules()}
 SCALES = ("merged", "concatenation", "forward-doubling", "backward-halving")
 
 
-def refused(name: str, ranks: int, units: int, chunks: int = 1, **options: Any) -> ConstraintError | None:
+def refused(name: str, ranks: int, microbatches: int, chunks: int = 1, **options: Any) -> ConstraintError | None:
     check = OFFERS[name].check
     assert check is not None
     try:
-        check(ScheduleRequest(ranks=ranks, units=units, chunks=chunks, options=options))
+        check(ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks, options=options))
     except ConstraintError as error:
         return error
     return None
@@ -35,8 +35,8 @@ def test_whoever_follows_chimeras_advice_key_by_key_arrives_and_nothing_nearer_w
         return refused("chimera", *list(sizes.values())[1:], scale=scale, pipelines=sizes["pipelines"])
 
     for ranks in range(1, 14):
-        for units in range(1, 40):
-            sizes, seen = {"pipelines": pipelines, "pp": ranks, "microbatches": units}, list[str]()
+        for microbatches in range(1, 40):
+            sizes, seen = {"pipelines": pipelines, "pp": ranks, "microbatches": microbatches}, list[str]()
             while error := refusal(sizes):
                 key = error.key.split(".")[-1]
                 near = [int(number) for number in re.findall(r"\d+", error.nearest)]

@@ -118,7 +118,7 @@ def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
     Raises:
         ValueError: no steps, or of different sizes.
     """
-    sizes = {(one.placement.ranks, one.placement.stages, one.placement.units) for one in steps}
+    sizes = {(one.placement.ranks, one.placement.stages, one.placement.microbatches) for one in steps}
     if len(sizes) != 1:
         msg = "steps of one size are fitted together"
         raise ValueError(msg)
@@ -140,7 +140,7 @@ def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
 
 def _fitted(steps: Sequence[Performed], kind: Kind, stage: int) -> Fitted | None:
     masks = [(one.kind == kind) & (one.stage == stage) for one in steps]
-    alone = [one.duration_ns[mask & (one.braid < 0)] for one, mask in zip(steps, masks, strict=True)]
+    alone = [one.duration_ns[mask & (one.pair < 0)] for one, mask in zip(steps, masks, strict=True)]
     every = [one.duration_ns[mask] for one, mask in zip(steps, masks, strict=True)]
     paired = not any(times.size for times in alone)
     times = np.concatenate(every if paired else alone)

@@ -33,7 +33,7 @@ def schedule_of(step: Performed, registry: Registry) -> str:
         parameters = provided.offer.options
         try:
             request = ScheduleRequest(
-                ranks=placement.ranks, units=placement.units, chunks=chunks,
+                ranks=placement.ranks, microbatches=placement.microbatches, chunks=chunks,
                 options=parameters()().model_dump() if parameters else {},
             )  # fmt: skip
             same = _same_order(step, build_schedule(provided, request))
@@ -50,5 +50,6 @@ def _same_order(step: Performed, table: Schedule) -> bool:
     costs = Workload.uniform(table.stages, edges=len(table.placement.edges), f_ns=1000, b_ns=2000)
     a, b, _ = folded_alike(step, performed(simulate(table, costs)))
     return all(
-        np.array_equal(getattr(a, column), getattr(b, column)) for column in ("rank", "kind", "stage", "unit")
+        np.array_equal(getattr(a, column), getattr(b, column))
+        for column in ("rank", "kind", "stage", "microbatch")
     )

@@ -88,7 +88,7 @@ def _sides(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, 
 
 
 def _ladder(a: StepOfSide, b: StepOfSide) -> tuple[tuple[LadderStep, ...], str]:
-    sizes = [(one.placement.ranks, one.placement.stages, one.placement.units) for one in (a.step, b.step)]
+    sizes = [(one.placement.ranks, one.placement.stages, one.placement.microbatches) for one in (a.step, b.step)]
     if sizes[0] != sizes[1]:
         both = " and ".join(
             f"{ranks} ranks, {stages} stages, {microbatches} microbatches" for ranks, stages, microbatches in sizes

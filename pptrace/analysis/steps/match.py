@@ -77,8 +77,8 @@ def match(a: Performed, b: Performed) -> Matched:
             first=none, second=none, by_order=0, only_first=np.arange(len(a)), only_second=np.arange(len(b))
         )
     stages = max(a.placement.stages, b.placement.stages)
-    units = max(a.placement.units, b.placement.units)
-    cells = _keys(a, stages, units), _keys(b, stages, units)
+    microbatches = max(a.placement.microbatches, b.placement.microbatches)
+    cells = _keys(a, stages, microbatches), _keys(b, stages, microbatches)
     _, first, second = np.intersect1d(cells[0], cells[1], assume_unique=True, return_indices=True)
     rest = [np.setdiff1d(np.arange(len(one)), paired) for one, paired in ((a, first), (b, second))]
     by_order = np.array(_in_order(a, b, rest), dtype=np.int64).reshape(-1, 2)
@@ -94,8 +94,8 @@ def _splits(step: Performed, stage: int) -> bool:
     return bool(((step.stage == stage) & (step.kind == Kind.I)).any())
 
 
-def _keys(step: Performed, stages: int, units: int) -> Int64s:
-    cell = (step.kind.astype(np.int64) * stages + step.stage) * units + step.unit
+def _keys(step: Performed, stages: int, microbatches: int) -> Int64s:
+    cell = (step.kind.astype(np.int64) * stages + step.stage) * microbatches + step.microbatch
     keys: Int64s = cell * _MOST_RANKS + step.rank
     return keys
 

@@ -38,8 +38,8 @@ def over_steps(step: Performed, others: Sequence[Performed], name: str) -> NDArr
         Shape (1 + others, actions): from the start of each step's pipeline where they are times of day; NaN
         where a step lacks an action. Steps of other sizes are left out.
     """
-    sizes = (step.placement.stages, step.placement.units)
-    alike = [other for other in others if (other.placement.stages, other.placement.units) == sizes]
+    sizes = (step.placement.stages, step.placement.microbatches)
+    alike = [other for other in others if (other.placement.stages, other.placement.microbatches) == sizes]
     return np.stack([_column(step, step, name), *(_column(step, other, name) for other in alike)])
 
 
@@ -72,11 +72,13 @@ def _transfers(transfers: Transfers, others: Sequence[Performed]) -> Transfers:
     seen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     unseen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for one in (transfers, *(other.transfers for other in others)):
-        columns = (one.kind, one.stage, one.unit, one.took_ns, one.held_ns, one.observed)
-        for kind, stage, unit, took, held, observed in zip(*(column.tolist() for column in columns), strict=True):
+        columns = (one.kind, one.stage, one.microbatch, one.took_ns, one.held_ns, one.observed)
+        for kind, stage, microbatch, took, held, observed in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
             if took >= 0:
-                (seen if observed else unseen).setdefault((kind, stage, unit), []).append((took, held))
-    keys = list(zip(transfers.kind.tolist(), transfers.stage.tolist(), transfers.unit.tolist(), strict=True))
+                (seen if observed else unseen).setdefault((kind, stage, microbatch), []).append((took, held))
+    keys = list(zip(transfers.kind.tolist(), transfers.stage.tolist(), transfers.microbatch.tolist(), strict=True))
     middle = [np.median(seen.get(key) or unseen.get(key) or [(-1, 0)], axis=0).astype(np.int64) for key in keys]
     times = np.array(middle, dtype=np.int64).reshape(-1, 2)
     observed = np.array([key in seen for key in keys], dtype=np.bool_)

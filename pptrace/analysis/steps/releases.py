@@ -51,8 +51,9 @@ class Releases:
 
     def _inputs(self, index: int) -> Iterator[Input]:
         step = self.step
-        stage, unit, way = int(step.stage[index]), int(step.unit[index]), int(TABLE.feeds[step.kind[index]])
-        for each in range(unit, unit + int(step.span[index])) if way >= 0 else ():
+        stage, microbatch = int(step.stage[index]), int(step.microbatch[index])
+        way = int(TABLE.feeds[step.kind[index]])
+        for each in range(microbatch, microbatch + int(step.span[index])) if way >= 0 else ():
             yield way == 0, stage, each
 
 
@@ -60,14 +61,15 @@ def releases_of(step: Performed) -> Releases:
     """Return where a step's inputs come from."""
     made: dict[Input, int] = {}
     for index in range(len(step)):
-        stage, unit, way = int(step.stage[index]), int(step.unit[index]), int(TABLE.feeds[step.kind[index]])
-        for each in range(unit, unit + int(step.span[index])) if way >= 0 else ():
+        stage, microbatch = int(step.stage[index]), int(step.microbatch[index])
+        way = int(TABLE.feeds[step.kind[index]])
+        for each in range(microbatch, microbatch + int(step.span[index])) if way >= 0 else ():
             made[way == 0, stage + (1 if way == 0 else -1), each] = index
     sent = step.transfers
     ways: dict[Input, int] = {}
-    columns = (sent.kind, sent.stage, sent.unit, sent.took_ns, sent.held_ns)
-    for kind, stage, unit, took, held in zip(*(column.tolist() for column in columns), strict=True):
+    columns = (sent.kind, sent.stage, sent.microbatch, sent.took_ns, sent.held_ns)
+    for kind, stage, microbatch, took, held in zip(*(column.tolist() for column in columns), strict=True):
         forward = Kind(kind).traits.direction is Pass.FORWARD
         if took >= 0:
-            ways[forward, stage + (1 if forward else -1), unit] = took + held
+            ways[forward, stage + (1 if forward else -1), microbatch] = took + held
     return Releases(step=step, producers=made, ways_ns=ways)

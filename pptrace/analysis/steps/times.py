@@ -93,8 +93,8 @@ class Performed(Cells):
     @property
     def places(self) -> Int64s:
         """The place of each among all kinds, stages and microbatches."""
-        stages, units = self.placement.stages, self.placement.units
-        places: Int64s = (self.kind.astype(np.int64) * stages + self.stage) * units + self.unit
+        stages, microbatches = self.placement.stages, self.placement.microbatches
+        places: Int64s = (self.kind.astype(np.int64) * stages + self.stage) * microbatches + self.microbatch
         return places
 
     @property
@@ -105,7 +105,7 @@ class Performed(Cells):
     def equals(self, other: Performed) -> bool:
         """Return whether another step did the same at the same times, to the nanosecond, on the same ranks."""
         columns = ("rank", *CELL, "start_ns", "end_ns", "duration_ns", "gap_ns")
-        of_messages = ("source", "target", "kind", "stage", "unit", "size_bytes", "took_ns")
+        of_messages = ("source", "target", "kind", "stage", "microbatch", "size_bytes", "took_ns")
         return not (difference(self, other, columns) or difference(self.transfers, other.transfers, of_messages))
 
     @property
@@ -134,11 +134,11 @@ class Performed(Cells):
         chosen = np.isin(self.stage, list(stages))
         first, second = chosen & (self.kind == Kind.I), chosen & (self.kind == Kind.W)
         earlier = dict(
-            zip(zip(self.stage[first], self.unit[first], strict=True), self.duration_ns[first], strict=True)
+            zip(zip(self.stage[first], self.microbatch[first], strict=True), self.duration_ns[first], strict=True)
         )
         duration = self.duration_ns.copy()
         for index in np.flatnonzero(second).tolist():
-            duration[index] += earlier.get((self.stage[index], self.unit[index]), 0)
+            duration[index] += earlier.get((self.stage[index], self.microbatch[index]), 0)
         kind = np.where(second, np.int8(Kind.B), self.kind)
         columns = {name.name: getattr(self, name.name) for name in fields(self)}
         columns |= {"kind": kind, "duration_ns": duration}
@@ -151,7 +151,7 @@ class Performed(Cells):
         self, *, durations: Self | None = None, transfers: Self | None = None, gaps: Self | None = None
     ) -> ActionTimes:
         """Return times by action, each sort from another step where one is given; what it lacks stays ours."""
-        cells = len(Kind) * self.placement.stages * self.placement.units
+        cells = len(Kind) * self.placement.stages * self.placement.microbatches
         duration, transfer = (np.full(cells, -1, dtype=np.int64) for _ in range(2))
         gap = np.zeros(cells, dtype=np.int64)
         for times, column, other in ((duration, "duration_ns", durations), (gap, "gap_ns", gaps)):
@@ -194,10 +194,10 @@ def performed(timeline: Timeline) -> Performed:
 
 def _sends(transfers: Transfers, placement: Placement) -> Int64s:
     """Return the cell of each message's send; those of stages and microbatches that are not here, none."""
-    here = (transfers.stage < placement.stages) & (transfers.unit < placement.units)
+    here = (transfers.stage < placement.stages) & (transfers.microbatch < placement.microbatches)
     cells: Int64s = (
         transfers.kind.astype(np.int64) * placement.stages + transfers.stage
-    ) * placement.units + transfers.unit
+    ) * placement.microbatches + transfers.microbatch
     return np.where(here, cells, 0)
 
 

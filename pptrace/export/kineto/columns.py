@@ -29,18 +29,20 @@ _KINDS = {name: kind for kind, name in enumerate(NAMES)}
 _KERNELS = frozenset({"kernel", "gpu_memcpy"})
 _KEYS = {
     "stage": "stage",
-    "unit": "microbatch",
+    "microbatch": "microbatch",
     "span": "span",
     "lag_ns": "lag_ns",
     "uncontended_ns": "uncontended_ns",
     "collective_ns": "collective_ns",
     "size_bytes": "bytes",
-    "braid": "braid",
+    "pair": "pair",
     "cause": "cause",
     "row": "correlation",
     "segment_number": "segment_number",
 }
-_ASSUMED = {"span": 1, "braid": -1, "cause": 0, "segment_number": -1}
+_FORMER = {"pair": "braid"}
+"""Keys that files of format 1 had instead."""
+_ASSUMED = {"span": 1, "pair": -1, "cause": 0, "segment_number": -1}
 
 
 _SHARED = ("placement", "provenance", "segments")
@@ -65,6 +67,7 @@ class Part:
     @classmethod
     def of(cls, own: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> Self:
         """Gather one file's events."""
+        keys = _keys(own["placement"])
         pieces: dict[str, list[NDArray[np.int64]]] = {}
         launches: list[NDArray[np.int64]] = []
         steps: dict[tuple[int, str, str], list[tuple[int, int]]] = {
@@ -74,7 +77,7 @@ class Part:
         for events in batches:
             slices = [event for event in events if event["ph"] == "X"]
             kernels = [e for e in slices if e["cat"] in _KERNELS]
-            for name, values in _kernels(kernels, own.get("segments", ())).items():
+            for name, values in _kernels(kernels, own.get("segments", ()), keys).items():
                 pieces.setdefault(name, []).append(values)
             launches.append(_launches([e for e in slices if e["cat"] == "cuda_runtime"]))
             hops.append(_hops([e["args"] for e in slices if e["cat"] == "link"]))
@@ -94,6 +97,14 @@ class Part:
             else None,
             hops=np.concatenate(hops),
         )
+
+
+def _keys(placement: dict[str, Any]) -> dict[str, str]:
+    """Return the keys of a file's slices, and give its placement the names of today."""
+    if "unit_route" not in placement:
+        return _KEYS
+    placement["microbatch_route"] = placement.pop("unit_route")
+    return _KEYS | _FORMER
 
 
 def joined(parts: Sequence[tuple[Path, Part]]) -> Timeline:
@@ -137,7 +148,7 @@ def _timeline(files: Sequence[tuple[Path, Part]]) -> Timeline:
         placement=Placement(
             ranks=placement["ranks"],
             stage_rank=np.array(placement["stage_rank"], dtype=np.int32),
-            unit_route=np.array(placement["unit_route"], dtype=np.int32),
+            microbatch_route=np.array(placement["microbatch_route"], dtype=np.int32),
             edges=np.array(placement["edges"], dtype=np.int32).reshape(-1, 2),
         ),
         lane_rank=lanes[:, 0].astype(np.int32),
@@ -168,10 +179,12 @@ def _hops(args: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
     return _integers([[a["transfer"], a["hop"], a["link"]] for a in args]).reshape(-1, 3)
 
 
-def _kernels(events: Sequence[dict[str, Any]], segments: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+def _kernels(
+    events: Sequence[dict[str, Any]], segments: Sequence[str], keys: dict[str, str]
+) -> dict[str, NDArray[np.int64]]:
     start, dur = _times(events, "ts"), _times(events, "dur")
     args = [event["args"] for event in events]
-    columns = {name: _integers([a.get(key, _ASSUMED.get(name, 0)) for a in args]) for name, key in _KEYS.items()}
+    columns = {name: _integers([a.get(key, _ASSUMED.get(name, 0)) for a in args]) for name, key in keys.items()}
     columns["uncontended_ns"] = _integers(
         [a.get("uncontended_ns", usual) for a, usual in zip(args, dur.tolist(), strict=True)]
     )

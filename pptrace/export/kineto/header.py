@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "header", "named"]
 
-FORMAT = 1
-"""Version of what a file says beyond the dialect."""
+FORMAT = 2
+"""Version of what a file says beyond the dialect; 1 said ``unit_route`` and ``braid``."""
 
 
 def header(timeline: Timeline, lanes: Sequence[Lane], rank: int | None) -> bytes:
@@ -74,7 +74,7 @@ def _own(timeline: Timeline, lanes: Sequence[Lane]) -> dict[str, Any]:
         "placement": {
             "ranks": placement.ranks,
             "stage_rank": placement.stage_rank.tolist(),
-            "unit_route": placement.unit_route.tolist(),
+            "microbatch_route": placement.microbatch_route.tolist(),
             "edges": placement.edges.tolist(),
         },
         "lanes": [[lane.rank, lane.stream, lane.peer, lane.rows.stop - lane.rows.start] for lane in lanes],

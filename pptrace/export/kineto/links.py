@@ -67,7 +67,7 @@ class LinkEncoder:
             "rank": self.rank[row],
             "peer": hops.peer[message],
             "stage": timeline.stage[row],
-            "microbatch": timeline.unit[row],
+            "microbatch": timeline.microbatch[row],
             "span": timeline.span[row],
             "bytes": timeline.size_bytes[row],
         }

@@ -1,4 +1,4 @@
-"""Names of actions as cells: a prefix per kind and stage, a unit, and the closing quote."""
+"""Names of actions as cells: a prefix per kind and stage, a microbatch, and the closing quote."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DENSE = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The ends of a timeline's names, each written once: unit, span beyond one, segment, and a quote."""
+    """The ends of a timeline's names, each written once: microbatch, span beyond one, segment, and a quote."""
 
     ends: Block
     """Shape (ends, width), blanks behind."""
@@ -32,11 +32,11 @@ class Names:
 
     @classmethod
     def of(cls, timeline: Timeline, *, segments: bool = False) -> Self:
-        """Collect the pairs of unit and span that occur, with ``segments`` by the names of segments too."""
+        """Collect the pairs of microbatch and span that occur, with ``segments`` by the names of segments too."""
         parts = timeline.parts if segments else None
         behind = [""] if parts is None else ["", *(f" {name}" for name in parts.names)]
         widest, count = int(timeline.span.max(initial=1)) + 1, len(behind)
-        pair = (timeline.unit.astype(np.int64) + 1) * widest + timeline.span
+        pair = (timeline.microbatch.astype(np.int64) + 1) * widest + timeline.span
         keys, end = _interned(pair if parts is None else pair * count + parts.name + 1)
         pairs = zip((keys // count // widest - 1).tolist(), (keys // count % widest).tolist(), strict=True)
         texts = [_end(*pair, behind[key % count]) for pair, key in zip(pairs, keys.tolist(), strict=True)]
@@ -70,8 +70,8 @@ def named(
     return [block]
 
 
-def _end(unit: int, span: int, segment: str) -> bytes:
-    text = ("" if unit < 0 else str(unit)) + (f"+{span}" if span > 1 else "")
+def _end(microbatch: int, span: int, segment: str) -> bytes:
+    text = ("" if microbatch < 0 else str(microbatch)) + (f"+{span}" if span > 1 else "")
     return text.encode() + json.dumps(segment)[1:].encode()
 
 

@@ -21,8 +21,8 @@ __all__ = ["Peers"]
 class Peers:
     """The neighbours of each stage on each route; -1 where a stage has none, or several."""
 
-    unit_route: Int32s
-    """Shape (units,): each unit's route."""
+    microbatch_route: Int32s
+    """Shape (microbatches,): each microbatch's route."""
     after: Int32s
     """Shape (routes, stages): the rank that holds the next stage."""
     before: Int32s
@@ -33,17 +33,17 @@ class Peers:
         """Find the neighbours along the placement's edges."""
         source, target = placement.edges[:, 0], placement.edges[:, 1]
         return cls(
-            unit_route=placement.unit_route,
+            microbatch_route=placement.microbatch_route,
             after=_only(placement.stage_rank, source, target),
             before=_only(placement.stage_rank, target, source),
         )
 
     def among(self, timeline: Timeline, rows: slice | Int32s) -> Int32s:
-        """Return the peer of each row's message, by its stage, unit and direction."""
-        unit, stage = timeline.unit[rows], timeline.stage[rows]
-        known = (unit >= 0) & (unit < self.unit_route.size) & (stage < self.after.shape[1])
-        route = np.zeros_like(unit)
-        route[known] = self.unit_route[unit[known]]
+        """Return the peer of each row's message, by its stage, microbatch and direction."""
+        microbatch, stage = timeline.microbatch[rows], timeline.stage[rows]
+        known = (microbatch >= 0) & (microbatch < self.microbatch_route.size) & (stage < self.after.shape[1])
+        route = np.zeros_like(microbatch)
+        route[known] = self.microbatch_route[microbatch[known]]
         stage = np.where(known, stage, 0)
         onward = TOWARDS_NEXT[timeline.kind[rows]]
         peer = np.where(onward, self.after[route, stage], self.before[route, stage])

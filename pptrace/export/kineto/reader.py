@@ -75,8 +75,8 @@ def _events(file: BinaryFile) -> tuple[dict[str, Any], Iterable[list[dict[str, A
     else:
         top = json.loads(first + file.read())
         batches = [top["traceEvents"]]
-    if top.get("pptraceFormat") != FORMAT:
-        msg = f"format {top.get('pptraceFormat')}, and this version reads {FORMAT}"
+    if top.get("pptraceFormat") not in range(1, FORMAT + 1):
+        msg = f"format {top.get('pptraceFormat')}, and this version reads up to {FORMAT}"
         raise ValueError(msg)
     return top, batches
 

@@ -44,7 +44,7 @@ _OPTIONAL = {
     "uncontended_ns": b',"uncontended_ns":',
     "collective_ns": b',"collective_ns":',
     "size_bytes": b',"bytes":',
-    "braid": b',"braid":',
+    "pair": b',"pair":',
 }
 _FIRST = 100_000
 """The first row's correlation: HTA puts event numbers in a column that is as narrow as correlations need."""
@@ -148,10 +148,10 @@ class Encoder:
 
     def _facts(self, rows: slice) -> list[Part]:
         timeline = self.timeline
-        stage, unit = shared_number(timeline.stage[rows]), shared_number(timeline.unit[rows])
-        parts: list[Part] = [b',"stage":', stage, b',"microbatch":', unit]
+        stage, microbatch = shared_number(timeline.stage[rows]), shared_number(timeline.microbatch[rows])
+        parts: list[Part] = [b',"stage":', stage, b',"microbatch":', microbatch]
         cause = timeline.cause[rows].astype(np.int64)
-        assumed = {"span": 1, "uncontended_ns": timeline.end_ns[rows] - timeline.start_ns[rows], "braid": -1}
+        assumed = {"span": 1, "uncontended_ns": timeline.end_ns[rows] - timeline.start_ns[rows], "pair": -1}
         for name, key in _OPTIONAL.items():
             values = getattr(timeline, name)[rows]
             if (values != assumed.get(name, 0)).any():
@@ -184,7 +184,7 @@ def color_of(timeline: Timeline, rows: slice | Int32s, by: str) -> Part:
     """Return the colour of each row's slice."""
     if by == "kind":
         return words(timeline.kind[rows], _KIND_COLORS)
-    return words(np.maximum(timeline.unit[rows], 0) % len(_COLORS), _COLORS)
+    return words(np.maximum(timeline.microbatch[rows], 0) % len(_COLORS), _COLORS)
 
 
 def _distinct(values: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:

@@ -117,7 +117,7 @@ def field_columns(timeline: Timeline, flows: Flows, first_row: int) -> dict[str,
         "kind": PlainColumn(t.kind),
         "rank": PlainColumn(t.rank_of_row()),
         "stage": PlainColumn(t.stage),
-        "unit": PlainColumn(t.unit),
+        "microbatch": PlainColumn(t.microbatch),
         "span": SparseColumn(t.span, 1),
         "peer": PlainColumn(flows.peer),
         "bytes": SparseColumn(t.size_bytes, 0),
@@ -126,7 +126,7 @@ def field_columns(timeline: Timeline, flows: Flows, first_row: int) -> dict[str,
         "uncontended_ns": SparseColumn(t.uncontended_ns, t.end_ns - t.start_ns),
         "collective_ns": SparseColumn(t.collective_ns, 0),
         "cause": PlainColumn(t.cause),
-        "braid": PlainColumn(t.braid),
+        "pair": PlainColumn(t.pair),
     }
     if t.parts is not None:
         columns["segment_number"] = PlainColumn(t.parts.number)
@@ -143,5 +143,5 @@ def event_columns(timeline: Timeline, lane_uuid: Int32s, names: Names) -> dict[s
         "category": PlainColumn(categories(timeline)),
     }
     if names.microbatch is not None:
-        columns["microbatch"] = PlainColumn(names.microbatch)
+        columns["correlation"] = PlainColumn(names.microbatch)
     return columns

@@ -12,7 +12,7 @@ import numpy as np
 from pptrace.errors import TraceError
 from pptrace.export.perfetto.extension import FIELD_NUMBERS, MESSAGE, PACKAGE, descriptor_set
 from pptrace.export.perfetto.layout import BEGIN, COUNTER, END
-from pptrace.export.perfetto.marker import FORMAT_KEY, PROVENANCE_KEY, STEP_KEY, VERSION, layout_of
+from pptrace.export.perfetto.marker import FORMAT_KEY, PROVENANCE_KEY, STEP_KEY, VERSION, layout_of, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,7 +167,7 @@ def _add_attributes(packet: Any, events: Events, file: str) -> None:
         if attribute.key == PROVENANCE_KEY:
             events.provenance = json.loads(attribute.string_value)
         elif attribute.key == STEP_KEY:
-            events.step = json.loads(attribute.string_value)
+            events.step = renamed(json.loads(attribute.string_value))
 
 
 def _event(packet: Any, at: int, segments: Sequence[str]) -> dict[str, int]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["link_runs", "spelt_names"]
 
 _BEHIND_SENDS = 1
-_REPEATED = ("start", "end", "microbatch", "kind", "rank", "stage", "unit", "span", "bytes")
+_REPEATED = ("start", "end", "correlation", "kind", "rank", "stage", "microbatch", "span", "bytes")
 """What a slice on a link has of its message."""
 _ENTRY, _IID, _NAME = varint(2 << 3 | 2), varint(1 << 3), varint(2 << 3 | 2)
 """InternedData.event_names, EventName.iid and EventName.name."""

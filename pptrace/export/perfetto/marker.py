@@ -31,6 +31,7 @@ __all__ = [
     "layout_of",
     "placement_of",
     "provenance_json",
+    "renamed",
     "step_json",
 ]
 
@@ -39,8 +40,11 @@ PROVENANCE_KEY = "pptrace.provenance"
 TITLE_KEY = "pptrace.title"
 STEP_KEY = "pptrace.step"
 
-VERSION = 1
+VERSION = 2
 """Grows when older readers could not read what newer writers write."""
+
+_FORMER = {"unit": "microbatch", "braid": "pair", "microbatch": "correlation"}
+"""Today's names of cells that format 1 named otherwise."""
 
 
 def provenance_json(provenance: Mapping[str, Any]) -> str:
@@ -65,7 +69,7 @@ def step_json(
                 "ranks": placement.ranks,
                 "stages": placement.stages,
                 "stage_rank": placement.stage_rank.ravel().tolist(),
-                "unit_route": placement.unit_route.tolist(),
+                "microbatch_route": placement.microbatch_route.tolist(),
                 "edges": placement.edges.tolist(),
             },
             "lanes": [
@@ -98,9 +102,19 @@ def placement_of(step: Mapping[str, Any]) -> Placement:
     return Placement(
         ranks=placement["ranks"],
         stage_rank=np.array(placement["stage_rank"], dtype=np.int32).reshape(-1, placement["stages"]),
-        unit_route=np.array(placement["unit_route"], dtype=np.int32),
+        microbatch_route=np.array(placement["microbatch_route"], dtype=np.int32),
         edges=np.array(placement["edges"], dtype=np.int32).reshape(-1, 2),
     )
+
+
+def renamed(step: dict[str, Any]) -> dict[str, Any]:
+    """Return what :func:`step_json` says today, where it may be what it said in format 1."""
+    placement = step["placement"]
+    if "unit_route" in placement:
+        placement["microbatch_route"] = placement.pop("unit_route")
+        for part in (part for run in step["runs"] for part in run["parts"] if not isinstance(part, str)):
+            part[0] = _FORMER.get(part[0], part[0])
+    return step
 
 
 def layout_of(parts: Sequence[Any]) -> Layout:

@@ -61,11 +61,11 @@ class Names:
     def of(cls, timeline: Timeline, *, by_microbatch: bool = False) -> Self:
         """Number the names of a timeline's slices."""
         spans, span = numbered(timeline.span.astype(np.int64))
-        units = int(timeline.unit.max(initial=-1)) + 2
-        pair = span.astype(np.int64) * units + timeline.unit + 1
+        microbatches = int(timeline.microbatch.max(initial=-1)) + 2
+        pair = span.astype(np.int64) * microbatches + timeline.microbatch + 1
         whats, what = _whats(timeline)
         keys, name = numbered(pair * len(whats) + what)
-        texts = _units((keys // len(whats)).tolist(), units, spans.tolist())
+        texts = _microbatches((keys // len(whats)).tolist(), microbatches, spans.tolist())
         chosen = [whats[key] for key in (keys % len(whats)).tolist()]
         names = tuple(f"{kind}{text}{part}" for (kind, part), text in zip(chosen, texts, strict=True))
         if not by_microbatch:
@@ -74,8 +74,8 @@ class Names:
         return cls(
             names=names,
             name=name + np.int32(1),
-            microbatches=tuple(f"mb{text}" for text in _units(keys.tolist(), units, spans.tolist())),
-            microbatch=np.where(timeline.unit < 0, np.int32(-1), place + np.int32(1)),
+            microbatches=tuple(f"mb{text}" for text in _microbatches(keys.tolist(), microbatches, spans.tolist())),
+            microbatch=np.where(timeline.microbatch < 0, np.int32(-1), place + np.int32(1)),
         )
 
     def write(self, interned: InternedData) -> None:
@@ -105,10 +105,13 @@ def _whats(timeline: Timeline) -> tuple[list[tuple[str, str]], NDArray[np.intege
     return whats, (parts.name.astype(np.int64) + 1) * len(NAMES) + timeline.kind
 
 
-def _units(pairs: list[int], units: int, spans: list[int]) -> list[str]:
+def _microbatches(pairs: list[int], microbatches: int, spans: list[int]) -> list[str]:
     """Return the text behind each name: nothing, `` 3`` or `` 6+2``."""
     beyond = ["" if span == 1 else f"+{span}" for span in spans]
-    return [f" {pair % units - 1}{beyond[pair // units]}" if pair % units else "" for pair in pairs]
+    return [
+        f" {pair % microbatches - 1}{beyond[pair // microbatches]}" if pair % microbatches else ""
+        for pair in pairs
+    ]
 
 
 def numbered(keys: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], Int32s]:

@@ -33,7 +33,7 @@ _GZIP = b"\x1f\x8b"
 _FIELDS = {
     "kind": "kind",
     "stage": "stage",
-    "unit": "unit",
+    "microbatch": "microbatch",
     "span": "span",
     "enter_ns": "enter_ns",
     "lag_ns": "lag_ns",
@@ -41,7 +41,7 @@ _FIELDS = {
     "collective_ns": "collective_ns",
     "bytes": "size_bytes",
     "cause": "cause",
-    "braid": "braid",
+    "pair": "pair",
 }
 """The timeline's column of each typed field."""
 _DEFAULTS = {"span": 1, "lag_ns": 0, "collective_ns": 0, "bytes": 0}

@@ -28,7 +28,7 @@ _TEXT = 2
 
 
 class Records:
-    """Columns of slices: ``start``, ``end``, ``track``, ``name``, ``category``, typed fields and flows.
+    """Columns of slices: Perfetto's own (``start``, ``end``, ``track``, ``name``, …), typed fields and flows.
 
     A flow that leaves is in a column ``out 0`` (``out 1``, …), one that ends there in ``in 0``.
     """
@@ -51,8 +51,8 @@ class Records:
             self._cell("name", _NAME_IID),
             Cell("category", _CATEGORY_IIDS, _CATEGORY_CELL),
         ]
-        if "microbatch" in self._column:
-            parts += self._optional("microbatch", _CORRELATION_ID_STR_IID, _CORRELATION_TAG, rows)
+        if "correlation" in self._column:
+            parts += self._optional("correlation", _CORRELATION_ID_STR_IID, _CORRELATION_TAG, rows)
         for name, number in FIELD_NUMBERS.items():
             if name in self._column:
                 parts += self._optional(name, number, _FIELD_TAG, rows)

@@ -105,7 +105,7 @@ def _row(
     for index in np.flatnonzero((step.rank == rank) & (step.start_ns - begin < until)).tolist():
         start, end = int(step.start_ns[index]) - begin, min(int(step.end_ns[index]) - begin, until)
         x, width = _LEFT + start * scale, max((end - start) * scale - 0.5, 0.4)
-        kind, microbatch = Kind(int(step.kind[index])), int(step.unit[index])
+        kind, microbatch = Kind(int(step.kind[index])), int(step.microbatch[index])
         title = f"{step.action(index)}, {ms(start)} to {ms(int(step.end_ns[index]) - begin)}"
         class_ = _CLASSES.get(kind, "x")
         yield svg.rectangle(x, y + 1, width, _BAR - 2, f"{class_} path" if index in path else class_, title)

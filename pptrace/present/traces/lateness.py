@@ -89,7 +89,7 @@ def difference_runs(
         "track": _numbers(rank, tracks),
         "name": name.astype(np.int64) + first_name,
         "category": np.full(rank.size, DIFFERENCE_CATEGORY, dtype=np.int8),
-        "kind": step.kind[rows], "rank": rank, "stage": step.stage[rows], "unit": step.unit[rows],
+        "kind": step.kind[rows], "rank": rank, "stage": step.stage[rows], "microbatch": step.microbatch[rows],
     }  # fmt: skip
     if not rank.size:
         return [], []

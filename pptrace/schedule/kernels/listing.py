@@ -28,8 +28,8 @@ class Work(NamedTuple):
 class Rooms(NamedTuple):
     """What is bounded in flight; -1 for no room."""
 
-    units: Any
-    """Per action, the units that it takes at its start or returns at its end."""
+    microbatches: Any
+    """Per action, the microbatches that it takes at its start or returns at its end."""
     returned: Any
     """Shape (actions x 2,): the rooms to which an action's end returns them."""
     taken: Any
@@ -53,7 +53,7 @@ class Playing(NamedTuple):
     needs: Any
     """Per action, how many others enable it."""
     left: Any
-    """Per room, the units that may still be taken."""
+    """Per room, the microbatches that may still be taken."""
     free: Any
     """Per rank, 1 until it is busy."""
     fill: Any
@@ -109,11 +109,11 @@ def list_actions(work: Work, rooms: Rooms, queues: Queues, playing: Playing, eve
 
 
 def _finish(work: Work, rooms: Rooms, playing: Playing, events: Heap, action: int, now: int) -> None:
-    """End an action: return its units, and enable what waits for it."""
+    """End an action: return its microbatches, and enable what waits for it."""
     for side in range(2):
         room = rooms.returned[2 * action + side]
         if room >= 0:
-            playing.left[room] += rooms.units[action]
+            playing.left[room] += rooms.microbatches[action]
     for edge in range(work.after_ptr[action], work.after_ptr[action + 1]):
         target = work.after[edge]
         playing.ready[target] = max(playing.ready[target], now + work.lag[edge])
@@ -132,7 +132,7 @@ def _choose(work: Work, rooms: Rooms, queues: Queues, playing: Playing, rank: in
         fits = True
         for side in range(2):
             room = rooms.taken[2 * own + side]
-            if room >= 0 and playing.left[room] < rooms.units[action]:
+            if room >= 0 and playing.left[room] < rooms.microbatches[action]:
                 fits = False
         if fits and (best < 0 or work.key[action] < work.key[best]):
             best, chosen = action, own
@@ -140,12 +140,12 @@ def _choose(work: Work, rooms: Rooms, queues: Queues, playing: Playing, rank: in
 
 
 def _begin(work: Work, rooms: Rooms, queues: Queues, playing: Playing, own: int) -> int:
-    """Take the first action off a queue, and its units from their rooms; return it."""
+    """Take the first action off a queue, and its microbatches from their rooms; return it."""
     action: int = playing.shelf[queues.ptr[own]]
     for side in range(2):
         room = rooms.taken[2 * own + side]
         if room >= 0:
-            playing.left[room] -= rooms.units[action]
+            playing.left[room] -= rooms.microbatches[action]
     _take(playing, work.key, queues.ptr[own], own)
     return action
 

@@ -10,7 +10,7 @@ from pptrace.model.kinds import Kind, Role
 
 __all__ = ["count_messages", "defer_receives", "index_actions", "insert_sends", "place_messages"]
 
-OUT_OF_STAGES, OUT_OF_UNITS, TWICE, MISPLACED = 1, 2, 3, 4
+OUT_OF_STAGES, OUT_OF_MICROBATCHES, TWICE, MISPLACED = 1, 2, 3, 4
 """What may be wrong with an action."""
 
 SEND = (int(Kind.SEND_F), int(Kind.SEND_B))
@@ -23,8 +23,8 @@ COMPUTED, SENT = 1, 2
 
 
 def index_actions(row_ptr, cells, graph, kinds, flat, problem):
-    """Fill ``flat`` with positions by result, stage and unit; ``problem`` with code, row and other, if any."""
-    size = graph.stages * graph.units
+    """Fill ``flat`` with positions by result, stage and microbatch; ``problem`` with code, row and other."""
+    size = graph.stages * graph.microbatches
     results = len(flat) // size if size > 0 else 0
     kind, stage = cells.kind, cells.stage
     result, second = kinds.result, kinds.second_result
@@ -54,19 +54,20 @@ def _holds(graph, rank, stage):
 
 
 def _index(row, rank, result, cells, graph, flat, problem):
-    """Note where a result of each of an action's units is made; return whether that can be."""
-    stages, units, stage_rank, unit_route = graph.stages, graph.units, graph.stage_rank, graph.unit_route
+    """Note where a result of each of an action's microbatches is made; return whether that can be."""
+    stages, microbatches = graph.stages, graph.microbatches
+    stage_rank, microbatch_route = graph.stage_rank, graph.microbatch_route
     s = cells.stage[row]
-    first = cells.unit[row]
-    if first < 0 or first + cells.span[row] > units:
-        problem[0], problem[1] = OUT_OF_UNITS, row
+    first = cells.microbatch[row]
+    if first < 0 or first + cells.span[row] > microbatches:
+        problem[0], problem[1] = OUT_OF_MICROBATCHES, row
         return False
     for u in range(first, first + cells.span[row]):
-        place = stage_rank[unit_route[u] * stages + s]
+        place = stage_rank[microbatch_route[u] * stages + s]
         if place != rank:
             problem[0], problem[1], problem[2] = MISPLACED, row, place
             return False
-        at = (result * stages + s) * units + u
+        at = (result * stages + s) * microbatches + u
         if flat[at] >= 0:
             problem[0], problem[1], problem[2] = TWICE, row, flat[at]
             return False
@@ -80,16 +81,16 @@ def _fed(graph, way, stage):
     return ptr[stage], ptr[stage + 1]
 
 
-def _peer(graph, way, edge, stage, unit, rank):
-    """Return the rank to which an edge of :func:`_fed` sends a unit's result, -1 for none but its own."""
+def _peer(graph, way, edge, stage, microbatch, rank):
+    """Return the rank to which an edge of :func:`_fed` sends a microbatch's result, -1 for none but its own."""
     other = graph.succ[edge] if way == 0 else graph.pred[edge]
-    peer = graph.stage_rank[graph.unit_route[unit] * graph.stages + other]
+    peer = graph.stage_rank[graph.microbatch_route[microbatch] * graph.stages + other]
     return -1 if peer == rank else peer
 
 
 def count_messages(row_ptr, cells, graph, kinds, sent, received):
     """Count the messages that each rank sends and receives."""
-    kind, stage, unit, feeds = cells.kind, cells.stage, cells.unit, kinds.feeds
+    kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
     for rank in range(graph.ranks):
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             way = feeds[kind[row]]
@@ -97,7 +98,7 @@ def count_messages(row_ptr, cells, graph, kinds, sent, received):
                 continue
             low, high = _fed(graph, way, stage[row])
             for e in range(low, high):
-                peer = _peer(graph, way, e, stage[row], unit[row], rank)
+                peer = _peer(graph, way, e, stage[row], microbatch[row], rank)
                 if peer >= 0:
                     sent[rank] += 1
                     received[peer] += 1
@@ -107,9 +108,9 @@ def _copy(cells, row, out, out_edge, at):
     """Copy an action."""
     out.kind[at] = cells.kind[row]
     out.stage[at] = cells.stage[row]
-    out.unit[at] = cells.unit[row]
+    out.microbatch[at] = cells.microbatch[row]
     out.span[at] = cells.span[row]
-    out.braid[at] = cells.braid[row]
+    out.pair[at] = cells.pair[row]
     out_edge[at] = -1
 
 
@@ -117,16 +118,16 @@ def _write(cells, row, graph, way, edge, kind, stage, out, out_edge, at):
     """Write one end of the message that carries an action's result over an edge."""
     out.kind[at] = kind
     out.stage[at] = stage
-    out.unit[at] = cells.unit[row]
+    out.microbatch[at] = cells.microbatch[row]
     out.span[at] = cells.span[row]
-    out.braid[at] = -1
+    out.pair[at] = -1
     out_edge[at] = graph.succ_edge[edge] if way == 0 else graph.pred_edge[edge]
 
 
 def insert_sends(row_ptr, cells, graph, kinds, out_ptr, out, out_edge):
     """Copy the rows with each SEND right behind its producer."""
     at = 0
-    kind, stage, unit, feeds = cells.kind, cells.stage, cells.unit, kinds.feeds
+    kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
     for rank in range(graph.ranks):
         out_ptr[rank] = at
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
@@ -137,7 +138,7 @@ def insert_sends(row_ptr, cells, graph, kinds, out_ptr, out, out_edge):
                 continue
             low, high = _fed(graph, way, stage[row])
             for e in range(low, high):
-                if _peer(graph, way, e, stage[row], unit[row], rank) >= 0:
+                if _peer(graph, way, e, stage[row], microbatch[row], rank) >= 0:
                     _write(cells, row, graph, way, e, SEND[way], stage[row], out, out_edge, at)
                     at += 1
     out_ptr[graph.ranks] = at
@@ -149,7 +150,7 @@ def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, head, write
     With ``emit``, each action is copied, its SENDs follow it, and each RECV goes at once to the
     receiver's row. With ``own``, the table holds its messages: what comes from another rank is there once
     its SEND has been walked. ``head`` ends as the position of each rank's next action. ``done`` holds how far each
-    stage and unit's activation has come, then its gradient.
+    stage and microbatch's activation has come, then its gradient.
     """
     ranks = graph.ranks
     for rank in range(ranks):
@@ -163,7 +164,7 @@ def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, head, write
             first = head[rank]
             if first == row_ptr[rank + 1]:
                 continue
-            end = _end_of(cells.braid, first, row_ptr[rank + 1])
+            end = _end_of(cells.pair, first, row_ptr[rank + 1])
             if not _are_ready(first, end, cells, graph, kinds, own, rank, done):
                 continue
             moved = True
@@ -180,19 +181,20 @@ def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, head, write
     return walked
 
 
-def _end_of(braid, first, last):
+def _end_of(pair, first, last):
     """Return the position behind an action, or behind the overlapped pair that begins there."""
     end = first + 1
-    if braid[first] >= 0:
-        while end < last and braid[end] == braid[first]:
+    if pair[first] >= 0:
+        while end < last and pair[end] == pair[first]:
             end += 1
     return end
 
 
 def _are_ready(first, end, cells, graph, kinds, own, rank, done):
     """Whether all that some actions need of other stages is there."""
-    stages, units, stage_rank, unit_route = graph.stages, graph.units, graph.stage_rank, graph.unit_route
-    kind, stage, unit, span, feeds = cells.kind, cells.stage, cells.unit, cells.span, kinds.feeds
+    stages, microbatches = graph.stages, graph.microbatches
+    stage_rank, microbatch_route = graph.stage_rank, graph.microbatch_route
+    kind, stage, microbatch, span, feeds = cells.kind, cells.stage, cells.microbatch, cells.span, kinds.feeds
     for row in range(first, end):
         way = feeds[kind[row]]
         if way < 0:
@@ -200,9 +202,9 @@ def _are_ready(first, end, cells, graph, kinds, own, rank, done):
         ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
         others = graph.pred if way == 0 else graph.succ
         for e in range(ptr[stage[row]], ptr[stage[row] + 1]):
-            from_stage = (way * stages + others[e]) * units
-            for u in range(unit[row], unit[row] + span[row]):
-                at = stage_rank[unit_route[u] * stages + others[e]]
+            from_stage = (way * stages + others[e]) * microbatches
+            for u in range(microbatch[row], microbatch[row] + span[row]):
+                at = stage_rank[microbatch_route[u] * stages + others[e]]
                 need = SENT if own and at != rank else COMPUTED
                 if at >= 0 and done[from_stage + u] < need:
                     return False
@@ -218,8 +220,8 @@ def _mark(row, cells, graph, kinds, done):
         way = 0 if k == SEND[0] else 1
         far = SENT
     if way >= 0:
-        base = (way * graph.stages + cells.stage[row]) * graph.units
-        for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+        base = (way * graph.stages + cells.stage[row]) * graph.microbatches
+        for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
             done[base + u] = far
 
 
@@ -231,7 +233,7 @@ def _emit_messages(row, rank, cells, graph, kinds, write, out, out_edge):
     s = cells.stage[row]
     low, high = _fed(graph, way, s)
     for e in range(low, high):
-        peer = _peer(graph, way, e, s, cells.unit[row], rank)
+        peer = _peer(graph, way, e, s, cells.microbatch[row], rank)
         if peer >= 0:
             other = graph.succ[e] if way == 0 else graph.pred[e]
             _write(cells, row, graph, way, e, SEND[way], s, out, out_edge, write[rank])
@@ -259,8 +261,8 @@ def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
             peer = -1
             if k == SEND[0] or k == SEND[1]:
                 other = graph.edge_to[edge[row]] if k == SEND[0] else graph.edge_from[edge[row]]
-                peer = graph.stage_rank[graph.unit_route[cells.unit[row]] * graph.stages + other]
-            end = row + 1 if peer >= 0 else _end_of(cells.braid, row, row_ptr[rank + 1])
+                peer = graph.stage_rank[graph.microbatch_route[cells.microbatch[row]] * graph.stages + other]
+            end = row + 1 if peer >= 0 else _end_of(cells.pair, row, row_ptr[rank + 1])
             if rank < peer or kinds.feeds[k] >= 0 or end > row + 1:
                 for m in range(row, end):
                     before = waiting
@@ -277,7 +279,7 @@ def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
 
 def _flush(member, peer, cells, edge, graph, kinds, pending, waiting, order, at):
     """Put the pending RECVs that come before an action into the order; return how many are left."""
-    kind, unit, span = cells.kind, cells.unit, cells.span
+    kind, first, span = cells.kind, cells.microbatch, cells.span
     way = kinds.feeds[kind[member]]
     kept = 0
     for i in range(waiting):
@@ -285,9 +287,9 @@ def _flush(member, peer, cells, edge, graph, kinds, pending, waiting, order, at)
         flush = False
         if peer >= 0:
             source = graph.edge_from[edge[r]] if kind[r] == RECEIVE[0] else graph.edge_to[edge[r]]
-            flush = graph.stage_rank[graph.unit_route[unit[r]] * graph.stages + source] == peer
+            flush = graph.stage_rank[graph.microbatch_route[first[r]] * graph.stages + source] == peer
         elif way >= 0 and cells.stage[r] == cells.stage[member] and kind[r] == RECEIVE[way]:
-            flush = unit[r] < unit[member] + span[member] and unit[member] < unit[r] + span[r]
+            flush = first[r] < first[member] + span[member] and first[member] < first[r] + span[r]
         if flush:
             order[at] = r
             at += 1

@@ -22,7 +22,7 @@ __all__ = ["chain_tasks", "join_batches", "link_rows", "sort_edges"]
 
 def link_rows(
     row_ptr, cells, edge, graph, kinds, parts, lanes, rules, place, found, task,
-    twin, awaited_stage, awaited_unit, batch_next, pairs, problem,
+    twin, awaited_stage, awaited_microbatch, batch_next, pairs, problem,
 ):  # fmt: skip
     """List every edge between tasks that no stream implies; return how many.
 
@@ -50,7 +50,7 @@ def link_rows(
                     n = _pair(pairs, n, fork[at], at)
                 continue
             if len(awaited_stage) > 0:
-                n = _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_unit, pairs, n)
+                n = _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n)
             if role[k] != COMPUTES:
                 if fork[at] >= 0:
                     n = _pair(pairs, n, fork[at], at)
@@ -67,7 +67,7 @@ def _pair(pairs, n, source, target):
     return n + 1
 
 
-def _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_unit, pairs, n):
+def _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n):
     """List the edges from what a row waits for on its rank's other streams, and note what others wait for."""
     k, s = cells.kind[row], cells.stage[row]
     for w in range(kinds.wait_ptr[k], kinds.wait_ptr[k + 1]):
@@ -77,18 +77,18 @@ def _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_unit, pairs, 
             awaited_stage[before * graph.stages + s] = -1
             if source >= 0:
                 n = _pair(pairs, n, source, at)
-        elif len(awaited_unit) > 0:
-            base = (kinds.result[before] * graph.stages + s) * graph.units
-            for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
-                if awaited_unit[base + u] >= 0:
-                    n = _pair(pairs, n, awaited_unit[base + u], at)
+        elif len(awaited_microbatch) > 0:
+            base = (kinds.result[before] * graph.stages + s) * graph.microbatches
+            for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+                if awaited_microbatch[base + u] >= 0:
+                    n = _pair(pairs, n, awaited_microbatch[base + u], at)
     if kinds.awaited[k] == 1:
         if kinds.result[k] < 0:
             awaited_stage[k * graph.stages + s] = at
         else:
-            base = (kinds.result[k] * graph.stages + s) * graph.units
-            for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
-                awaited_unit[base + u] = at
+            base = (kinds.result[k] * graph.stages + s) * graph.microbatches
+            for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+                awaited_microbatch[base + u] = at
     return n
 
 
@@ -98,9 +98,9 @@ def _is_early(row, at, rank, cells, graph, kinds, found):
     ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
     others = graph.pred if way == 0 else graph.succ
     for e in range(ptr[s], ptr[s + 1]):
-        base = (way * graph.stages + others[e]) * graph.units
-        for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
-            held = graph.stage_rank[graph.unit_route[u] * graph.stages + others[e]]
+        base = (way * graph.stages + others[e]) * graph.microbatches
+        for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+            held = graph.stage_rank[graph.microbatch_route[u] * graph.stages + others[e]]
             if held == rank and found.made_at[base + u] > at:
                 return True
     return False
@@ -130,7 +130,7 @@ def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task,
     if rules.mode != ON_COMPUTE and not rules.batched and fork >= 0:
         n = _pair(pairs, n, fork, at)
     backward = 0 if kinds.direction[k] == FORWARD else graph.edges
-    index = (backward + edge[row]) * graph.units + cells.unit[row]
+    index = (backward + edge[row]) * graph.microbatches + cells.microbatch[row]
     if rules.receive != NO_RECEIVE and not rendezvous:
         return _pair(pairs, n, at, -1 - found.recv_at[index])
     if rules.batched:
@@ -150,9 +150,9 @@ def _link_consumers(row, source, cells, edge, graph, kinds, found, pairs, n):
     """List the edges from a message to what computes with it."""
     forward = kinds.direction[cells.kind[row]] == FORWARD
     to = graph.edge_to[edge[row]] if forward else graph.edge_from[edge[row]]
-    base = ((0 if forward else graph.stages) + to) * graph.units
+    base = ((0 if forward else graph.stages) + to) * graph.microbatches
     last = -1
-    for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+    for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
         consumer = found.made_at[base + u]
         if consumer != last:
             n = _pair(pairs, n, source, consumer)

@@ -40,8 +40,10 @@ def key_lanes(row_ptr, cells, edge, graph, kinds, parts, lane_of_stream, width, 
     Keys order lanes by (rank, stream, peer): per rank one compute lane, one communication lane, one per
     peer, one per peer and direction each way, and one for each further stream.
     """
-    ranks, stages, stage_rank, unit_route = graph.ranks, graph.stages, graph.stage_rank, graph.unit_route
-    kind, unit, role, stream, part_stream = cells.kind, cells.unit, kinds.role, kinds.stream, parts.stream
+    ranks, stages = graph.ranks, graph.stages
+    stage_rank, microbatch_route = graph.stage_rank, graph.microbatch_route
+    kind, microbatch, role = cells.kind, cells.microbatch, kinds.role
+    stream, part_stream = kinds.stream, parts.stream
     in_parts = len(part_stream) > 0
     groups = 0
     for rank in range(ranks):
@@ -51,7 +53,8 @@ def key_lanes(row_ptr, cells, edge, graph, kinds, parts, lane_of_stream, width, 
             peer[row] = -1
             group[row] = -1
             if role[k] == SENDS or role[k] == RECEIVES:
-                other = stage_rank[unit_route[unit[row]] * stages + _other_stage(k, edge[row], graph, kinds)]
+                route = microbatch_route[microbatch[row]]
+                other = stage_rank[route * stages + _other_stage(k, edge[row], graph, kinds)]
                 peer[row] = other
                 lane = _message_lane(mode, role[k] == SENDS, ranks, other)
                 if not open_group:
@@ -79,8 +82,9 @@ def place_rows(
     row_ptr, cells, edge, graph, kinds, parts, lanes, costs, routes, rules, cursor, place, found, out, task
 ):
     """Move each row to its lane with its bytes, duration, lag and fork, and note where it went."""
-    kind, stage, unit, span, braid = cells.kind, cells.stage, cells.unit, cells.span, cells.braid
-    out_kind, out_stage, out_unit, out_span, out_braid = out.kind, out.stage, out.unit, out.span, out.braid
+    kind, stage, microbatch, span, pair = cells.kind, cells.stage, cells.microbatch, cells.span, cells.pair
+    out_kind, out_stage, out_microbatch = out.kind, out.stage, out.microbatch
+    out_span, out_pair = out.span, out.pair
     key, role, in_parts = lanes.key, kinds.role, len(parts.stream) > 0
     for rank in range(graph.ranks):
         compute = -1
@@ -92,9 +96,9 @@ def place_rows(
             place[row] = at
             out_kind[at] = k
             out_stage[at] = stage[row]
-            out_unit[at] = unit[row]
+            out_microbatch[at] = microbatch[row]
             out_span[at] = span[row]
-            out_braid[at] = braid[row]
+            out_pair[at] = pair[row]
             task.fork[at] = compute
             if in_parts and parts.release[row] != -1:
                 task.fork[at] = -1 if parts.release[row] == NO_FORK else place[parts.release[row]]
@@ -121,11 +125,11 @@ def place_rows(
 
 def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task):
     """Give one end of a message its path, bytes, duration and lag."""
-    k, u, n, e = cells.kind[row], cells.unit[row], cells.span[row], edge[row]
+    k, u, n, e = cells.kind[row], cells.microbatch[row], cells.span[row], edge[row]
     sends = kinds.role[k] == SENDS
     other = lanes.peer[row]
     path = routes.pair_of[rank * graph.ranks + other] if sends else routes.pair_of[other * graph.ranks + rank]
-    index = ((0 if kinds.direction[k] == FORWARD else graph.edges) + e) * graph.units + u
+    index = ((0 if kinds.direction[k] == FORWARD else graph.edges) + e) * graph.microbatches + u
     if routes.ways > 1:
         path += (index + 1) * MIX_FIRST % MODULUS * MIX_SECOND % MODULUS % routes.ways
     carried = costs.boundary_bytes[e] * n
@@ -154,13 +158,13 @@ def _place_action(row, at, cells, graph, costs, task):
     task.size_bytes[at] = 0
     task.path[at] = -1
     task.lag_ns[at] = 0
-    if costs.classes == 1 or cells.unit[row] < 0:
+    if costs.classes == 1 or cells.microbatch[row] < 0:
         task.duration_ns[at] = costs.duration_ns[cost] * n
         task.collective_ns[at] = costs.collective_ns[cost] * n
         return
     task.duration_ns[at] = 0
     task.collective_ns[at] = 0
-    for u in range(cells.unit[row], cells.unit[row] + n):
+    for u in range(cells.microbatch[row], cells.microbatch[row] + n):
         here = costs.class_of[u] * costs.width + cost
         task.duration_ns[at] += costs.duration_ns[here]
         task.collective_ns[at] += costs.collective_ns[here]
@@ -184,6 +188,6 @@ def _note(row, at, cells, graph, kinds, found):
     """Note where a stage makes what other stages need."""
     way = kinds.feeds[cells.kind[row]]
     if way >= 0:
-        base = (way * graph.stages + cells.stage[row]) * graph.units
-        for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+        base = (way * graph.stages + cells.stage[row]) * graph.microbatches
+        for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
             found.made_at[base + u] = at

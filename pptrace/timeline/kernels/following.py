@@ -14,7 +14,7 @@ ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT
 
 
 def follow_memory(compute_lane, lane_ptr, cells, start, kept, kept_weight, kinds, peak, peak_at, held_most):
-    """Follow each rank's activations: bytes held, when they peak, and the most units held at once.
+    """Follow each rank's activations: bytes held, when they peak, and the most microbatches held at once.
 
     Where a kind takes what a weight gradient needs, full recomputation builds it there, so memory may rise.
     """

@@ -171,7 +171,7 @@ def _ready(row, cells, rows, graph, kinds, index):
     way = 0 if kinds.direction[cells.kind[row]] == FORWARD else 1
     ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
     ready = -1
-    for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+    for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
         for e in range(ptr[s], ptr[s + 1]):
             maker = _maker(way, e, u, graph, index)
             if index.recv[_place(way, e, u, graph)] == row and maker >= 0:
@@ -187,7 +187,7 @@ def _last_message(row, cells, rows, graph, kinds, index):
     if way < 0:
         return message, producer
     ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
-    for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+    for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
         for e in range(ptr[s], ptr[s + 1]):
             at = _place(way, e, u, graph)
             m = index.recv[at] if index.recv[at] >= 0 else index.send[at]
@@ -197,13 +197,13 @@ def _last_message(row, cells, rows, graph, kinds, index):
     return message, producer
 
 
-def _place(way, e, unit, graph):
-    """Return the place of a unit's message over an edge to a stage from what it needs."""
+def _place(way, e, microbatch, graph):
+    """Return the place of a microbatch's message over an edge to a stage from what it needs."""
     edge = graph.pred_edge[e] if way == 0 else graph.edges + graph.succ_edge[e]
-    return edge * graph.units + unit
+    return edge * graph.microbatches + microbatch
 
 
-def _maker(way, e, unit, graph, index):
+def _maker(way, e, microbatch, graph, index):
     """Return the row that makes that message."""
     stage = graph.pred[e] if way == 0 else graph.stages + graph.succ[e]
-    return index.made[stage * graph.units + unit]
+    return index.made[stage * graph.microbatches + microbatch]

@@ -22,15 +22,15 @@ class Index(NamedTuple):
     """Rows by where they are in the model, -1 for none."""
 
     made: Any
-    """Shape (2 x stages x units,): forwards, then the backwards whose result other stages need."""
+    """Shape (2 x stages x microbatches,): forwards, then the backwards whose result other stages need."""
     send: Any
-    """Shape (2 x edges x units,): the sender's row of each message, forward edges first."""
+    """Shape (2 x edges x microbatches,): the sender's row of each message, forward edges first."""
     recv: Any
     """The receiver's."""
 
 
 def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds, index):
-    """Note the row of each stage and unit's forward and gradient, and of each edge's messages.
+    """Note the row of each stage and microbatch's forward and gradient, and of each edge's messages.
 
     A receive does not say from which stage it is. Where it may be from several, a second pass gives it
     the message of its size that was sent first.
@@ -41,8 +41,8 @@ def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds,
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             k = cells.kind[row]
             if feeds[k] >= 0:
-                base = (feeds[k] * graph.stages + cells.stage[row]) * graph.units
-                for u in range(cells.unit[row], cells.unit[row] + cells.span[row]):
+                base = (feeds[k] * graph.stages + cells.stage[row]) * graph.microbatches
+                for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                     index.made[base + u] = row
             elif role[k] == SENDS or role[k] == RECEIVES:
                 found = _find_message(row, lane_rank[lane], lane_peer[lane], cells, graph, kinds, index)
@@ -71,18 +71,20 @@ def _index_message(row, found, cells, kinds, index):
 
 def _find_message(row, rank, peer, cells, graph, kinds, index):
     """Return the place of a send, or of a receive that can be of one message only; -1 for none."""
-    k, s, u = cells.kind[row], cells.stage[row], cells.unit[row]
+    k, s, u = cells.kind[row], cells.stage[row], cells.microbatch[row]
     sends = kinds.role[k] == SENDS
     forward = kinds.direction[k] == FORWARD
     down = sends == forward
     ptr = graph.succ_ptr if down else graph.pred_ptr
     found = -1
     for e in range(ptr[s], ptr[s + 1]):
-        other = graph.stage_rank[graph.unit_route[u] * graph.stages + (graph.succ[e] if down else graph.pred[e])]
+        other = graph.stage_rank[
+            graph.microbatch_route[u] * graph.stages + (graph.succ[e] if down else graph.pred[e])
+        ]
         if other < 0 or other == rank or (peer >= 0 and other != peer):
             continue
         edge = graph.succ_edge[e] if down else graph.pred_edge[e]
-        at = ((0 if forward else graph.edges) + edge) * graph.units + u
+        at = ((0 if forward else graph.edges) + edge) * graph.microbatches + u
         if not sends:
             if found >= 0:
                 return SEVERAL
@@ -94,19 +96,19 @@ def _find_message(row, rank, peer, cells, graph, kinds, index):
 
 def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
     """Return the place of a receive: of the messages of its size, the one that was sent first; -1 for none."""
-    s, u = cells.stage[row], cells.unit[row]
+    s, u = cells.stage[row], cells.microbatch[row]
     send = index.send
     forward = kinds.direction[cells.kind[row]] == FORWARD
     ptr = graph.pred_ptr if forward else graph.succ_ptr
     found = -1
     for e in range(ptr[s], ptr[s + 1]):
         other = graph.stage_rank[
-            graph.unit_route[u] * graph.stages + (graph.pred[e] if forward else graph.succ[e])
+            graph.microbatch_route[u] * graph.stages + (graph.pred[e] if forward else graph.succ[e])
         ]
         if other < 0 or other == rank or (peer >= 0 and other != peer):
             continue
         edge = graph.pred_edge[e] if forward else graph.edges + graph.succ_edge[e]
-        at = edge * graph.units + u
+        at = edge * graph.microbatches + u
         if index.recv[at] >= 0 or send[at] < 0 or size[send[at]] != size[row]:
             continue
         if found < 0 or start[send[at]] < start[send[found]]:

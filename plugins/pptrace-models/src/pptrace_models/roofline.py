@@ -69,7 +69,7 @@ def build(request: CostRequest) -> Workload:
     }
     _check_range([*(value for column in columns.values() for value in column), boundary])
     arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
-    sequences = request.global_batch or request.units * request.micro * request.dp
+    sequences = request.global_batch or request.microbatches * request.micro * request.dp
     workload = Workload(
         **arrays,
         boundary_bytes=np.full(_edges(request), boundary, dtype=np.int64),

@@ -119,7 +119,7 @@ def _check_sizes(request: CostRequest) -> None:
     for key, size in sizes.items():
         if size < 1:
             raise ConfigError(f"must be at least 1, not {size}", key=key)
-    if request.stages < 1 or request.units < 1:
+    if request.stages < 1 or request.microbatches < 1:
         raise ConfigError("roofline needs at least one stage and one microbatch", key="costs")
 
 

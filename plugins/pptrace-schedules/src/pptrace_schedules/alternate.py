@@ -17,34 +17,34 @@ __all__ = ["one_forward_one_backward"]
 
 
 def one_forward_one_backward(
-    request: ScheduleRequest, warm_up: Sequence[int], unit: Int32s, forward: Int32s, backward: Int32s
+    request: ScheduleRequest, warm_up: Sequence[int], microbatch: Int32s, forward: Int32s, backward: Int32s
 ) -> Schedule:
     """Return the table of rows ``F…F  F B F B …  B…B`` with ``warm_up[r]`` forwards before the turns.
 
     Args:
-        request: the sizes; every rank runs ``chunks * units`` steps forward and as many backward.
+        request: the sizes; every rank runs ``chunks * microbatches`` steps forward and as many backward.
         warm_up: forwards of each rank before its first turn.
-        unit: shape (steps,): the unit of each step, forward as backward.
+        microbatch: shape (steps,): the microbatch of each step, forward as backward.
         forward: shape (steps,): rank 0's stage at each forward step; rank ``r`` holds the ``r``-th behind it.
         backward: the same of each backward step.
     """
-    ranks, steps = request.ranks, unit.size
+    ranks, steps = request.ranks, microbatch.size
     length = 2 * steps
     kind = np.full((ranks, length), Kind.F, dtype=np.int8)
-    stage, units = (np.empty((ranks, length), dtype=np.int32) for _ in range(2))
+    stage, microbatches = (np.empty((ranks, length), dtype=np.int32) for _ in range(2))
     for rank, ahead in enumerate(warm_up):
         turns = steps - ahead
         early, late = slice(ahead), slice(length - ahead, None)
         forth, back = slice(ahead, length - ahead, 2), slice(ahead + 1, length - ahead, 2)
         kind[rank, back] = kind[rank, late] = Kind.B
-        for column, f, b in ((units[rank], unit, unit), (stage[rank], forward, backward)):
+        for column, f, b in ((microbatches[rank], microbatch, microbatch), (stage[rank], forward, backward)):
             column[early], column[forth] = f[:ahead], f[ahead:]
             column[back], column[late] = b[:turns], b[turns:]
         stage[rank] += rank
     return Schedule.from_columns(
-        Placement.looped(ranks, request.units, request.chunks),
+        Placement.looped(ranks, request.microbatches, request.chunks),
         np.arange(ranks + 1) * length,
         kind.ravel(),
         stage.ravel(),
-        units.ravel(),
+        microbatches.ravel(),
     )

@@ -18,29 +18,29 @@ __all__ = ["in_basic_units", "merged"]
 _SLOT = np.ones(1, dtype=np.int64)
 
 
-def in_basic_units(request: ScheduleRequest, pipelines: int, units: int, span: int) -> Schedule:
+def in_basic_units(request: ScheduleRequest, pipelines: int, microbatches: int, span: int) -> Schedule:
     """Return the table of basic units one after another; bubbles of one take in forwards of the next.
 
     Args:
         request: the sizes, and the stages' times.
         pipelines: how many there are.
-        units: how many there are in all; microbatches, or halves of them.
-        span: units that a forward takes at once; a backward takes one.
+        microbatches: how many there are in all, or how many halves of them.
+        span: microbatches (or halves) that a forward takes at once; a backward takes one.
     """
     size = request.ranks * span
 
     def earlier_unit_first(actions: Actions) -> Sequence[Int64s | Int32s]:
-        return [actions.unit // size, *backward_first(actions)]
+        return [actions.microbatch // size, *backward_first(actions)]
 
     def played(forward: Int64s, backward: Int64s) -> Schedule:
         return list_schedule(
-            _placement(request.ranks, pipelines, units, span),
+            _placement(request.ranks, pipelines, microbatches, span),
             {Kind.F: forward, Kind.B: backward},
             priority=earlier_unit_first,
             spans={Kind.F: span},
         )
 
-    # A forward of two units lasts twice as long, as a backward does: one slot.
+    # A forward of two microbatches lasts twice as long, as a backward does: one slot.
     in_slots = played(_SLOT, _SLOT)
     if all(len(set(times)) <= 1 for times in (request.f_ns, request.b_ns)):
         return in_slots
@@ -55,7 +55,7 @@ def merged(request: ScheduleRequest, pipelines: int) -> Schedule:
 
     def played(forward: Int64s, backward: Int64s) -> Schedule:
         return list_schedule(
-            _placement(ranks, pipelines, request.units, 1),
+            _placement(ranks, pipelines, request.microbatches, 1),
             {Kind.F: forward, Kind.B: backward},
             in_flight=InFlight(stage=np.tile(bound, (pipelines, 1))),
         )
@@ -77,14 +77,14 @@ def _shorter(request: ScheduleRequest, table: Schedule, even: Schedule) -> Sched
     return even if other < length else table
 
 
-def _placement(ranks: int, pipelines: int, units: int, span: int) -> Placement:
-    """Return the routes, down and up in turn; neighbouring units that a forward takes at once share theirs."""
+def _placement(ranks: int, pipelines: int, microbatches: int, span: int) -> Placement:
+    """Return the routes, down and up in turn; neighbours that a forward takes at once share theirs."""
     down = np.arange(ranks, dtype=np.int32)
     shift = np.arange(pipelines // 2, dtype=np.int32)[:, None] * (2 * ranks // pipelines)
     both = np.stack([(down + shift) % ranks, (ranks - 1 - down + shift) % ranks], axis=1)
     return Placement(
         ranks=ranks, stage_rank=both.reshape(pipelines, ranks),
-        unit_route=np.arange(units, dtype=np.int32) // span % pipelines, edges=chain(ranks),
+        microbatch_route=np.arange(microbatches, dtype=np.int32) // span % pipelines, edges=chain(ranks),
     )  # fmt: skip
 
 

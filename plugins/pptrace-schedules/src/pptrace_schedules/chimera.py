@@ -61,10 +61,10 @@ def build(request: ScheduleRequest) -> Schedule:
     from pptrace_schedules.bidirectional import in_basic_units, merged
 
     scale = _scale(request)
-    if scale == "merged" and request.units > request.ranks:
+    if scale == "merged" and request.microbatches > request.ranks:
         return merged(request, _pipelines(request))
     span = 2 if scale in _DOUBLED else 1
-    return in_basic_units(request, _pipelines(request), request.units * parts(request), span)
+    return in_basic_units(request, _pipelines(request), request.microbatches * parts(request), span)
 
 
 def check(request: ScheduleRequest) -> None:
@@ -83,19 +83,19 @@ def check(request: ScheduleRequest) -> None:
         raise ConstraintError(message, nearest=nearest, key="schedule.options.pipelines")
     whole = ranks * (2 if scale == "forward-doubling" else 1)
     step = pipelines * (2 if scale == "forward-doubling" else 1)
-    if scale != "merged" and request.units > whole:
+    if scale != "merged" and request.microbatches > whole:
         step = whole
-    if request.units % step:
+    if request.microbatches % step:
         what = f"basic units of {whole}" if step == whole else f"{pipelines} pipelines"
         doubled = " with two microbatches at once" if scale == "forward-doubling" and step != whole else ""
-        message = f"chimera ({scale}) fills {what}{doubled}, and {request.units} microbatches do not"
+        message = f"chimera ({scale}) fills {what}{doubled}, and {request.microbatches} microbatches do not"
         raise ConstraintError(
-            message, nearest=_around(request.units, step, "microbatches"), key="batch.microbatches"
+            message, nearest=_around(request.microbatches, step, "microbatches"), key="batch.microbatches"
         )
 
 
 def parts(request: ScheduleRequest) -> int:
-    """Return into how many units a microbatch is cut."""
+    """Return into how many parts a microbatch is cut."""
     return 2 if _scale(request) == "backward-halving" else 1
 
 
@@ -104,13 +104,13 @@ def bubble(request: ScheduleRequest) -> Fraction | None:
     if _scale(request) in _DOUBLED:
         return None
     ranks, pipelines = request.ranks, _pipelines(request)
-    return Fraction(ranks - pipelines, pipelines * request.units + ranks - pipelines)
+    return Fraction(ranks - pipelines, pipelines * request.microbatches + ranks - pipelines)
 
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction] | None:
     """Return the activations that each rank holds at most in a basic unit of two pipelines."""
     ranks = request.ranks
-    if request.units != ranks or _pipelines(request) != 2 or _scale(request) in _DOUBLED:  # noqa: PLR2004 - a pair
+    if request.microbatches != ranks or _pipelines(request) != 2 or _scale(request) in _DOUBLED:  # noqa: PLR2004 - a pair
         return None
     return [Fraction(ranks // 2 + 1 + min(rank, ranks - 1 - rank)) for rank in range(ranks)]
 

@@ -34,14 +34,14 @@ def build(request: ScheduleRequest) -> Schedule:
 
     from pptrace.plugin import Kind, Placement, Schedule
 
-    ranks, units = request.ranks, request.units
-    unit = np.arange(units, dtype=np.int32)
+    ranks, microbatches = request.ranks, request.microbatches
+    microbatch = np.arange(microbatches, dtype=np.int32)
     return Schedule.from_columns(
-        Placement.looped(ranks, units),
-        np.arange(ranks + 1) * 2 * units,
-        np.tile(np.repeat(np.array([Kind.F, Kind.B], dtype=np.int8), units), ranks),
-        np.repeat(np.arange(ranks, dtype=np.int32), 2 * units),
-        np.tile(unit, 2 * ranks),
+        Placement.looped(ranks, microbatches),
+        np.arange(ranks + 1) * 2 * microbatches,
+        np.tile(np.repeat(np.array([Kind.F, Kind.B], dtype=np.int8), microbatches), ranks),
+        np.repeat(np.arange(ranks, dtype=np.int32), 2 * microbatches),
+        np.tile(microbatch, 2 * ranks),
     )
 
 
@@ -52,12 +52,12 @@ def check(request: ScheduleRequest) -> None:
 
 def bubble(request: ScheduleRequest) -> Fraction:
     """Return idle over ranks times length."""
-    return Fraction(request.ranks - 1, request.units + request.ranks - 1)
+    return Fraction(request.ranks - 1, request.microbatches + request.ranks - 1)
 
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the microbatches that each rank holds between its last forward and its first backward."""
-    return [Fraction(request.units)] * request.ranks
+    return [Fraction(request.microbatches)] * request.ranks
 
 
 OFFER = ScheduleOffer(

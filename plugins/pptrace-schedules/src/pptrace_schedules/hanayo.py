@@ -42,7 +42,7 @@ def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
     from pptrace.plugin import Kind, Placement, list_schedule
 
-    placement = Placement.v_shaped(request.ranks, request.units, 2 * _waves(request))
+    placement = Placement.v_shaped(request.ranks, request.microbatches, 2 * _waves(request))
     return list_schedule(placement, {Kind.F: 1, Kind.B: 1})
 
 
@@ -64,23 +64,23 @@ def check(request: ScheduleRequest) -> None:
 
 def bubble(request: ScheduleRequest) -> Fraction | None:
     """Return idle over ranks times length."""
-    ranks, units, waves = request.ranks, request.units, _waves(request)
+    ranks, microbatches, waves = request.ranks, request.microbatches, _waves(request)
     if ranks == 1:
         return Fraction(0)
-    if units <= ranks:
-        length = 3 * ranks + Fraction(2 * units - 2, waves)
-    elif units % ranks == 0:
-        length = units * (3 + Fraction(ranks - 1, ranks * waves)) + Fraction(2 * ranks - 3, 2 * waves)
+    if microbatches <= ranks:
+        length = 3 * ranks + Fraction(2 * microbatches - 2, waves)
+    elif microbatches % ranks == 0:
+        length = microbatches * (3 + Fraction(ranks - 1, ranks * waves)) + Fraction(2 * ranks - 3, 2 * waves)
     else:
         return None
-    return 1 - 3 * units / length
+    return 1 - 3 * microbatches / length
 
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the chunks' activations that each rank holds at most."""
-    ranks, units = request.ranks, request.units
-    most = 2 * _waves(request) * min(units, ranks)
-    return [Fraction(most - max(0, ranks - 1 - rank - abs(units - ranks))) for rank in range(ranks)]
+    ranks, microbatches = request.ranks, request.microbatches
+    most = 2 * _waves(request) * min(microbatches, ranks)
+    return [Fraction(most - max(0, ranks - 1 - rank - abs(microbatches - ranks))) for rank in range(ranks)]
 
 
 def options() -> type[BaseModel]:

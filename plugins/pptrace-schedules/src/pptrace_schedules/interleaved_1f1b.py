@@ -39,8 +39,8 @@ def build(request: ScheduleRequest) -> Schedule:
 
     from pptrace_schedules.alternate import one_forward_one_backward
 
-    chunks, round_size = request.chunks, request.units // _rounds(request.units, request.ranks)
-    block, within = np.divmod(np.arange(chunks * request.units, dtype=np.int32), round_size)
+    chunks, round_size = request.chunks, request.microbatches // _rounds(request.microbatches, request.ranks)
+    block, within = np.divmod(np.arange(chunks * request.microbatches, dtype=np.int32), round_size)
     number, chunk = np.divmod(block, chunks)
     return one_forward_one_backward(
         request,
@@ -60,13 +60,14 @@ def check(request: ScheduleRequest) -> None:
             nearest=f"{_FEWEST_CHUNKS} chunks",
             key="parallel.vp",
         )
-    ranks, units = request.ranks, request.units
-    if not _fits(units, ranks):
-        below = next(fewer for fewer in range(units - 1, 0, -1) if _fits(fewer, ranks))
-        above = next(more for more in range(units + 1, units + ranks + 1) if _fits(more, ranks))
+    ranks, microbatches = request.ranks, request.microbatches
+    if not _fits(microbatches, ranks):
+        below = next(fewer for fewer in range(microbatches - 1, 0, -1) if _fits(fewer, ranks))
+        above = next(more for more in range(microbatches + 1, microbatches + ranks + 1) if _fits(more, ranks))
         raise ConstraintError(
-            f"interleaved-1f1b runs microbatches in rounds of equal size, and {units} do not divide into the "
-            f"{_rounds(units, ranks)} rounds that {ranks} ranks have time for",
+            f"interleaved-1f1b runs microbatches in rounds of equal size, and {microbatches} do not divide "
+            "into the "
+            f"{_rounds(microbatches, ranks)} rounds that {ranks} ranks have time for",
             nearest=f"{below} or {above} microbatches",
             key="batch.microbatches",
         )
@@ -79,22 +80,22 @@ def bubble(request: ScheduleRequest) -> Fraction:
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the chunks' activations that each rank holds when its first backward starts."""
-    whole = request.chunks * request.units
+    whole = request.chunks * request.microbatches
     return [Fraction(min(whole, _warm_up(request, rank) + 1)) for rank in range(request.ranks)]
 
 
 def _warm_up(request: ScheduleRequest, rank: int) -> int:
-    round_size = request.units // _rounds(request.units, request.ranks)
+    round_size = request.microbatches // _rounds(request.microbatches, request.ranks)
     ahead = (request.chunks - 1) * round_size + 2 * (request.ranks - 1 - rank)
-    return min(ahead, request.chunks * request.units)
+    return min(ahead, request.chunks * request.microbatches)
 
 
-def _rounds(units: int, ranks: int) -> int:
-    return max(1, units // ranks)
+def _rounds(microbatches: int, ranks: int) -> int:
+    return max(1, microbatches // ranks)
 
 
-def _fits(units: int, ranks: int) -> bool:
-    return units % _rounds(units, ranks) == 0
+def _fits(microbatches: int, ranks: int) -> bool:
+    return microbatches % _rounds(microbatches, ranks) == 0
 
 
 OFFER = ScheduleOffer(

@@ -17,6 +17,6 @@ def looped_bubble(request: ScheduleRequest) -> Fraction:
     Rank 0 runs the first microbatch of its next chunk when the last rank has run it on this chunk, which
     leaves it idle where there are fewer microbatches than ranks.
     """
-    ranks, units, chunks = request.ranks, request.units, request.chunks
-    length = (chunks - 1) * max(ranks, units) + units + ranks - 1
-    return 1 - Fraction(chunks * units, length)
+    ranks, microbatches, chunks = request.ranks, request.microbatches, request.chunks
+    length = (chunks - 1) * max(ranks, microbatches) + microbatches + ranks - 1
+    return 1 - Fraction(chunks * microbatches, length)

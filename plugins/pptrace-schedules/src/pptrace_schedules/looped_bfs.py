@@ -34,16 +34,16 @@ def build(request: ScheduleRequest) -> Schedule:
 
     from pptrace.plugin import Kind, Placement, Schedule
 
-    ranks, steps = request.ranks, request.chunks * request.units
-    chunk, unit = np.divmod(np.arange(steps, dtype=np.int32), request.units)
+    ranks, steps = request.ranks, request.chunks * request.microbatches
+    chunk, microbatch = np.divmod(np.arange(steps, dtype=np.int32), request.microbatches)
     # Backwards mirror forwards: the last chunk first, the last microbatch first.
     stage = np.concatenate([chunk, chunk[::-1]]) * ranks
     return Schedule.from_columns(
-        Placement.looped(ranks, request.units, request.chunks),
+        Placement.looped(ranks, request.microbatches, request.chunks),
         np.arange(ranks + 1) * 2 * steps,
         np.tile(np.repeat(np.array([Kind.F, Kind.B], dtype=np.int8), steps), ranks),
         np.add.outer(np.arange(ranks, dtype=np.int32), stage).ravel(),
-        np.tile(np.concatenate([unit, unit[::-1]]), ranks),
+        np.tile(np.concatenate([microbatch, microbatch[::-1]]), ranks),
     )
 
 
@@ -54,7 +54,7 @@ def bubble(request: ScheduleRequest) -> Fraction:
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the chunks' activations that each rank holds between its last forward and its first backward."""
-    return [Fraction(request.chunks * request.units)] * request.ranks
+    return [Fraction(request.chunks * request.microbatches)] * request.ranks
 
 
 OFFER = ScheduleOffer(

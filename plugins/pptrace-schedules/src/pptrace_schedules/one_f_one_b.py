@@ -30,10 +30,10 @@ def build(request: ScheduleRequest) -> Schedule:
 
     from pptrace_schedules.alternate import one_forward_one_backward
 
-    warm_up = [min(request.units, request.ranks - 1 - rank) for rank in range(request.ranks)]
-    unit = np.arange(request.units, dtype=np.int32)
-    first_stage = np.zeros_like(unit)
-    return one_forward_one_backward(request, warm_up, unit, first_stage, first_stage)
+    warm_up = [min(request.microbatches, request.ranks - 1 - rank) for rank in range(request.ranks)]
+    microbatch = np.arange(request.microbatches, dtype=np.int32)
+    first_stage = np.zeros_like(microbatch)
+    return one_forward_one_backward(request, warm_up, microbatch, first_stage, first_stage)
 
 
 def check(request: ScheduleRequest) -> None:
@@ -43,12 +43,12 @@ def check(request: ScheduleRequest) -> None:
 
 def bubble(request: ScheduleRequest) -> Fraction:
     """Return idle over ranks times length."""
-    return Fraction(request.ranks - 1, request.units + request.ranks - 1)
+    return Fraction(request.ranks - 1, request.microbatches + request.ranks - 1)
 
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the microbatches that each rank holds when its first backward starts."""
-    return [Fraction(min(request.units, request.ranks - rank)) for rank in range(request.ranks)]
+    return [Fraction(min(request.microbatches, request.ranks - rank)) for rank in range(request.ranks)]
 
 
 OFFER = ScheduleOffer(

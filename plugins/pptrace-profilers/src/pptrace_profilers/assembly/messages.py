@@ -125,8 +125,8 @@ def _key(action: Action | None) -> _Key | None:
         return None
     forward = action.kind.traits.direction is Pass.FORWARD
     if action.kind in SENDS:
-        return forward, action.stage, action.unit
-    return forward, action.stage - (1 if forward else -1), action.unit
+        return forward, action.stage, action.microbatch
+    return forward, action.stage - (1 if forward else -1), action.microbatch
 
 
 def _joined(end: MessageEnd, part: MessageEnd) -> MessageEnd:

@@ -53,7 +53,7 @@ def _holders(ranks: Sequence[Recording]) -> dict[tuple[int, int], int]:
     holders: dict[tuple[int, int], int] = {}
     for number, rank in enumerate(ranks):
         for action in _passes(rank):
-            for microbatch in range(action.unit, action.unit + action.span):
+            for microbatch in range(action.microbatch, action.microbatch + action.span):
                 holders.setdefault((action.stage, microbatch), number)
     return holders
 
@@ -67,7 +67,7 @@ def _outputs(rank: Recording, target: int, holders: Mapping[tuple[int, int], int
     return [
         action
         for action in _passes(rank)
-        if action.kind is not Kind.W and holders.get((_taker(action), action.unit)) == target
+        if action.kind is not Kind.W and holders.get((_taker(action), action.microbatch)) == target
     ]
 
 
@@ -76,7 +76,7 @@ def _taker(action: Action) -> int:
 
 
 def _key(action: Action) -> tuple[bool, int, int]:
-    return action.kind is Kind.F, action.stage, action.unit
+    return action.kind is Kind.F, action.stage, action.microbatch
 
 
 def _nameless(source: int, target: int, messages: Sequence[Message]) -> Unattributed:

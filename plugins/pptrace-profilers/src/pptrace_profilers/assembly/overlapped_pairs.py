@@ -54,7 +54,7 @@ class TimesAlone:
 
 def arrival(action: Action, arrivals: Arrivals, otherwise: int) -> int:
     """Return when an action's input was there."""
-    return arrivals.get((action.kind is Kind.F, action.stage, action.unit), otherwise)
+    return arrivals.get((action.kind is Kind.F, action.stage, action.microbatch), otherwise)
 
 
 def _length(execution: Execution, arrivals: Arrivals) -> int:

@@ -62,7 +62,7 @@ def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tupl
 
 
 def _is_within(action: Action, placement: Placement) -> bool:
-    return action.unit + action.span <= placement.units and action.stage < placement.stages
+    return action.microbatch + action.span <= placement.microbatches and action.stage < placement.stages
 
 
 def _place(row: Slice) -> tuple[int, int, int, int, int]:
@@ -90,7 +90,7 @@ def _actions(rank: int, step: Recording, arrivals: Arrivals, times: TimesAlone) 
             gap, collective = _gap_and_collective(execution, number, len(members), last - first)
             yield Slice(
                 rank=rank, stream=stream, action=member, start_ns=first, end_ns=last, enter_ns=min(enter, first),
-                braid=pairs if len(members) > 1 else execution.pair, collective_ns=collective,
+                pair=pairs if len(members) > 1 else execution.pair, collective_ns=collective,
             ), gap  # fmt: skip
         pairs += len(members) > 1
 
@@ -160,7 +160,8 @@ def _moves(messages: Sequence[Message]) -> Iterator[tuple[Slice, int]]:
                 start_ns=start, end_ns=stop, enter_ns=min(end.start_ns, start),
                 action=Action(
                     kind=message_kind(sends=sends, forward=message.forward),
-                    stage=message.stage if sends else message.to_stage, unit=message.microbatch, span=message.span,
+                    stage=message.stage if sends else message.to_stage,
+                    microbatch=message.microbatch, span=message.span,
                 ),
             ), -1 if sends or end.posted_ns < 0 else end.end_ns  # fmt: skip
 
@@ -191,7 +192,7 @@ def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
     )
     columns = [
         np.array([getattr(row.action, name) for row in rows], dtype=np.int32)
-        for name in ("kind", "stage", "unit", "span")
+        for name in ("kind", "stage", "microbatch", "span")
     ]
     ptr = np.searchsorted([row.rank for row in rows], np.arange(ranks + 1))
     try:

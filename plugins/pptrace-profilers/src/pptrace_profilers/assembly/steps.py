@@ -122,7 +122,7 @@ def _by_repetition(recording: Recording) -> list[int]:
     starts: list[int] = []
     steps: list[int] = []
     for execution in recording.executions:
-        if execution.action.unit < 0:
+        if execution.action.microbatch < 0:
             steps.append(max(len(starts) - 1, 0))
             continue
         name = str(execution.action)

@@ -214,5 +214,5 @@ def _executions(rank: _Rank, stage: int) -> Iterator[Execution]:
         if not run.forward:
             kind = Kind.B if usual == 1 else (Kind.I, Kind.W)[min(returned[run.forward_number], 1)]
             returned[run.forward_number] += 1
-        action = Action(kind=kind, stage=stage, unit=microbatches[run.forward_number])
+        action = Action(kind=kind, stage=stage, microbatch=microbatches[run.forward_number])
         yield Execution(action=action, start_ns=run.start_ns, end_ns=run.end_ns)

@@ -59,4 +59,4 @@ def _action(name: str, index: int, layers: int, pair: int) -> Action:
     kind, half = _PHASES[name]
     forward = kind.traits.direction is Pass.FORWARD
     layer = index if forward else layers - 1 - index
-    return Action(kind=kind, stage=2 * layer + half, unit=2 * pair + forward)
+    return Action(kind=kind, stage=2 * layer + half, microbatch=2 * pair + forward)

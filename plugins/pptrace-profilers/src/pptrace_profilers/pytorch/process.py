@@ -133,6 +133,6 @@ def _is_same(outer: Action, inner: Action) -> bool:
     return (
         not outer.sub_actions
         and not inner.sub_actions
-        and (outer.kind, outer.unit, outer.span) == (inner.kind, inner.unit, inner.span)
+        and (outer.kind, outer.microbatch, outer.span) == (inner.kind, inner.microbatch, inner.span)
         and outer.stage in {inner.stage, NO_STAGE}
     )

@@ -128,7 +128,7 @@ class Rule:
         if kind is None:
             return None
         number = -1 if kind in PER_STAGE else microbatch or 0
-        return Action(kind=kind, stage=NO_STAGE if stage is None else stage, unit=number)
+        return Action(kind=kind, stage=NO_STAGE if stage is None else stage, microbatch=number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
