@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.export.kineto.cells import Block, Part, Some, microseconds, number, stacked, words
+from pptrace.export.kineto.cells import Block, Part, Some, microseconds, number, pieces, stacked, words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from pptrace.export.kineto.flows import Points
@@ -39,29 +41,30 @@ class Arrows:
         ptr = self.points.row_ptr[rows.start : rows.stop + 1]
         return int(np.diff(ptr).max(initial=0))
 
-    def behind(self, parts: list[Part], place: bytes, rows: slice) -> Block:
-        """Return the lines of some rows and of their flows; ``place`` is JSON up to the time."""
+    def behind(self, parts: list[Part], place: bytes, rows: slice) -> Iterator[Block]:
+        """Yield the lines of some rows and of their flows; ``place`` is JSON up to the time."""
         count = rows.stop - rows.start
         ptr = self.points.row_ptr[rows.start : rows.stop + 1]
         per_row = np.diff(ptr)
         most = int(per_row.max(initial=0))
         if most <= _USUAL_FLOWS and most == per_row.min():
-            return stacked(
-                count, [*parts, *chain(*(self._parts(ptr[:-1] + slot, place) for slot in range(most))), b"\n"]
-            )
+            flows = chain(*(self._parts(ptr[:-1] + slot, place) for slot in range(most)))
+            yield from pieces(count, [*parts, *flows, b"\n"])
+            return
         slots: list[Some] = []
         for slot in range(most):
             hit = np.flatnonzero(per_row > slot)
             slots.append(Some(stacked(hit.size, self._parts(ptr[hit] + slot, place)), hit))
-        block = stacked(count, [*parts, *slots, b"\n"])
         if most <= _USUAL_FLOWS:
-            return block
+            yield from pieces(count, [*parts, *slots, b"\n"])
+            return
+        block = stacked(count, [*parts, *slots, b"\n"])
         keep = np.ones(block.shape, dtype=bool)
         end = block.shape[1] - 1 - sum(cells.shape[1] for cells in slots)
         for index, cells in enumerate(slots):
             keep[:, end : end + cells.shape[1]] = (per_row > index)[:, None]
             end += cells.shape[1]
-        return block[keep]
+        yield block[keep]
 
     def _parts(self, points: NDArray[np.int64], place: bytes) -> list[Part]:
         flow = number(self.points.flow[points].astype(np.int64) + self.first)

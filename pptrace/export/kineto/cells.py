@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["Block", "Choice", "Part", "Some", "fraction", "microseconds", "number", "stacked", "words"]
+__all__ = ["Block", "Choice", "Part", "Some", "fraction", "microseconds", "number", "pieces", "stacked", "words"]
 
 Block: TypeAlias = NDArray[np.uint8]
 """Shape (lines, width)."""
@@ -25,8 +24,8 @@ Part: TypeAlias = "bytes | Block | Some"
 """What a line is made of: the same bytes on each line, or a cell per line or per some of the lines."""
 
 _BLANK, _MINUS, _ZERO = b" -0"
-_AT_ONCE = 1 << 19
-"""Bytes of lines that are put together at once: as many as the processor's nearer caches hold."""
+_AT_ONCE = 1 << 20
+"""Bytes of a piece: about as many as the processor's nearer caches hold."""
 _GROUP = 10_000
 _SHORT = 2**32 - 1
 
@@ -136,25 +135,53 @@ def words(codes: NDArray[np.integer], texts: Sequence[bytes]) -> Part:
 
 def stacked(lines: int, parts: Iterable[Part]) -> Block:
     """Return ``lines`` lines, each made of the parts in order."""
-    parts = list(parts)
-    widths = [len(part) if isinstance(part, bytes) else part.shape[1] for part in parts]
-    blank = b"".join(p if isinstance(p, bytes) else b" " * w for p, w in zip(parts, widths, strict=True))
-    block = np.empty((lines, len(blank)), dtype=np.uint8)
-    places = zip(accumulate(widths, initial=0), widths, parts, strict=False)
-    cells = [
-        (_items(block[:, at : at + width]), part) for at, width, part in places if not isinstance(part, bytes)
-    ]
-    whole = [(target, _items(part)) for target, part in cells if not isinstance(part, Some)]
-    step = max(1, _AT_ONCE // max(1, len(blank)))
+    layout = _Layout.of(parts)
+    return layout.filled(0, lines)
+
+
+def pieces(lines: int, parts: Iterable[Part]) -> Iterator[Block]:
+    """Yield what :func:`stacked` returns, some lines at a time."""
+    layout = _Layout.of(parts)
+    step = max(1, _AT_ONCE // max(1, layout.template.size))
     for start in range(0, lines, step):
-        some = slice(start, start + step)
-        block[some] = np.frombuffer(blank, dtype=np.uint8)
-        for target, source in whole:
-            target[some] = source[some]
-    for target, part in cells:
-        if isinstance(part, Some):
-            target[part.lines] = _items(part.cells)
-    return block
+        yield layout.filled(start, min(start + step, lines))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """Where cells are on a line, and what is around them."""
+
+    template: NDArray[np.uint8]
+    """A line without its cells."""
+    cells: list[tuple[slice, NDArray[np.void]]]
+    """The bytes of a line that are a cell's, and the cell of each line."""
+    some: list[tuple[slice, NDArray[np.void], NDArray[np.integer]]]
+    """The same of cells that some lines have, with those lines."""
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> Self:
+        """Put parts side by side."""
+        cells, some, template = [], [], bytearray()
+        for part in parts:
+            at = len(template)
+            template += part if isinstance(part, bytes) else b" " * part.shape[1]
+            place = slice(at, len(template))
+            if isinstance(part, Some):
+                some.append((place, _items(part.cells), part.lines))
+            elif not isinstance(part, bytes):
+                cells.append((place, _items(part)))
+        return cls(np.frombuffer(template, dtype=np.uint8), cells, some)
+
+    def filled(self, start: int, stop: int) -> Block:
+        """Return some of the lines."""
+        block = np.empty((stop - start, self.template.size), dtype=np.uint8)
+        block[:] = self.template
+        for place, items in self.cells:
+            _items(block[:, place])[:] = items[start:stop]
+        for place, items, lines in self.some:
+            first, last = np.searchsorted(lines, (start, stop))
+            _items(block[:, place])[lines[first:last] - start] = items[first:last]
+        return block
 
 
 def _items(block: Block) -> NDArray[np.void]:

@@ -56,8 +56,8 @@ class LinkEncoder:
             titles=np.where(titles == 0, np.uint8(_BLANK), titles),
         )
 
-    def encode(self, lane: int, which: slice) -> Block:
-        """Return the lines of some hops of one lane."""
+    def encode(self, lane: int, which: slice) -> Iterator[Block]:
+        """Yield the lines of some hops of one lane."""
         timeline, hops, arrows = self.slices.timeline, self.hops, self.slices.arrows
         row, message = hops.row[which], hops.message[which]
         start, took = timeline.start_ns[row], timeline.end_ns[row] - timeline.start_ns[row]

@@ -22,6 +22,8 @@ from pptrace.export.kineto.peers import Peers
 from pptrace.export.kineto.words import COLORS, WORDS, collective, group_word
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from pptrace.export.hops import Hops
@@ -84,8 +86,8 @@ class Encoder:
             color=color,
         )
 
-    def encode(self, lane: Lane, rows: slice) -> Block:
-        """Return the lines of some rows of one lane."""
+    def encode(self, lane: Lane, rows: slice) -> Iterator[Block]:
+        """Yield the lines of some rows of one lane."""
         timeline = self.timeline
         kind, ends = Choice.of(timeline.kind[rows]), self.names.of_rows(rows)
         kernel, launch, category, facts = self._kernel(lane, rows, kind)

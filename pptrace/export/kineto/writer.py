@@ -15,7 +15,7 @@ import numpy as np
 
 from pptrace.errors import ConfigError
 from pptrace.export.hops import Hops
-from pptrace.export.kineto.cells import microseconds, number, stacked
+from pptrace.export.kineto.cells import microseconds, number, pieces, stacked
 from pptrace.export.kineto.header import header, named
 from pptrace.export.kineto.lanes import lanes_of, part_of, process_of
 from pptrace.export.kineto.links import LinkEncoder
@@ -24,7 +24,7 @@ from pptrace.export.kineto.spans import spans, step_of
 from pptrace.export.write_behind import write_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pptrace.export.kineto.cells import Block
@@ -78,13 +78,13 @@ def _texts(links: LinkEncoder, rank: int | None, step: tuple[int, int]) -> Itera
         yield _span(event, start, end, whole=encoder.whole)
     for lane in lanes:
         for rows in _steps(lane.rows, encoder.arrows.at_once(lane.rows)):
-            yield encoder.encode(lane, rows).data.cast("B")
+            yield from _flat(encoder.encode(lane, rows))
     for link, (start, stop) in enumerate(pairwise(hops.lane_ptr.tolist())):
         for rows in _steps(slice(start, stop)):
-            yield links.encode(link, rows).data.cast("B")
+            yield from _flat(links.encode(link, rows))
     for counter in timeline.counters:
         for rows in _steps(slice(0, counter.at_ns.size)):
-            yield _counted(counter, process_of(counter.rank, timeline.ranks), rows).data.cast("B")
+            yield from _flat(_counted(counter, process_of(counter.rank, timeline.ranks), rows))
     yield b"".join(names[-1:]) + b"\n]}\n"
 
 
@@ -95,15 +95,19 @@ def _steps(rows: slice, width: int = 1) -> Iterator[slice]:
         yield slice(start, min(start + step, rows.stop))
 
 
+def _flat(blocks: Iterable[Block]) -> Iterator[memoryview]:
+    return (block.data.cast("B") for block in blocks)
+
+
 def _span(event: bytes, start: int, end: int, *, whole: bool) -> bytes:
     times = [microseconds(np.array([time]), whole=whole) for time in (start, end - start)]
     return stacked(1, [event, *times[0], b',"dur":', *times[1], b',"args":{}},\n']).tobytes()
 
 
-def _counted(counter: Counter, process: int, rows: slice) -> Block:
-    """Return a line per step of a counter; times keep their nanoseconds whatever the slices' do."""
+def _counted(counter: Counter, process: int, rows: slice) -> Iterator[Block]:
+    """Yield a line per step of a counter; times keep their nanoseconds whatever the slices' do."""
     at = counter.at_ns[rows]
     name, unit = json.dumps(counter.name).encode(), json.dumps(counter.unit).encode()
     head = b'{"ph":"C","name":%s,"pid":%d,"ts":' % (name, process)
     value = number(counter.value[rows])
-    return stacked(at.size, [head, *microseconds(at, whole=False), b',"args":{%s:' % unit, value, b"}},\n"])
+    return pieces(at.size, [head, *microseconds(at, whole=False), b',"args":{%s:' % unit, value, b"}},\n"])
