@@ -25,6 +25,7 @@ from pptrace.sim.needs import behind_all_ranks, behind_holders
 from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, RouteColumns, Rules, TaskColumns
 from pptrace.sim.segmented import Expansion, in_segments
+from pptrace.timeline.timeline import LANE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +61,17 @@ class _Rows(NamedTuple):
     found: Found
     cells: CellColumns
     task: TaskColumns
+
+
+class _Linked(NamedTuple):
+    """What waits for what."""
+
+    twin: Int32s
+    """Each row's twin."""
+    batch_next: Int32s
+    """The chain of batches."""
+    edges: Pairs
+    """Those that no stream implies."""
 
 
 def lower(
@@ -101,12 +113,25 @@ def lower(
     check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
     hub = behind_all_ranks(placed.cells, lanes, lowering_of.tasks, barrier=barrier)
     holders = behind_holders(placed.cells, lanes, issued.placement) if stage_replicas and not barrier else None
-    graph_of_tasks = lowering_of.link(
-        placed, [needs for needs in (hub, holders) if needs is not None], int(hub is not None)
-    )
-    if graph_of_tasks is None:
+    inside = Pairs(*(placed.place[side] for side in expansion.needs))
+    needs = [edges for edges in (hub, holders, inside) if edges is not None]
+    linked = lowering_of.link(placed, needs)
+    if linked is None:
         raise explain_deadlock(schedule)
-    return graph_of_tasks
+    parts, between, tasks = expansion.placed(placed.place), lowering_of.between, lowering_of.tasks
+    ends = {name: getattr(lanes, name) for name in LANE_COLUMNS}
+    cells, task = placed.cells, placed.task
+    # What was issued takes as much memory as the graph, and is not needed any more.
+    del issued, expansion, lanes, lowering_of, placed
+    tasks += hub is not None
+    task = task._replace(duration_ns=task.duration_ns[:tasks], lag_ns=task.lag_ns[:tasks])
+    following, following_peer = _chained(ends["lane_ptr"], linked, tasks, rules)
+    ptr, edge = _sorted(linked.edges, tasks)
+    return TaskGraph(
+        placement=schedule.placement, paths=between.paths, source=between.source, target=between.target,
+        twin=linked.twin, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge, parts=parts,
+        **ends, **cells._asdict(), **task._asdict(),
+    )  # fmt: skip
 
 
 def _messages(issued: IssueOrder, lanes: Lanes, network: Network, links: Sequence[str]) -> _Messages:
@@ -161,11 +186,14 @@ class _Lowering:
             ))
         )  # fmt: skip
         out = CellColumns(*(np.empty(rows, dtype=values.dtype) for values in self.issued.cells))
-        long, short = (np.empty((4, rows), dtype=np.int64), np.empty((2, rows), dtype=np.int32))
-        placed = _Rows(
-            np.empty(rows, dtype=np.int32), found, out,
-            TaskColumns(long[0], short[0], short[1], long[1], long[2], long[3]),
+        task = TaskColumns(
+            size_bytes=np.empty(rows, dtype=np.int64), path=np.empty(rows, dtype=np.int32),
+            fork=np.empty(rows, dtype=np.int32), collective_ns=np.empty(rows, dtype=np.int64),
+            duration_ns=np.empty(self.tasks + 1, dtype=np.int64), lag_ns=np.empty(self.tasks + 1, dtype=np.int64),
         )  # fmt: skip
+        for column in (task.duration_ns, task.lag_ns):
+            column[rows:] = 0  # what has no row takes no time: batches, and the one task behind which ranks meet
+        placed = _Rows(np.empty(rows, dtype=np.int32), found, out, task)
         run(
             placing.place_rows,
             (
@@ -177,53 +205,13 @@ class _Lowering:
         )  # fmt: skip
         return placed
 
-    def link(self, placed: _Rows, needs: Sequence[Pairs], hubs: int) -> TaskGraph | None:
-        """Chain the lanes and collect what waits for what; None where a rank needs what it computes later.
-
-        Args:
-            placed: the rows.
-            needs: further edges.
-            hubs: tasks without rows among those: they end when all that they wait for has.
-        """
-        linked = self._linked(placed)
-        if linked is None:
-            return None
-        twin, batch_next, pairs = linked
-        parts, rows = self.expansion, len(self.issued)
-        needs = [pairs, *needs, Pairs(*(placed.place[side] for side in parts.needs))]
-        source, target = (np.concatenate(side) for side in zip(*needs, strict=True))
-        tasks = self.tasks + hubs
-        following = np.full(tasks, -1, dtype=np.int32)
-        following_peer = following.copy()
-        run(
-            linking.chain_tasks,
-            (self.lanes.lane_ptr, twin, self.rules.batched),
-            (following, following_peer),
-            work=rows,
-        )
-        following[rows : rows + batch_next.size] = batch_next
-        ptr, edge = np.zeros(tasks + 1, dtype=np.int32), np.zeros(source.size, dtype=np.int32)
-        run(linking.sort_edges, (source, target, source.size), (ptr, edge), work=rows)
-        own = placed.task._asdict()
-        for name in ("duration_ns", "lag_ns"):
-            own[name] = (
-                np.concatenate([own[name], np.zeros(tasks - rows, dtype=np.int64)]) if tasks > rows else own[name]
-            )
-        lanes = self.lanes
-        return TaskGraph(
-            placement=self.issued.placement, paths=self.between.paths, source=self.between.source,
-            target=self.between.target, lane_rank=lanes.lane_rank, lane_stream=lanes.lane_stream,
-            lane_peer=lanes.lane_peer, lane_ptr=lanes.lane_ptr, twin=twin, next=following,
-            next_peer=following_peer, edge_ptr=ptr, edge=edge, parts=parts.placed(placed.place),
-            **placed.cells._asdict(), **own,
-        )  # fmt: skip
-
-    def _linked(self, placed: _Rows) -> tuple[Int32s, Int32s, Pairs] | None:
-        """Return each row's twin, the chain of batches and the edges that no stream implies."""
+    def link(self, placed: _Rows, needs: Sequence[Pairs]) -> _Linked | None:
+        """Collect what waits for what, with what ``needs`` adds; None where a rank needs what it computes later."""
         issued, rows, graph = self.issued, len(self.issued), self.graph
         twin = np.full(rows, -1, dtype=np.int32)
         batch_next = np.full(2 * self.lanes.groups if self.rules.batched else 0, -1, dtype=np.int32)
         bound = _most_edges(issued, self.expansion.columns, batched=bool(self.rules.batched))
+        bound += sum(more.source.size for more in needs)
         pairs = Pairs(np.empty(bound, dtype=np.int32), np.empty(bound, dtype=np.int32))
         kinds = present(issued.kind)
         awaited = kinds[TABLE.awaited[kinds] == 1]
@@ -252,7 +240,32 @@ class _Lowering:
                 (pairs,),
                 work=rows,
             )
-        return twin, batch_next, Pairs(*(side[:edges] for side in pairs))
+        for more in needs:
+            for side, added in zip(pairs, more, strict=True):
+                side[edges : edges + added.size] = added
+            edges += more.source.size
+        return _Linked(twin, batch_next, Pairs(*(side[:edges] for side in pairs)))
+
+
+def _chained(lane_ptr: Int32s, linked: _Linked, tasks: int, rules: Rules) -> tuple[Int32s, Int32s]:
+    """Return the task behind each on its stream, and behind a rendezvous on the receiver's; -1 for none."""
+    following = np.full(tasks, -1, dtype=np.int32)
+    following_peer = following.copy()
+    run(
+        linking.chain_tasks,
+        (lane_ptr, linked.twin, rules.batched),
+        (following, following_peer),
+        work=rules.rows,
+    )
+    following[rules.rows : rules.rows + linked.batch_next.size] = linked.batch_next
+    return following, following_peer
+
+
+def _sorted(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
+    """Return where each task's edges begin, and what they lead to."""
+    ptr, edge = np.zeros(tasks + 1, dtype=np.int32), np.zeros(edges.source.size, dtype=np.int32)
+    run(linking.sort_edges, (*edges, edges.source.size), (ptr, edge), work=tasks)
+    return ptr, edge
 
 
 def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
