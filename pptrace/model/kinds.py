@@ -211,7 +211,7 @@ class KindSet(frozenset[Kind]):
         """Return which entries of a column of kinds are among them."""
         found = np.zeros(kind.shape, dtype=bool)
         for member in self:
-            found |= kind == member
+            found |= kind == int(member)  # numpy would widen the whole column to compare it with a member
         return found
 
 

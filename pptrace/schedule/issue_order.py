@@ -11,6 +11,7 @@ from pptrace.config.choices import Receive
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.cells import CELL, CellColumns, Cells
+from pptrace.model.columns import together
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import COMMUNICATION, RECEIVES, TOWARDS_NEXT
 from pptrace.schedule.kernels import tables
@@ -146,8 +147,8 @@ class _Issued(NamedTuple):
 
 
 def _empty(rows: int, ranks: int) -> _Issued:
-    cells = CellColumns(*(np.empty(rows, dtype=np.int8 if name == "kind" else np.int32) for name in CELL))
-    return _Issued(np.zeros(ranks + 1, dtype=np.int32), cells, np.empty(rows, dtype=np.int32))
+    *cells, edge = together(rows, *(np.int8 if name == "kind" else np.int32 for name in CELL), np.int32)
+    return _Issued(np.zeros(ranks + 1, dtype=np.int32), CellColumns(*cells), edge)
 
 
 def _issued(placement: Placement, columns: _Issued) -> IssueOrder:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.columns import together
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import Stream
 from pptrace.sim.kernels import placing, rules
@@ -46,6 +47,8 @@ class Lanes:
     """Each row's lane."""
     groups: int
     """Number of groups of neighbouring messages."""
+    sends_to: Int8s
+    """Shape (ranks x ranks,): 1 where one rank sends to another."""
     first: Int32s
     """First task row of each lane key."""
     lane_rank: Int32s
@@ -59,15 +62,15 @@ def assign_lanes(issued: IssueOrder, policy: Policy, parts: PartColumns, graph: 
     """Give every row its lane; every rank has a compute lane, and other lanes as needed."""
     rows, ranks = len(issued), graph.ranks
     mode = _mode(policy)
-    columns = LaneColumns(*(np.empty(rows, dtype=np.int32) for _ in LaneColumns._fields))
+    columns = LaneColumns(*together(rows, *(np.int32 for _ in LaneColumns._fields)))
     lane_of_stream = np.zeros(len(Stream), dtype=np.int32)
     lane_of_stream[list(_BEHIND_PEERS)] = 2 + 3 * ranks + np.arange(len(_BEHIND_PEERS))
     width = 2 + 3 * ranks + len(_BEHIND_PEERS)
-    count = np.zeros(ranks * width, dtype=np.int32)
+    count, sends_to = np.zeros(ranks * width, dtype=np.int32), np.zeros(ranks * ranks, dtype=np.int8)
     groups = run(
         placing.key_lanes,
         (issued.row_ptr, issued.cells, issued.edge, graph, TABLE, parts, lane_of_stream, width, mode),
-        (*columns, count),
+        (*columns, count, sends_to),
         work=rows,
     )
     occupied = count > 0
@@ -78,7 +81,7 @@ def assign_lanes(issued: IssueOrder, policy: Policy, parts: PartColumns, graph: 
     first[used] = lane_ptr[:-1]
     stream, peer_of_offset = _streams(ranks)
     return Lanes(
-        mode=mode, columns=columns, groups=groups, first=first,
+        mode=mode, columns=columns, groups=groups, sends_to=sends_to, first=first,
         lane_rank=(used // width).astype(np.int32), lane_stream=stream[used % width],
         lane_peer=peer_of_offset[used % width], lane_ptr=lane_ptr,
     )  # fmt: skip

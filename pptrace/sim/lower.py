@@ -9,8 +9,9 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.cells import CellColumns
+from pptrace.model.columns import together
 from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import COMPUTE, SENDS, Kind, present
+from pptrace.model.kinds import COMPUTE, Kind, present
 from pptrace.model.workload import Workload
 from pptrace.network.check import check_links, check_paths, check_reachable
 from pptrace.schedule.deadlock import explain_deadlock
@@ -105,7 +106,7 @@ def lower(
         batched=int(policy.name is PolicyName.BATCHED), eager_bytes=policy.largest_eager, rows=len(issued),
     )  # fmt: skip
     lowering_of = _Lowering(
-        issued, expansion, graph, lanes, _messages(issued, lanes, network, expansion.links), rules
+        issued, expansion, graph, lanes, _messages(graph.ranks, lanes, network, expansion.links), rules
     )
     placed = lowering_of.place(workload)
     if times is not None:
@@ -134,14 +135,9 @@ def lower(
     )  # fmt: skip
 
 
-def _messages(issued: IssueOrder, lanes: Lanes, network: Network, links: Sequence[str]) -> _Messages:
+def _messages(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]) -> _Messages:
     """Ask the network about every pair of ranks with a message; put paths over single ``links`` behind."""
-    ranks = issued.placement.ranks
-    sends = SENDS.mask(issued.kind)
-    first = np.repeat(np.arange(ranks, dtype=np.int32) * ranks, np.diff(issued.row_ptr))
-    used = np.zeros(ranks * ranks, dtype=bool)
-    used[first[sends] + lanes.columns.peer[sends]] = True
-    pairs = np.flatnonzero(used)
+    pairs = np.flatnonzero(lanes.sends_to)
     source, target = (pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32)
     paths = network.paths(source, target)
     check_links(network.links)
@@ -179,21 +175,19 @@ class _Lowering:
     def place(self, workload: Workload) -> _Rows:
         """Give every row its place on its lane, and its costs."""
         rows, graph = len(self.issued), self.graph
-        messages = 2 * graph.edges * graph.microbatches
-        found = Found(
-            *(np.full(size, -1, dtype=np.int32) for size in (
-                2 * graph.stages * graph.microbatches, messages, messages if self.rules.receive else 0,
-            ))
-        )  # fmt: skip
-        out = CellColumns(*(np.empty(rows, dtype=values.dtype) for values in self.issued.cells))
+        messages = 2 * graph.edges * graph.microbatches if self.rules.receive else 0
+        made_at = np.full(2 * graph.stages * graph.microbatches, -1, dtype=np.int32)
+        found = Found(made_at=made_at, recv_at=np.full(messages, -1, dtype=np.int32))
+        out = CellColumns(*together(rows, *(values.dtype.type for values in self.issued.cells)))
+        place, path, fork = together(rows, np.int32, np.int32, np.int32)
         task = TaskColumns(
-            size_bytes=np.empty(rows, dtype=np.int64), path=np.empty(rows, dtype=np.int32),
-            fork=np.empty(rows, dtype=np.int32), collective_ns=np.empty(rows, dtype=np.int64),
+            size_bytes=np.empty(rows, dtype=np.int64), path=path, fork=fork,
+            collective_ns=np.empty(rows, dtype=np.int64),
             duration_ns=np.empty(self.tasks + 1, dtype=np.int64), lag_ns=np.empty(self.tasks + 1, dtype=np.int64),
         )  # fmt: skip
         for column in (task.duration_ns, task.lag_ns):
             column[rows:] = 0  # what has no row takes no time: batches, and the one task behind which ranks meet
-        placed = _Rows(np.empty(rows, dtype=np.int32), found, out, task)
+        placed = _Rows(place, found, out, task)
         run(
             placing.place_rows,
             (
@@ -206,13 +200,13 @@ class _Lowering:
         return placed
 
     def link(self, placed: _Rows, needs: Sequence[Pairs]) -> _Linked | None:
-        """Collect what waits for what, with what ``needs`` adds; None where a rank needs what it computes later."""
+        """Collect what waits for what, ``needs`` too; None where a rank needs what it computes later."""
         issued, rows, graph = self.issued, len(self.issued), self.graph
         twin = np.full(rows, -1, dtype=np.int32)
         batch_next = np.full(2 * self.lanes.groups if self.rules.batched else 0, -1, dtype=np.int32)
         bound = _most_edges(issued, self.expansion.columns, batched=bool(self.rules.batched))
         bound += sum(more.source.size for more in needs)
-        pairs = Pairs(np.empty(bound, dtype=np.int32), np.empty(bound, dtype=np.int32))
+        pairs = Pairs(*together(bound, np.int32, np.int32))
         kinds = present(issued.kind)
         awaited = kinds[TABLE.awaited[kinds] == 1]
         results = int(TABLE.result[awaited].max(initial=-1)) + 1
@@ -249,8 +243,8 @@ class _Lowering:
 
 def _chained(lane_ptr: Int32s, linked: _Linked, tasks: int, rules: Rules) -> tuple[Int32s, Int32s]:
     """Return the task behind each on its stream, and behind a rendezvous on the receiver's; -1 for none."""
-    following = np.full(tasks, -1, dtype=np.int32)
-    following_peer = following.copy()
+    following, following_peer = together(tasks, np.int32, np.int32)
+    following[:] = following_peer[:] = -1
     run(
         linking.chain_tasks,
         (lane_ptr, linked.twin, rules.batched),
@@ -263,8 +257,11 @@ def _chained(lane_ptr: Int32s, linked: _Linked, tasks: int, rules: Rules) -> tup
 
 def _sorted(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
     """Return where each task's edges begin, and what they lead to."""
-    ptr, edge = np.zeros(tasks + 1, dtype=np.int32), np.zeros(edges.source.size, dtype=np.int32)
-    run(linking.sort_edges, (*edges, edges.source.size), (ptr, edge), work=tasks)
+    count = edges.source.size
+    ptr, edge = together(max(tasks + 1, count), np.int32, np.int32)
+    ptr, edge = ptr[: tasks + 1], edge[:count]
+    ptr[:] = 0
+    run(linking.sort_edges, (*edges, count), (ptr, edge), work=tasks)
     return ptr, edge
 
 

@@ -75,10 +75,8 @@ class Found(NamedTuple):
 
     made_at: Int32s
     """Shape (2 x stages x microbatches,): where a forward's result is made, then a gradient's; first segments."""
-    send_at: Int32s
-    """Shape (2 x edges x microbatches,): each message's sender's side."""
     recv_at: Int32s
-    """Its receiver's side; empty where there is none."""
+    """Shape (2 x edges x microbatches,): each message's receiver's side; empty where there is none."""
 
 
 class TaskColumns(NamedTuple):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.columns import together
 from pptrace.sim.kernels import running
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def graph_record(graph: TaskGraph) -> running.Graph:
 
 def new_tasks(count: int) -> running.Tasks:
     """Return tasks of which none has begun."""
-    return running.Tasks(
-        waiting=np.zeros(count, dtype=np.int32), start=np.zeros(count, dtype=np.int64),
-        cause=np.full(count, -1, dtype=np.int32), ready=np.empty(count, dtype=np.int32),
-    )  # fmt: skip
+    waiting, ready = together(count, np.int32, np.int32)
+    start, cause = together(count, np.int64, np.int32)
+    waiting[:] = start[:] = 0
+    cause[:] = -1
+    return running.Tasks(waiting=waiting, start=start, cause=cause, ready=ready)

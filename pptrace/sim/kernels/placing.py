@@ -34,7 +34,9 @@ def _other_stage(k, edge, graph, kinds):
     return graph.edge_to[edge] if down else graph.edge_from[edge]
 
 
-def key_lanes(row_ptr, cells, edge, graph, kinds, parts, lane_of_stream, width, mode, key, peer, group, count):
+def key_lanes(
+    row_ptr, cells, edge, graph, kinds, parts, lane_of_stream, width, mode, key, peer, group, count, sends_to
+):
     """Give each row its lane's key, its peer and its group of neighbouring messages; return the groups.
 
     Keys order lanes by (rank, stream, peer): per rank one compute lane, one communication lane, one per
@@ -56,6 +58,8 @@ def key_lanes(row_ptr, cells, edge, graph, kinds, parts, lane_of_stream, width, 
                 route = microbatch_route[microbatch[row]]
                 other = stage_rank[route * stages + _other_stage(k, edge[row], graph, kinds)]
                 peer[row] = other
+                if role[k] == SENDS:
+                    sends_to[rank * ranks + other] = 1
                 lane = _message_lane(mode, role[k] == SENDS, ranks, other)
                 if not open_group:
                     groups += 1
@@ -146,9 +150,9 @@ def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, route
     task.collective_ns[at] = 0
     task.duration_ns[at] = took + routes.latency_ns[path] if own and not sends else took
     task.lag_ns[at] = 0 if own else routes.latency_ns[path]
-    where = found.send_at if sends else found.recv_at
-    for i in range(n):
-        where[index + i] = at
+    if not sends:
+        for i in range(n):
+            found.recv_at[index + i] = at
 
 
 def _place_action(row, at, cells, graph, costs, task):
