@@ -189,9 +189,9 @@ class DataParallel(_Section):
         "bandwidth.",
     )
     stage_replicas: bool = Field(
-        default=False,
+        default=True,
         description="Reduce gradients also between the ranks of one pipeline that hold the same stage, as "
-        "Chimera's do; by all-reduce over the pipeline's network or cluster.",
+        "Chimera's do; by all-reduce over the pipeline's network or cluster. With false they are not exchanged.",
     )
 
 

@@ -65,7 +65,7 @@ def metrics_under(
 
     Contention and network are the run's unless given. Nothing is simulated where nothing changes.
     """
-    prepared = run.prepared
+    prepared, reduction = run.prepared, run.prepared.resolved.experiment.data_parallel
     own = contention_of(run)
     contention, network = contention or own, network or prepared.network
     if _same(policy, prepared.policy) and contention == own and network == prepared.network:
@@ -75,7 +75,7 @@ def metrics_under(
     try:
         timeline = simulate(
             prepared.schedule, prepared.workload, network, policy, contention=contention,
-            overlap_reduction=prepared.resolved.experiment.data_parallel.overlap,
+            overlap_reduction=reduction.overlap, stage_replicas=reduction.stage_replicas,
         )  # fmt: skip
     except DeadlockError:
         return None

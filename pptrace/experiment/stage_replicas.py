@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["with_stage_replicas"]
 
 _NOT_REDUCED = (
-    "gradients of stages that several ranks hold are not reduced between them; data_parallel.stage_replicas: true "
-    "counts that"
+    "gradients of stages that several ranks hold are not reduced between them: data_parallel.stage_replicas is false"
 )
+_UNKNOWN = (
+    "gradients of stages that several ranks hold are not reduced between them: costs {name} know no gradients"
+)
+_KEY = "data_parallel.stage_replicas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,13 @@ class _Holders:
 def with_stage_replicas(
     resolved: Resolved, workload: Workload, placement: Placement, network: Network, job: OnCluster | None
 ) -> Workload:
-    """Add what an all-reduce between the holders of each stage takes to its reduction, where that is asked for.
+    """Add what an all-reduce between the holders of each stage takes to its reduction, unless that is switched off.
 
-    All groups of holders reduce at once, behind the reduction over the data-parallel replicas.
+    All groups of holders reduce at once, behind the reduction over the data-parallel replicas. Costs that know
+    no gradients have nothing to reduce, which a note says.
 
     Raises:
-        ConfigError: the costs know no gradients.
+        ConfigError: the costs know no gradients, and the configuration asks for their reduction.
     """
     holders = placement.copies()
     shared = np.flatnonzero(holders.sum(axis=0) > 1)
@@ -56,8 +60,10 @@ def with_stage_replicas(
         return replace(workload, notes=(*workload.notes, _NOT_REDUCED))
     if not workload.gradients_bytes[shared].any():
         name = resolved.experiment.costs.name if resolved.experiment.costs else ""
+        if _KEY not in resolved.positions:
+            return replace(workload, notes=(*workload.notes, _UNKNOWN.format(name=name)))
         message = f"costs {name} know no gradients to reduce: write costs.gradients, or use costs that count them"
-        raise resolved.error("data_parallel.stage_replicas", message)
+        raise resolved.error(_KEY, message)
     reduce_ns = workload.reduce_ns.copy()
     for copies in np.unique(holders.sum(axis=0)[shared]).tolist():
         stages = np.flatnonzero(holders.sum(axis=0) == copies)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pptrace.experiment.run import Run
     from pptrace.timeline.link_use import LinkUse
 
-__all__ = ["job_text", "setting_text", "summary_lines", "time_text"]
+__all__ = ["job_text", "schedule_text", "setting_text", "summary_lines", "time_text"]
 
 WIDTH = 80
 """Columns at which lines are folded where there is no terminal."""
@@ -82,6 +82,13 @@ def job_text(run: Run) -> str:
     return f"{model} on {experiment.device.preset or 'its device'}" if experiment.device else model
 
 
+def schedule_text(run: Run) -> str:
+    """Return the schedule with the options that it ran with, its own defaults included."""
+    schedule = run.prepared.resolved.experiment.schedule
+    options = [f"{key} {value}" for key, value in schedule.options.items() if value is not None]
+    return f"{schedule.name} ({', '.join(options)})" if options else schedule.name
+
+
 def setting_text(run: Run, *, chunks: int = 1) -> str:
     """Return how the job is divided and what its messages take; ``chunks`` per rank are named from two on."""
     experiment = run.prepared.resolved.experiment
@@ -96,9 +103,9 @@ def setting_text(run: Run, *, chunks: int = 1) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    name, schedule = run.prepared.resolved.experiment.schedule.name, run.prepared.schedule
+    schedule = run.prepared.schedule
     return [
-        f"{job_text(run)}: {name}, {schedule.microbatches} microbatches",
+        f"{job_text(run)}: {schedule_text(run)}, {schedule.microbatches} microbatches",
         setting_text(run, chunks=schedule.stages // schedule.ranks),
     ]
 

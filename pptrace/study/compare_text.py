@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import format_size
-from pptrace.experiment.summary import job_text, setting_text, time_text
+from pptrace.experiment.summary import job_text, schedule_text, setting_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pptrace.study.compare import ComparedSchedule, Comparison
     from pptrace.study.levels import Levels
 
-__all__ = ["comparison_heading", "comparison_lines", "slower_text", "work_note"]
+__all__ = ["comparison_heading", "comparison_lines", "options_notes", "slower_text", "work_note"]
 
 _SIZES = ("pp", "vp", "microbatches")
 """Sizes that have a column where schedules differ in them."""
@@ -141,12 +141,19 @@ def _notes(rows: Sequence[ComparedSchedule]) -> list[str]:
         notes.append("(+1), (-1): places won or lost against the level before")
     if any(row.levels and row.levels.formula is not None and not row.formula_is_exact for row in running):
         notes.append("~: a formula that the schedule's tables only come near")
+    notes += options_notes([(row.entry.label, row.levels.run) for row in running if row.levels])
     notes += work_note([(row.entry.label, row.levels.run) for row in running if row.levels])
     over = [row.levels for row in running if row.levels and row.levels.run.metrics.over_capacity]
     if over:
         capacities = sorted({one.run.metrics.memory.capacity_bytes for one in over})
         notes.append(f"!: more than the device has, {' or '.join(map(format_size, capacities))}")
     return notes
+
+
+def options_notes(runs: Sequence[tuple[str, Run]]) -> list[str]:
+    """Return a line per schedule with options of its own, which says those that it ran with."""
+    told = [(label, schedule_text(run), run.prepared.resolved.experiment.schedule.name) for label, run in runs]
+    return [f"{label}: runs as {text}" for label, text, name in told if text != name]
 
 
 def work_note(runs: Sequence[tuple[str, Run]]) -> list[str]:

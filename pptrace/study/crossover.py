@@ -9,7 +9,7 @@ from pptrace.errors import ConfigError, PptraceError, ScheduleError
 from pptrace.experiment.summary import job_text, setting_text
 from pptrace.study.bisection import Bisection, geometric
 from pptrace.study.compare import short_reason
-from pptrace.study.compare_text import work_note
+from pptrace.study.compare_text import options_notes, work_note
 from pptrace.study.span import parse_span
 
 if TYPE_CHECKING:
@@ -244,4 +244,5 @@ class _Trial:
         named = settings if len(settings) == 1 and not self.span.key.startswith("parallel.") else ()
         self.heading = (job_text(runs[0]), *named)
         labels = [entry.label for entry in self.between]
-        self.notes = tuple(work_note(list(zip(labels, runs, strict=True))))
+        named_runs = list(zip(labels, runs, strict=True))
+        self.notes = (*options_notes(named_runs), *work_note(named_runs))

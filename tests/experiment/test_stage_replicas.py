@@ -8,6 +8,8 @@ import pytest
 
 from pptrace.api import simulate
 from pptrace.errors import ConfigError
+from pptrace.experiment.prices import metrics_under
+from pptrace.sim.policy import Policy
 from pptrace.timeline.metrics import IdleCause
 
 if TYPE_CHECKING:
@@ -37,8 +39,8 @@ def run(schedule: str, *, costs: Any = COSTS, **values: Any) -> Any:
 
 
 def test_two_holders_reduce_over_the_link_between_them(schedule: str) -> None:
-    off = run(schedule)
-    on = run(schedule, data_parallel={"stage_replicas": True})
+    off = run(schedule, data_parallel={"stage_replicas": False})
+    on = run(schedule)
 
     # A ring of two: each sends half, then receives the other half's sum; two stages, one after the other.
     each = 2 * (5_000_000 + 1_000)
@@ -47,8 +49,22 @@ def test_two_holders_reduce_over_the_link_between_them(schedule: str) -> None:
 
 
 def test_what_is_not_reduced_is_said(schedule: str) -> None:
-    assert any("stage_replicas: true" in note for note in run(schedule).metrics.notes)
-    assert run(schedule, data_parallel={"stage_replicas": True}).metrics.notes == ()
+    off = run(schedule, data_parallel={"stage_replicas": False})
+    unknown = run(schedule, costs={**COSTS, "gradients": "0 B"})
+
+    assert any("data_parallel.stage_replicas is false" in note for note in off.metrics.notes)
+    assert any("costs table know no gradients" in note for note in unknown.metrics.notes)
+    assert unknown.metrics.step_ns == off.metrics.step_ns
+    assert run(schedule).metrics.notes == ()
+
+
+def test_what_a_step_costs_without_its_policy_still_reduces(schedule: str) -> None:
+    on = run(schedule, p2p="ordered")
+
+    again = metrics_under(on, Policy())
+
+    assert again is not None
+    assert again.reduction_ns.tolist() == on.metrics.reduction_ns.tolist()
 
 
 def test_nothing_changes_where_each_stage_has_one_rank(tmp_path: Path) -> None:
