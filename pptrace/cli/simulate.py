@@ -35,6 +35,11 @@ pptrace simulate llama.yaml --set network.bandwidth='200 Gb/s' --json"""
     "--only", metavar="PART ...", multiple=True, help="Trim traces: ranks=0,7 microbatches=0:32, one or both."
 )
 @click.option("--color", type=click.Choice(["kind", "microbatch"]), default="kind", help="Colour slices by.")
+@click.option(
+    "--advise",
+    is_flag=True,
+    help="Try dozens of configurations of as many GPUs and the same batch, not the likeliest few.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything measured as JSON.")
 @click.option("--explain", is_flag=True, help="Print every resolved value and where it came from.")
 def command(
@@ -44,12 +49,14 @@ def command(
     only: tuple[str, ...],
     color: str,
     *,
+    advise: bool,
     as_json: bool,
     explain: bool,
     **flags: str | None,
 ) -> None:
     """Simulate one training step of CONFIG, a YAML file, with flags over it."""
     from pptrace.config.resolve import load
+    from pptrace.experiment.advice_text import advice_lines
     from pptrace.experiment.run import simulate
     from pptrace.hooks.registry import Registry
 
@@ -62,8 +69,12 @@ def command(
     if only and not outputs:
         raise click.UsageError("--only trims a trace: name one with -o")
     run = simulate(resolved, registry)
+    if advise:
+        run.advise()
     paths = run.save(*outputs, only=only, color=color) if outputs else []
     _print(run, paths, as_json=as_json, explain=explain)
+    if advise and not as_json:
+        click.echo("\n".join(["", *advice_lines(run)]))
     for path in paths:
         trimmed = f" ({', '.join(only)} only)" if only else ""
         sys.stderr.write(f"wrote {path}{trimmed}\n")

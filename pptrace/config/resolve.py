@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -39,6 +39,8 @@ class Resolved:
     """Where values that no user wrote came from; what is absent here too is a default."""
     file: str
     """The configuration file as the user named it, or nothing."""
+    written: Document = field(default_factory=Document)
+    """All that the user wrote: the file with what was laid over it, before anything was filled in."""
 
     def origin(self, key: str) -> str:
         """Return where a key's value came from: ``step.yaml:3``, ``--pp``, ``preset NAME``, ``default``."""
@@ -90,6 +92,18 @@ class Resolved:
         return replace(
             self, experiment=self.experiment.model_copy(update={"parallel": parallel}), positions=positions
         )
+
+    def again(self, sets: Sequence[str], flags: Mapping[str, Any]) -> Resolved:
+        """Return what the same configuration is with further settings behind all that was written.
+
+        Args:
+            sets: as for :func:`load`.
+            flags: as for :func:`load`.
+
+        Raises:
+            ConfigError: what cannot be used.
+        """
+        return load(self.written, sets, flags)
 
     def explain(self) -> list[tuple[str, Any, str]]:
         """Return every key, its value and its origin, in the order of the experiment."""
@@ -173,7 +187,8 @@ def load(
     if not has_schedule:
         message = "missing: write a schedule, such as --schedule 1f1b"
         raise ConfigError(message, key="schedule", file=document.source)
-    bare = Resolved(experiment=experiment, positions=positions, origins={}, file=document.source)
+    written = Document(value=tree, places=positions, source=document.source)
+    bare = Resolved(experiment=experiment, positions=positions, origins={}, file=document.source, written=written)
     experiment, origins = derived(experiment, bare.error)
     return replace(bare, experiment=experiment, origins=origins)
 

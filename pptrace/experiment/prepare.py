@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from pptrace.config.experiment import Experiment
     from pptrace.config.resolve import Resolved
     from pptrace.experiment.cluster import OnCluster
+    from pptrace.experiment.costs import Costs
     from pptrace.hooks.registry import Registry
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
     from pptrace.schedule.source import TableFile
     from pptrace.schedule.table import Schedule
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "costs_alone", "prepare"]
 
 _CHUNKS = "parallel.vp"
 
@@ -96,6 +97,17 @@ def prepare(resolved: Resolved, registry: Registry, *, loose: bool | None = None
     return replace(prepared, workload=workload, notes=(note,))
 
 
+def costs_alone(resolved: Resolved, registry: Registry) -> Costs:
+    """Return a configuration's costs, ready for any number of stages, without its schedule.
+
+    Raises:
+        PptraceError: as for :func:`prepare`.
+    """
+    work, _ = _table_file(Assembly(resolved=resolved, registry=registry))
+    work, _, job = _network(work)
+    return costs_of(work, job)[1]
+
+
 def _are_of_the_file(resolved: Resolved) -> bool:
     """Return whether the file says how many chunks a rank has, and something else which schedule runs."""
     chunks, name = resolved.positions.get(_CHUNKS), resolved.positions.get("schedule.name")
@@ -105,8 +117,7 @@ def _are_of_the_file(resolved: Resolved) -> bool:
 def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
         raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
-    work = Assembly(resolved=resolved, registry=registry)
-    work, file = _table_file(work)
+    work, file = _table_file(Assembly(resolved=resolved, registry=registry))
     work, network, job = _network(work)
     work, costs = costs_of(work, job)
     workload_of = cache(costs.workload)

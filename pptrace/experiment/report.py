@@ -50,6 +50,7 @@ def document(run: Run) -> dict[str, Any]:
         "contention": _contention(run),
         "formula": _closed_forms(run),
         "lever": asdict(run.lever),
+        "advice": run.advice.to_dict(),
         "notes": list(metrics.notes),
         "provenance": run.provenance,
     }

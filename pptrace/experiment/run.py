@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.config.resolve import Resolved
+    from pptrace.experiment.advice import Advice
     from pptrace.experiment.lever import Lever
     from pptrace.hooks.registry import Registry
     from pptrace.timeline.timeline import Timeline
@@ -54,10 +55,28 @@ class Run:
 
     @cached_property
     def lever(self) -> Lever:
-        """The largest overhead and what to try; simulates the step again without one after the other."""
+        """The largest overhead; simulates the step again without one after the other."""
         from pptrace.experiment.lever import largest_lever
 
         return largest_lever(self)
+
+    @cached_property
+    def advice(self) -> Advice:
+        """A faster configuration of the same processes and batch; simulates the likeliest few."""
+        from pptrace.experiment.advice import advise
+
+        return advise(self)
+
+    def advise(self) -> Advice:
+        """Return the fastest of many configurations of the same processes and batch; simulates up to some dozens.
+
+        The run's summary and its plain values have this advice from then on.
+        """
+        from pptrace.experiment.advice import advise
+
+        found = advise(self, deep=True)
+        self.__dict__["advice"] = found
+        return found
 
     def save(self, *targets: str | Path, only: Sequence[str] = (), color: str = "kind") -> list[Path]:
         """Write the step as traces; the suffix says the format, ``{rank}`` one file per rank.

@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["with_stage_replicas"]
 
-_NOT_REDUCED = (
-    "gradients of stages that several ranks hold are not reduced between them: data_parallel.stage_replicas is false"
-)
-_UNKNOWN = (
-    "gradients of stages that several ranks hold are not reduced between them: costs {name} know no gradients"
-)
+_NOT_REDUCED = "gradients of stages that several ranks hold are not reduced between them: "
+_OFF = f"{_NOT_REDUCED}data_parallel.stage_replicas is false"
+_UNKNOWN = f"{_NOT_REDUCED}costs {{name}} know no gradients"
 _KEY = "data_parallel.stage_replicas"
 
 
@@ -44,7 +41,7 @@ class _Holders:
 def with_stage_replicas(
     resolved: Resolved, workload: Workload, placement: Placement, network: Network, job: OnCluster | None
 ) -> Workload:
-    """Add what an all-reduce between the holders of each stage takes to its reduction, unless that is switched off.
+    """Add what an all-reduce between the holders of each stage takes to its reduction, if switched on.
 
     All groups of holders reduce at once, behind the reduction over the data-parallel replicas. Costs that know
     no gradients have nothing to reduce, which a note says.
@@ -57,7 +54,7 @@ def with_stage_replicas(
     if not shared.size:
         return workload
     if not resolved.experiment.data_parallel.stage_replicas:
-        return replace(workload, notes=(*workload.notes, _NOT_REDUCED))
+        return replace(workload, notes=(*workload.notes, _OFF))
     if not workload.gradients_bytes[shared].any():
         name = resolved.experiment.costs.name if resolved.experiment.costs else ""
         if _KEY not in resolved.positions:

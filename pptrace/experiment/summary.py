@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pptrace.experiment.advice import Tried
     from pptrace.experiment.run import Run
     from pptrace.timeline.link_use import LinkUse
 
@@ -200,12 +201,12 @@ def _hops(use: LinkUse) -> str:
     return f" (ranks {shown}{', …' if len(use.hops) > _SHOWN else ''})"
 
 
-def _wrapped(title: str, parts: list[str], width: int) -> list[str]:
+def _wrapped(title: str, parts: list[str], width: int, between: str = ", ") -> list[str]:
     lines = [title]
     for part in parts:
-        joined = f"{lines[-1]}{'' if lines[-1].endswith('  ') else ', '}{part}"
-        if len(joined) > width:
-            lines[-1] += ","
+        joined = f"{lines[-1]}{'' if lines[-1].endswith('  ') else between}{part}"
+        if len(joined) > width and lines[-1] != title:
+            lines[-1] += between.rstrip()
             joined = " " * len(title) + part
             lines.append(joined)
         else:
@@ -248,5 +249,17 @@ def _last(run: Run, written: Sequence[Path], width: int) -> list[str]:
     traces = [path for path in written if path.name.lower().endswith((".pftrace", ".json", ".gz"))]
     lever = f"lever: {run.lever}"
     following = f"next: pptrace open {traces[0]}" if traces else "next: add -o step.pftrace"
+    best = run.advice.best
+    if best is not None:
+        arguments = best.change.arguments.split(" --")
+        told = _wrapped("  ", [arguments[0], *(f"--{one}" for one in arguments[1:])], width, between=" ")
+        return [f"{lever}; {advice_text(run, best)}", *told, following]
     joined = f"{lever}; {following}"
     return [joined] if len(joined) <= width else [lever, following]
+
+
+def advice_text(run: Run, tried: Tried) -> str:
+    """Return what a configuration that was simulated comes to, beside the run's own."""
+    own = "" if run.metrics.over_capacity else f" in place of {time_text(run, run.metrics.step_ns)}"
+    peak = f", peak {format_size(tried.peak_bytes)}" if tried.peak_bytes else ""
+    return f"simulated, {time_text(run, tried.step_ns or 0)}{own}{peak}:"

@@ -48,18 +48,7 @@ def test_a_policy_is_worth_what_the_step_is_shorter_without_it(table: str) -> No
     saved = 1 - run(table).metrics.step_ns / blocking.metrics.step_ns
 
     assert saved > 0.3
-    assert lever(blocking) == f"p2p policy {saved:.1%}, try p2p.policy=async"
-
-
-def test_a_stream_per_direction_is_named_where_it_does_as_much(table: str) -> None:
-    slow = {"name": "hockney", "bandwidth": "100 MB/s"}
-    by_rank = run(table, network=slow, p2p={"policy": "ordered", "stream": "rank"})
-    by_direction = run(table, network=slow, p2p={"policy": "ordered", "stream": "direction"})
-    saved = 1 - by_direction.metrics.step_ns / by_rank.metrics.step_ns
-
-    assert saved > 0.1
-    assert lever(by_rank) == f"p2p policy {saved:.1%}, try p2p.stream=direction"
-    assert "p2p" not in lever(by_direction)
+    assert lever(blocking) == f"p2p policy {saved:.1%}"
 
 
 def test_what_no_policy_would_spare_is_the_networks_even_where_peers_come_late_for_it(table: str) -> None:
@@ -67,7 +56,7 @@ def test_what_no_policy_would_spare_is_the_networks_even_where_peers_come_late_f
     saved = 1 - run(table, network="ideal").metrics.step_ns / waiting.metrics.step_ns
 
     assert waiting.metrics.idle_by_cause_ns["peer-compute"] > waiting.metrics.idle_by_cause_ns["transfer"]
-    assert lever(waiting) == f"transfer {saved:.1%}, try a faster network"
+    assert lever(waiting) == f"transfer {saved:.1%}"
 
 
 def test_alike_stages_are_never_called_uneven(table: str) -> None:
@@ -79,37 +68,27 @@ def test_uneven_stages_are_worth_what_the_busiest_rank_has_over_the_mean(table: 
     last = run(table, costs=COSTS | {"forward": ["10 us", "10 us", "10 us", "50 us"]}, network="ideal")
     over = (70 - (3 * 30 + 70) / 4) * 1000 * MICROBATCHES
 
-    assert lever(last) == f"uneven stages {over / last.metrics.step_ns:.1%}, try a more even split"
+    assert lever(last) == f"uneven stages {over / last.metrics.step_ns:.1%}"
 
 
 def test_fill_and_drain_call_for_more_microbatches(table: str) -> None:
     ideal = run(table, network="ideal")
 
-    assert lever(ideal) == f"bubble {3 / 19:.1%}, try more microbatches"
+    assert lever(ideal) == f"bubble {3 / 19:.1%}"
 
 
-def test_a_reduction_is_overlapped_and_then_sped_up(table: str) -> None:
-    reducing = COSTS | {"reduction": "400 us"}
+def test_a_reduction_that_nothing_hides_is_a_lever(table: str) -> None:
+    after = run(table, network="ideal", costs=COSTS | {"reduction": "400 us"})
 
-    after = run(table, network="ideal", costs=reducing)
-    beside = run(table, network="ideal", costs=reducing, data_parallel={"overlap": True})
-
-    assert re.fullmatch(r"reduction [\d.]+%, try data_parallel.overlap=true", lever(after))
-    assert re.fullmatch(r"reduction [\d.]+%, try a higher data_parallel.bandwidth", lever(beside))
+    assert re.fullmatch(r"reduction [\d.]+%", lever(after))
 
 
 def test_a_rank_over_its_memory_comes_first(table: str) -> None:
     activations = run(table, p2p="blocking", costs=COSTS | {"activation": "1 GiB", "capacity": "3 GiB"})
     weights = run(table, costs=COSTS | {"weights": "3 GiB", "activation": "1 MiB", "capacity": "2 GiB"})
 
-    assert lever(activations) == "memory, try another schedule"
-    assert lever(weights) == "memory, try more pp or tp"
-
-
-def test_microbatches_shrink_where_memory_lacks_and_they_can(table: str) -> None:
-    over = run(table, batch={"micro": 2}, costs=COSTS | {"activation": "1 GiB", "capacity": "3 GiB"})
-
-    assert lever(over) == "memory, try a smaller micro"
+    assert lever(activations) == "memory"
+    assert lever(weights) == "memory"
 
 
 def test_one_rank_that_always_computes_has_no_lever(tmp_path: Path) -> None:
@@ -157,7 +136,7 @@ def test_json_has_the_lever_in_parts(table: str) -> None:
     saved = 1 - run(table).metrics.step_ns / blocking.metrics.step_ns
 
     assert blocking.to_dict()["lever"] == {
-        "name": "p2p policy", "part": pytest.approx(saved), "advice": "p2p.policy=async",
+        "name": "p2p policy", "part": pytest.approx(saved),
     }  # fmt: skip
 
 
@@ -168,30 +147,3 @@ def test_the_lever_fits_a_line(table: str) -> None:
 
         assert len(lines) == 1
         assert len(lines[0]) <= WIDTH
-
-
-@pytest.mark.needs_plugins
-def test_collectives_call_for_another_shape_of_the_job() -> None:
-    step = {"model": "llama3-8b", "device": "h100-sxm", "schedule": "1f1b", "p2p": "async"}
-    batch = {"microbatches": 64, "sequence": 4096}
-
-    roomy = simulate(**step, batch=batch, parallel={"pp": 2, "tp": 8})
-    tight = simulate(**step, batch=batch | {"micro": 8}, parallel={"pp": 2, "tp": 8})
-
-    assert re.fullmatch(r"collectives [\d.]+%, try less tp", lever(roomy))
-    assert re.fullmatch(r"collectives [\d.]+%, try less tp, more pp", lever(tight))
-
-
-@pytest.mark.needs_plugins
-def test_recomputation_makes_room_until_it_is_full() -> None:
-    step = {
-        "device": "h100-sxm", "schedule": "1f1b", "p2p": "async", "batch": {"microbatches": 64, "sequence": 65536},
-        "parallel": {"pp": 4, "tp": 4},
-    }  # fmt: skip
-
-    some = simulate(**step, model="llama3-8b")
-    full = simulate(**step | {"device": {"preset": "h100-sxm", "memory": "20 GiB"}},
-                    model={"preset": "llama3-8b", "recompute": "full"})  # fmt: skip
-
-    assert lever(some).endswith("try model.recompute=full")
-    assert lever(full).endswith("try more tp")

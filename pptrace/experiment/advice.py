@@ -1,0 +1,302 @@
+"""Advice: another configuration of the same processes and batch that was simulated and found to be faster.
+
+Candidates are many and a simulation is not free, so closed forms put them in order (:mod:`estimate`), and the
+first few are simulated as the user would simulate them. What is advised is the shortest simulated step that fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from pptrace.errors import PptraceError
+from pptrace.experiment.candidates import (
+    Change,
+    Reach,
+    change_of,
+    chunks_of,
+    policies,
+    room_makers,
+    schedules_of,
+    sizes_of,
+)
+from pptrace.experiment.estimate import estimate
+from pptrace.experiment.prepare import costs_alone
+from pptrace.experiment.prices import contention_of
+from pptrace.sim.contention import Sharing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pptrace.experiment.candidates import Sizes
+    from pptrace.experiment.costs import Costs
+    from pptrace.experiment.estimate import Estimate
+    from pptrace.experiment.run import Run
+
+__all__ = ["Advice", "Tried", "advise"]
+
+_WORTH = 0.005
+"""The part of a step below which nothing is worth a change."""
+
+_OVER_HALF = 0.5
+"""The part of the device's memory from which more pipeline ranks are tried."""
+
+_ALIKE = 1.01
+"""How far the computation of two steps may differ that do the same work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Effort:
+    """How much may be spent on advice."""
+
+    weighed: int
+    """Costs that are built for estimates."""
+    simulated: int
+    """Candidates that are simulated."""
+    actions: int
+    """Actions of these in sum; one in a step whose messages share links counts for three."""
+    of_own: float
+    """The same as a part of the step's own, where that is more."""
+
+
+_QUICK = _Effort(weighed=24, simulated=3, actions=3_200, of_own=0.25)
+"""About a fifth of a second: the summary waits for it."""
+
+_DEEP = _Effort(weighed=400, simulated=32, actions=2_000_000, of_own=32)
+
+_SHARED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A candidate that was simulated."""
+
+    change: Change
+    """In what it differs from the configuration."""
+    step_ns: int | None = None
+    """Its step; None where it cannot run."""
+    peak_bytes: int = 0
+    """The memory of its fullest rank; 0 where the costs know none."""
+    fits: bool = True
+    """Whether every rank fits its device."""
+    reason: str = ""
+    """Why it cannot run, in one line."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return {
+            "settings": dict(self.change.settings),
+            "arguments": self.change.arguments,
+            "step_ns": self.step_ns,
+            "peak_memory_bytes": self.peak_bytes,
+            "fits": self.fits,
+            "refused": self.reason or None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What was tried, and the best of it."""
+
+    best: Tried | None
+    """The shortest step that fits; None where none is shorter than the configuration's own, or none fits."""
+    tried: tuple[Tried, ...]
+    """All that was simulated, in order."""
+    estimated: int
+    """How many candidates were estimated to choose these."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON values, times in ns and sizes in bytes."""
+        return {
+            "best": self.best.to_dict() if self.best else None,
+            "tried": [one.to_dict() for one in self.tried],
+            "estimated": self.estimated,
+        }
+
+
+def advise(run: Run, *, deep: bool = False) -> Advice:
+    """Return the best of a bounded number of other configurations, each simulated.
+
+    All have the processes and the global batch of the run's own.
+
+    Args:
+        run: the simulated step.
+        deep: whether to try many, which may take minutes, or the few likeliest.
+    """
+    return _Search(run, _DEEP if deep else _QUICK, deep=deep).advice()
+
+
+class _Search:
+    """The candidates of one run."""
+
+    def __init__(self, run: Run, effort: _Effort, *, deep: bool) -> None:
+        self.run, self.effort, self.deep = run, effort, deep
+        self.own = run.prepared.resolved.experiment
+        self.fits = run.metrics.over_capacity is None
+        self.left = max(effort.actions, int(effort.of_own * len(run.prepared.schedule)))
+        self.weight = _SHARED if contention_of(run).links is not Sharing.NONE else 1
+        self.tried: dict[str, Tried] = {}
+        self.estimated = 0
+        self.weighed = 0
+
+    def advice(self) -> Advice:
+        """Estimate, simulate the likeliest, and leave out what the best one does not need."""
+        if self.run.metrics.step_ns:
+            for change in self._likeliest():
+                if len(self.tried) < self.effort.simulated:
+                    self._simulated(change)
+            self._simplified()
+        return Advice(best=self._best(), tried=tuple(self.tried.values()), estimated=self.estimated)
+
+    def _likeliest(self) -> list[Change]:
+        """Return the candidates in the order of their estimates, each with the switches that only help."""
+        issued = dict(next(iter(policies(self.run)), {}))
+        found = sorted(self._estimates(), key=lambda one: (not one[1].fits, one[1].step_ns))
+        self.estimated = len(found)
+        own = next((at for at, (change, _) in enumerate(found) if "schedule.name" not in change.settings), 0)
+        ordered = [*found[own : own + 1], *found[:own], *found[own + 1 :]]
+        changes = [
+            change.with_settings(issued | self._overlap(guess.reduction_ns, guess.step_ns))
+            for change, guess in ordered
+            if guess.fits or not self.fits
+        ]
+        alone = [
+            issued | self._overlap(int(self.run.metrics.reduction_ns.max(initial=0)), self.run.metrics.step_ns)
+        ]
+        changes[1:1] = [Change(settings=helps) for helps in alone if helps not in ({}, issued)]
+        changes[1:1] = [Change(settings=issued)] if issued else []
+        return [change for change in changes if change.settings]
+
+    def _overlap(self, reduction_ns: int, step_ns: int) -> dict[str, Any]:
+        """Return what reduces gradients while the pipeline drains, where that could save something."""
+        worth = reduction_ns > _WORTH * step_ns and not self.own.data_parallel.overlap
+        return {"data_parallel.overlap": True} if worth else {}
+
+    def _estimates(self) -> Iterator[tuple[Change, Estimate]]:
+        """Yield candidates with more and more room, until some of each size fit."""
+        schedules = schedules_of(self.run)
+        pending = list(sizes_of(self.run, self._reach())) if schedules else []
+        for switches in room_makers(self.run) if self.own.model else [{}]:
+            tight = []
+            for sizes in pending:
+                found = list(self._of_sizes(sizes, switches, schedules))
+                yield from found
+                own = [guess for change, guess in found if "schedule.name" not in change.settings]
+                if not any(guess.fits for guess in own or [guess for _, guess in found]):
+                    tight.append(sizes)
+            pending = tight
+
+    def _of_sizes(
+        self, sizes: Sizes, switches: dict[str, Any], schedules: Sequence[str]
+    ) -> Iterator[tuple[Change, Estimate]]:
+        """Yield every schedule with every number of chunks; those that cannot run are left out."""
+        same = change_of(self.run, sizes, self._chunks(), "", switches)
+        costs: Costs | None = None
+        microbatches = sizes.microbatches(self.own.batch.global_batch or 0)
+        for chunks in chunks_of(self.run, sizes.pp, deep=self.deep):
+            if self.weighed >= self.effort.weighed:
+                return
+            self.weighed += 1
+            try:
+                costs = costs or costs_alone(
+                    self.run.prepared.resolved.again(same.sets, same.flags), self.run.registry
+                )
+                stages = sizes.pp * chunks
+                workload = costs.workload(stages, tuple((stage, stage + 1) for stage in range(stages - 1)))
+            except PptraceError:
+                continue
+            for name in schedules:
+                provided = self.run.registry.schedules[name]
+                own = self.run.prepared.request.options if name == schedules[0] else None
+                guess = estimate(provided, workload, sizes.pp, microbatches, own)
+                if guess is not None:
+                    yield change_of(self.run, sizes, chunks, name, switches), guess
+
+    def _chunks(self) -> int:
+        return self.run.prepared.schedule.stages // self.run.prepared.schedule.ranks
+
+    def _reach(self) -> Reach:
+        """Return how far sizes go: everywhere, or where the step's time and memory point.
+
+        A larger tensor-parallel group is tried on a cluster only: a flat network does not say whom it joins.
+        """
+        metrics = self.run.metrics
+        wider = (2.0,) if self.run.prepared.job is not None else ()
+        if self.deep:
+            return Reach(pp=(1, 0.5, 2, 0.25, 4, 0.125, 8), tp=(1, 0.5, 0.25, 0.125, *wider), micro=(1, 2, 0.5, 4))
+        peak, room = int(metrics.memory.peak_bytes.max(initial=0)), metrics.memory.capacity_bytes
+        collective = int(metrics.collective_ns.sum()) > _WORTH * metrics.ranks * metrics.step_ns
+        fuller = room and peak > _OVER_HALF * room
+        return Reach(
+            pp=(0.5, 1, 2) if fuller else (0.5, 1),
+            tp=(*((0.5,) if collective and self.fits else ()), 1, *(wider if not self.fits else ())),
+            micro=(1,) if self.fits else (Fraction(1, self.own.batch.micro), 0.5, 1),
+        )
+
+    def _simulated(self, change: Change) -> Tried | None:
+        """Simulate a candidate as its arguments say; None where it is too large, or is another job."""
+        if change.arguments in self.tried:
+            return self.tried[change.arguments]
+        try:
+            resolved = self.run.prepared.resolved.again(change.sets, change.flags)
+            if not self._is_same_job(resolved.experiment):
+                return None
+            parallel = resolved.experiment.parallel
+            actions = 2 * (parallel.pp or 1) * parallel.vp * resolved.experiment.batch.units * self.weight
+            if actions > self.left:
+                return None
+            self.left -= actions
+            from pptrace.experiment.run import simulate
+
+            other = simulate(resolved, self.run.registry)
+            if self.own.model is None and not _alike(self.run, other):
+                return None
+            tried = Tried(
+                change=change, step_ns=other.metrics.step_ns, fits=other.metrics.over_capacity is None,
+                peak_bytes=int(other.metrics.memory.peak_bytes.max(initial=0)),
+            )  # fmt: skip
+        except PptraceError as error:
+            tried = Tried(change=change, reason=" ".join(str(error).split()), fits=False)
+        self.tried[change.arguments] = tried
+        return tried
+
+    def _is_same_job(self, other: Any) -> bool:
+        """Whether a configuration has the processes and the batch of the run's own."""
+        one, two = self.own.parallel, other.parallel
+        processes = [(side.pp or 1) * side.tp * side.dp * side.cp for side in (one, two)]
+        return processes[0] == processes[1] and self.own.batch.global_batch in {None, other.batch.global_batch}
+
+    def _best(self) -> Tried | None:
+        """Return the shortest step that fits, if it is worth a change; equal ones go by fewer settings."""
+        most = int(self.run.metrics.step_ns * (1 - _WORTH)) if self.fits else None
+        able = [
+            (one.step_ns, len(one.change.settings), at, one)
+            for at, one in enumerate(self.tried.values())
+            if one.step_ns is not None and one.fits and (most is None or one.step_ns <= most)
+        ]
+        return min(able)[3] if able else None
+
+    def _simplified(self) -> None:
+        """Try the best one without each of its switches, as long as it gets no longer."""
+        best = self._best()
+        for key in list(best.change.settings) if best else ():
+            if best is None or key.startswith(("parallel.", "batch.", "schedule.", "costs.name")):
+                continue
+            keys = {key, "costs.name"} if key.startswith("costs.") else {key}
+            fewer = best.change.without(frozenset(keys))
+            if fewer.settings and (tried := self._simulated(fewer)) is not None and _as_good(tried, best):
+                best = tried
+
+
+def _as_good(one: Tried, other: Tried) -> bool:
+    return one.fits and one.step_ns is not None and one.step_ns <= (other.step_ns or 0)
+
+
+def _alike(one: Run, other: Run) -> bool:
+    """Whether two steps compute the same: costs of single stages say nothing of other numbers of stages."""
+    work = [
+        run.prepared.schedule.units * int((run.prepared.workload.f_ns + run.prepared.workload.b_ns).sum())
+        for run in (one, other)
+    ]
+    return max(work) <= _ALIKE * min(work)
