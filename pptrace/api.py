@@ -63,6 +63,7 @@ def compare(
     config: Config | None = None,
     *,
     schedules: str | Sequence[str],
+    policies: bool = False,
     sets: Sequence[str] = (),
     registry: Registry | None = None,
     **values: Unpack[SettingsBesideSchedule],
@@ -72,6 +73,7 @@ def compare(
     Args:
         config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
         schedules: as for ``pptrace compare``: ``"gpipe,1f1b"`` or ``["1f1b", "interleaved-1f1b:vp=2"]``.
+        policies: whether to run each under every point-to-point policy too, for ``.policies``.
         sets: ``key.path=value`` texts, as for ``--set``.
         registry: the plugins; all installed ones by default.
         values: as for :func:`simulate`, but for ``schedule``.
@@ -85,7 +87,7 @@ def compare(
     from pptrace.study.entry import parse_entries
 
     basis = _basis(config, sets, registry, values)
-    return compare_entries(basis, parse_entries(_listed(schedules), "schedules"))
+    return compare_entries(basis, parse_entries(_listed(schedules), "schedules"), policies=policies)
 
 
 def crossover(

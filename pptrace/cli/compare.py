@@ -18,6 +18,7 @@ _EXAMPLES = """\b
 pptrace compare llama.yaml --schedules gpipe,1f1b,chimera,hanayo
 pptrace compare --pp 8 --microbatches 16 --schedules 1f1b,interleaved-1f1b:vp=2,./mine.py:make
 pptrace compare llama.yaml --schedules 1f1b,1f1b:p2p=batched --csv > compare.csv
+pptrace compare llama.yaml --schedules 1f1b,interleaved-1f1b --policies
 pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg"""
 
 
@@ -33,14 +34,22 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
     "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files("png", "svg", "pdf"),
     help="Draw it: .png, .svg or .pdf; may be repeated.",
 )  # fmt: skip
+@click.option(
+    "--policies",
+    is_flag=True,
+    help="Run each schedule under every point-to-point policy too: what messages cost it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print a row per schedule as CSV.")
+@click.option(
+    "--csv", "as_csv", is_flag=True, help="Print a row per schedule as CSV; with --policies one per policy."
+)
 def command(
     config: tuple[str, ...],
     schedules: tuple[str, ...],
     sets: tuple[str, ...],
     outputs: tuple[str, ...],
     *,
+    policies: bool,
     as_json: bool,
     as_csv: bool,
     **flags: str | None,
@@ -63,7 +72,7 @@ def command(
     entries = parse_entries(schedules, "--schedules")
     basis = Basis(file=file, sets=sets, flags=given_flags(flags), registry=Registry.load())
     with status("comparing") as watch:
-        comparison = compare(basis, entries, watch)
+        comparison = compare(basis, entries, watch, policies=policies)
     if as_json:
         click.echo(json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False))
     elif as_csv:

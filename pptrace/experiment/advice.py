@@ -24,6 +24,7 @@ from pptrace.experiment.candidates import (
 from pptrace.experiment.estimate import estimate
 from pptrace.experiment.prepare import costs_alone
 from pptrace.experiment.prices import contention_of
+from pptrace.experiment.tried import Advice, Tried
 from pptrace.sim.contention import Sharing
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pptrace.experiment.estimate import Estimate
     from pptrace.experiment.run import Run
 
-__all__ = ["Advice", "Tried", "advise"]
+__all__ = ["advise"]
 
 _WORTH = 0.005
 """The part of a step below which nothing is worth a change."""
@@ -66,53 +67,6 @@ _QUICK = _Effort(weighed=24, simulated=3, actions=3_200, of_own=0.25)
 _DEEP = _Effort(weighed=400, simulated=32, actions=2_000_000, of_own=32)
 
 _SHARED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """A candidate that was simulated."""
-
-    change: Change
-    """In what it differs from the configuration."""
-    step_ns: int | None = None
-    """Its step; None where it cannot run."""
-    peak_bytes: int = 0
-    """The memory of its fullest rank; 0 where the costs know none."""
-    fits: bool = True
-    """Whether every rank fits its device."""
-    reason: str = ""
-    """Why it cannot run, in one line."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
-        return {
-            "settings": dict(self.change.settings),
-            "arguments": self.change.arguments,
-            "step_ns": self.step_ns,
-            "peak_memory_bytes": self.peak_bytes,
-            "fits": self.fits,
-            "refused": self.reason or None,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """What was tried, and the best of it."""
-
-    best: Tried | None
-    """The shortest step that fits; None where none is shorter than the configuration's own, or none fits."""
-    tried: tuple[Tried, ...]
-    """All that was simulated, in order."""
-    estimated: int
-    """How many candidates were estimated to choose these."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON values, times in ns and sizes in bytes."""
-        return {
-            "best": self.best.to_dict() if self.best else None,
-            "tried": [one.to_dict() for one in self.tried],
-            "estimated": self.estimated,
-        }
 
 
 def advise(run: Run, *, deep: bool = False) -> Advice:

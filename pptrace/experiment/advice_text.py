@@ -8,8 +8,8 @@ from pptrace.config.quantity import format_size
 from pptrace.experiment.summary import time_text
 
 if TYPE_CHECKING:
-    from pptrace.experiment.advice import Tried
     from pptrace.experiment.run import Run
+    from pptrace.experiment.tried import Tried
 
 __all__ = ["advice_lines"]
 

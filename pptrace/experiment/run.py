@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.config.resolve import Resolved
-    from pptrace.experiment.advice import Advice
     from pptrace.experiment.lever import Lever
+    from pptrace.experiment.tried import Advice
     from pptrace.hooks.registry import Registry
     from pptrace.timeline.timeline import Timeline
     from pptrace.timeline.traffic import Traffic

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from pptrace.experiment.advice import Tried
     from pptrace.experiment.run import Run
+    from pptrace.experiment.tried import Tried
     from pptrace.timeline.link_use import LinkUse
 
-__all__ = ["job_text", "schedule_text", "setting_text", "summary_lines", "time_text"]
+__all__ = ["job_text", "options_text", "schedule_text", "setting_text", "summary_lines", "time_text"]
 
 WIDTH = 80
 """Columns at which lines are folded where there is no terminal."""
@@ -85,9 +85,14 @@ def job_text(run: Run) -> str:
 
 def schedule_text(run: Run) -> str:
     """Return the schedule with the options that it ran with, its own defaults included."""
-    schedule = run.prepared.resolved.experiment.schedule
-    options = [f"{key} {value}" for key, value in schedule.options.items() if value is not None]
-    return f"{schedule.name} ({', '.join(options)})" if options else schedule.name
+    options = options_text(run)
+    return f"{run.prepared.resolved.experiment.schedule.name}{f' ({options})' if options else ''}"
+
+
+def options_text(run: Run) -> str:
+    """Return the options that a schedule ran with; nothing where it has none."""
+    options = run.prepared.resolved.experiment.schedule.options
+    return ", ".join(f"{key} {value}" for key, value in options.items() if value is not None)
 
 
 def setting_text(run: Run, *, chunks: int = 1) -> str:
@@ -253,12 +258,12 @@ def _last(run: Run, written: Sequence[Path], width: int) -> list[str]:
     if best is not None:
         arguments = best.change.arguments.split(" --")
         told = _wrapped("  ", [arguments[0], *(f"--{one}" for one in arguments[1:])], width, between=" ")
-        return [f"{lever}; {advice_text(run, best)}", *told, following]
+        return [f"{lever}; {_advice(run, best)}", *told, following]
     joined = f"{lever}; {following}"
     return [joined] if len(joined) <= width else [lever, following]
 
 
-def advice_text(run: Run, tried: Tried) -> str:
+def _advice(run: Run, tried: Tried) -> str:
     """Return what a configuration that was simulated comes to, beside the run's own."""
     own = "" if run.metrics.over_capacity else f" in place of {time_text(run, run.metrics.step_ns)}"
     peak = f", peak {format_size(tried.peak_bytes)}" if tried.peak_bytes else ""

@@ -7,9 +7,11 @@ import io
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pptrace.errors import ConfigError, ConstraintError, PptraceError
+from pptrace.errors import ConfigError, PptraceError
 from pptrace.study.levels import at_levels
+from pptrace.study.policies import check_policies, compare_policies
 from pptrace.study.ranking import moves, ranked
+from pptrace.study.reason import short_reason
 from pptrace.study.row import metrics_row
 
 if TYPE_CHECKING:
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
     from pptrace.study.basis import Basis
     from pptrace.study.entry import Entry
     from pptrace.study.levels import Levels
+    from pptrace.study.policies import PolicyTable
     from pptrace.study.row import Row
 
-__all__ = ["ComparedSchedule", "Comparison", "compare", "short_reason"]
+__all__ = ["ComparedSchedule", "Comparison", "compare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ class Comparison:
 
     rows: tuple[ComparedSchedule, ...]
     """One per schedule, in the order in which they were asked for."""
+    policies: PolicyTable | None = None
+    """What every way of issuing messages costs each; None where that was not asked for."""
 
     def table(self) -> list[Row]:
         """Return one row per schedule, all with the same columns; takes well to pandas."""
@@ -82,8 +87,8 @@ class Comparison:
         return [{column: row.get(column) for column in columns} for row in rows]
 
     def to_csv(self) -> str:
-        """Return :meth:`table` as CSV; what is unknown is empty."""
-        rows, text = self.table(), io.StringIO()
+        """Return :meth:`table` as CSV, or the policies' rows where there are any; what is unknown is empty."""
+        rows, text = [row.row() for row in self.policies.rows] if self.policies else self.table(), io.StringIO()
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -98,13 +103,22 @@ class Comparison:
             for row, one in zip(self.table(), self.rows, strict=True)
         ]
         plugins = {name: version for run in ran for name, version in run.provenance["plugins"].items()}
-        return {"pptrace": ran[0].provenance["pptrace"], "plugins": dict(sorted(plugins.items())), "rows": rows}
+        policies = {"policies": self.policies.to_dict()} if self.policies else {}
+        return {
+            "pptrace": ran[0].provenance["pptrace"], "plugins": dict(sorted(plugins.items())), "rows": rows,
+            **policies,
+        }  # fmt: skip
 
     def summary(self) -> str:
         """Return the table that the command line prints, as plain text."""
         from pptrace.study.compare_text import comparison_lines
+        from pptrace.study.policies_text import policy_lines
 
-        return "\n".join(comparison_lines(self))
+        lines = comparison_lines(self)
+        if self.policies is not None:
+            first = next(row.levels.run for row in self.rows if row.levels is not None)
+            lines += ["", *policy_lines(self.policies, first)]
+        return "\n".join(lines)
 
     def save(self, path: str | Path) -> Path:
         """Draw the three levels: a .png, .svg or .pdf file.
@@ -125,13 +139,16 @@ class Comparison:
         return f"<pre>{escape(self.summary())}</pre>"
 
 
-def compare(basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None] | None = None) -> Comparison:
+def compare(
+    basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None] | None = None, *, policies: bool = False
+) -> Comparison:
     """Run every schedule, and rank them at each level.
 
     Args:
         basis: what the runs have in common.
         entries: the schedules.
         watch: told what runs next.
+        policies: whether to run each under every point-to-point policy too.
 
     Raises:
         PptraceError: an unknown name or option, before anything runs; or no schedule can run.
@@ -140,6 +157,8 @@ def compare(basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None]
         raise ConfigError("no schedule to compare: write them as gpipe,1f1b", key="schedules")
     for entry in entries:
         basis.check(entry, basis.resolve(entry))
+        if policies:
+            check_policies(entry)
     rows: list[ComparedSchedule] = []
     errors: list[PptraceError] = []
     for index, entry in enumerate(entries):
@@ -152,17 +171,8 @@ def compare(basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None]
             rows.append(ComparedSchedule(entry=entry, reason=short_reason(error)))
     if len(errors) == len(rows):
         raise _none_runs(rows, errors)
-    return Comparison(rows=_with_ranks(rows))
-
-
-def short_reason(error: PptraceError) -> str:
-    """Return an error's line without the place in a configuration."""
-    short: PptraceError = error
-    if isinstance(error, ConstraintError):
-        short = ConstraintError(error.reason, nearest=error.nearest, key=error.key)
-    elif isinstance(error, ConfigError):
-        short = ConfigError(error.message, key=error.key)
-    return " ".join(str(short).split())
+    table = compare_policies(basis, entries, watch) if policies else None
+    return Comparison(rows=_with_ranks(rows), policies=table)
 
 
 def _compared(basis: Basis, entry: Entry) -> ComparedSchedule:

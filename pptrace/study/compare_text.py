@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import format_size
-from pptrace.experiment.summary import job_text, schedule_text, setting_text, time_text
+from pptrace.experiment.summary import job_text, options_text, setting_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,8 +152,7 @@ def _notes(rows: Sequence[ComparedSchedule]) -> list[str]:
 
 def options_notes(runs: Sequence[tuple[str, Run]]) -> list[str]:
     """Return a line per schedule with options of its own, which says those that it ran with."""
-    told = [(label, schedule_text(run), run.prepared.resolved.experiment.schedule.name) for label, run in runs]
-    return [f"{label}: runs as {text}" for label, text, name in told if text != name]
+    return [f"{label} runs with {options_text(run)}" for label, run in runs if options_text(run)]
 
 
 def work_note(runs: Sequence[tuple[str, Run]]) -> list[str]:

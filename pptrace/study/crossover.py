@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pptrace.errors import ConfigError, PptraceError, ScheduleError
 from pptrace.experiment.summary import job_text, setting_text
 from pptrace.study.bisection import Bisection, geometric
-from pptrace.study.compare import short_reason
 from pptrace.study.compare_text import options_notes, work_note
+from pptrace.study.reason import short_reason
 from pptrace.study.span import parse_span
 
 if TYPE_CHECKING:

@@ -1,0 +1,144 @@
+"""What every way of issuing messages costs each schedule: the same step, simulated under one after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.choices import PolicyName, Receive, StreamPer
+from pptrace.config.overrides import assignment
+from pptrace.errors import ConfigError, DeadlockError, PptraceError
+from pptrace.study.reason import short_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pptrace.config.choices import Choice
+    from pptrace.study.basis import Basis
+    from pptrace.study.entry import Entry
+    from pptrace.study.row import Row
+
+__all__ = ["PolicyRow", "PolicyTable", "check_policies", "compare_policies", "policy_settings"]
+
+_VARIANTS: tuple[tuple[str, type[Choice], frozenset[PolicyName]], ...] = (
+    ("p2p.stream", StreamPer, frozenset({PolicyName.ORDERED})),
+    ("p2p.receive", Receive, frozenset({PolicyName.BLOCKING, PolicyName.BATCHED})),
+)
+"""Settings that make policies of one name differ most, each with all its words, and those policies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRow:
+    """One schedule under one policy."""
+
+    policy: str
+    """The policy with what tells it from others of its name, as ``ordered, stream pair``."""
+    settings: Mapping[str, str]
+    """What it sets, by key."""
+    schedule: str
+    """The schedule, as the user wrote it."""
+    step_ns: int | None = None
+    """The step; None where the schedule cannot run so."""
+    price: float | None = None
+    """By which part the step is longer than the schedule's shortest under any policy."""
+    reason: str = ""
+    """Why it cannot run, in one line."""
+    deadlocks: bool = False
+    """Whether that is because its messages wait for each other."""
+
+    def row(self) -> Row:
+        """Return it as one row of a tidy table."""
+        return {
+            "schedule": self.schedule, "policy": self.policy, "step_ns": self.step_ns, "price": self.price,
+            "refused": self.reason or None,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTable:
+    """Schedules under every policy."""
+
+    rows: tuple[PolicyRow, ...]
+    """Policy by policy in their order, in each the schedules in theirs."""
+
+    def by_policy(self) -> dict[str, list[PolicyRow]]:
+        """Return the rows of each policy."""
+        found: dict[str, list[PolicyRow]] = {}
+        for row in self.rows:
+            found.setdefault(row.policy, []).append(row)
+        return found
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Return a mapping per row, with its settings."""
+        return [{**row.row(), "settings": dict(row.settings)} for row in self.rows]
+
+
+def policy_settings() -> dict[str, dict[str, str]]:
+    """Return the settings of every policy by its name; a policy that is added is there by itself.
+
+    >>> policy_settings()["ordered, stream pair"]
+    {'p2p.policy': 'ordered', 'p2p.stream': 'pair'}
+    """
+    found: dict[str, dict[str, str]] = {}
+    for policy in PolicyName:
+        name = str(policy.value)
+        varied = [(key, choices.words()) for key, choices, policies in _VARIANTS if policy in policies]
+        for key, word in [(key, word) for key, words in varied for word in words]:
+            found[f"{name}, {key.partition('.')[2]} {word}"] = {"p2p.policy": name, key: word}
+        if not varied:
+            found[name] = {"p2p.policy": name}
+    return found
+
+
+def compare_policies(
+    basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None] | None = None
+) -> PolicyTable:
+    """Run every schedule under every policy.
+
+    Args:
+        basis: what the runs have in common; of its ``p2p`` everything but policy and variant holds.
+        entries: the schedules.
+        watch: told what runs next.
+
+    Raises:
+        ConfigError: a schedule that brings a policy of its own.
+    """
+    for entry in entries:
+        check_policies(entry)
+    rows: list[PolicyRow] = []
+    for policy, settings in policy_settings().items():
+        if watch is not None:
+            watch(f"policy {policy}")
+        rows += [_row(basis, entry, policy, settings) for entry in entries]
+    least = {row.schedule: row.step_ns for row in sorted(rows, key=_longest_first) if row.step_ns is not None}
+    return PolicyTable(rows=tuple(_priced(row, least.get(row.schedule)) for row in rows))
+
+
+def check_policies(entry: Entry) -> None:
+    """Refuse a schedule that cannot run under every policy because it brings its own.
+
+    Raises:
+        ConfigError: it sets ``p2p``.
+    """
+    if any(one.path[0] == "p2p" for one in entry.varied):
+        raise ConfigError("every policy is run: leave p2p out", file=entry.source)
+
+
+def _row(basis: Basis, entry: Entry, policy: str, settings: Mapping[str, str]) -> PolicyRow:
+    varied = [assignment(key, word, "--policies") for key, word in settings.items()]
+    try:
+        step_ns = basis.run(entry, varied).metrics.step_ns
+    except PptraceError as error:
+        return PolicyRow(
+            policy=policy, settings=settings, schedule=entry.label, reason=short_reason(error),
+            deadlocks=isinstance(error, DeadlockError),
+        )  # fmt: skip
+    return PolicyRow(policy=policy, settings=settings, schedule=entry.label, step_ns=step_ns)
+
+
+def _longest_first(row: PolicyRow) -> int:
+    return -(row.step_ns or 0)
+
+
+def _priced(row: PolicyRow, least_ns: int | None) -> PolicyRow:
+    return replace(row, price=row.step_ns / least_ns - 1) if row.step_ns and least_ns else row
