@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import PptraceError
 from pptrace.experiment.candidates import (
+    DIVISION,
     Change,
     Reach,
     change_of,
@@ -197,7 +198,9 @@ class _Search:
             if not self._is_same_job(resolved.experiment):
                 return None
             parallel = resolved.experiment.parallel
-            actions = 2 * (parallel.pp or 1) * parallel.vp * resolved.experiment.batch.units * self.weight
+            actions = (
+                2 * (parallel.pp or 1) * parallel.vp * (resolved.experiment.batch.microbatches or 0) * self.weight
+            )
             if actions > self.left:
                 return None
             self.left -= actions
@@ -235,7 +238,7 @@ class _Search:
         """Try the best one without each of its switches, as long as it gets no longer."""
         best = self._best()
         for key in list(best.change.settings) if best else ():
-            if best is None or key.startswith(("parallel.", "batch.", "schedule.", "costs.name")):
+            if best is None or key in DIVISION:
                 continue
             keys = {key, "costs.name"} if key.startswith("costs.") else {key}
             fewer = best.change.without(frozenset(keys))
@@ -250,7 +253,7 @@ def _as_good(one: Tried, other: Tried) -> bool:
 def _alike(one: Run, other: Run) -> bool:
     """Whether two steps compute the same: costs of single stages say nothing of other numbers of stages."""
     work = [
-        run.prepared.schedule.units * int((run.prepared.workload.f_ns + run.prepared.workload.b_ns).sum())
+        run.prepared.schedule.microbatches * int((run.prepared.workload.f_ns + run.prepared.workload.b_ns).sum())
         for run in (one, other)
     ]
     return max(work) <= _ALIKE * min(work)

@@ -38,9 +38,23 @@ __all__ = [
 _POLICIES: tuple[Mapping[str, Any], ...] = ({"p2p.policy": "ordered", "p2p.stream": "direction"},)
 """What frameworks can be told of how messages are issued; tried where messages are not ideal already."""
 
-_LEAVES_ROOM = (("costs.zero", False), ("model.recompute", True))
-"""Options of cost models that leave more room the later their value stands among those that they take, and
-whether they cost time then."""
+_LEAVES_ROOM = (("parallel.sequence_parallel", False), ("costs.zero", False), ("model.recompute", True))
+"""Settings that leave more room the later their value stands among those that they take, and whether they cost
+time then."""
+
+DIVISION = frozenset(
+    {
+        "parallel.pp",
+        "parallel.tp",
+        "parallel.dp",
+        "parallel.vp",
+        "batch.micro",
+        "batch.microbatches",
+        "schedule.name",
+        "costs.name",
+    }
+)
+"""Keys that hang together: none of them can be left out of a change on its own."""
 
 _FLAG_OF = {key: name for name, flag in FLAGS.items() for key in (flag.key, f"{flag.key}.{flag.headline}")}
 """The flag of a key, with or without its headline."""
@@ -211,8 +225,10 @@ def change_of(run: Run, sizes: Sizes, chunks: int, schedule: str, switches: Mapp
 
 
 def _values(run: Run, key: str) -> tuple[Any, ...]:
-    """Return the values that an option of the cost model takes, in its order; none where it has no such option."""
+    """Return the values that a switch takes, in their order; none where the cost model has no such option."""
     experiment = run.prepared.resolved.experiment
+    if key == "parallel.sequence_parallel":
+        return (False, True) if experiment.parallel.tp > 1 else ()
     if experiment.costs is None:
         return ()
     offer = run.registry.cost_models[experiment.costs.name].offer

@@ -62,7 +62,7 @@ def estimate(
     offer, chunks = provided.offer, workload.stages // ranks
     try:
         options = checked_options(provided, {}, "schedule.options") if own is None else own
-        request = ScheduleRequest(ranks=ranks, units=microbatches, chunks=chunks, options=options)
+        request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks, options=options)
         if offer.check is not None:
             call_plugin(provided.provider, offer.check, request)
         bubble = call_plugin(provided.provider, offer.bubble, request) if offer.bubble else None

@@ -267,4 +267,4 @@ def _advice(run: Run, tried: Tried) -> str:
     """Return what a configuration that was simulated comes to, beside the run's own."""
     own = "" if run.metrics.over_capacity else f" in place of {time_text(run, run.metrics.step_ns)}"
     peak = f", peak {format_size(tried.peak_bytes)}" if tried.peak_bytes else ""
-    return f"simulated, {time_text(run, tried.step_ns or 0)}{own}{peak}:"
+    return f"simulated {time_text(run, tried.step_ns or 0)}{own}{peak}, with"
