@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pptrace.experiment.run import Run
 
 __all__ = [
+    "DIVISION",
     "Change",
     "Reach",
     "Sizes",
