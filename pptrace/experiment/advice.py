@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pptrace.experiment.costs import Costs
     from pptrace.experiment.estimate import Estimate
     from pptrace.experiment.run import Run
+    from pptrace.hooks.offers import ScheduleOffer
+    from pptrace.hooks.provider import Provided
 
 __all__ = ["advise"]
 
@@ -92,6 +94,7 @@ class _Search:
         self.left = max(effort.actions, int(effort.of_own * len(run.prepared.schedule)))
         self.weight = _SHARED if contention_of(run).links is not Sharing.NONE else 1
         self.tried: dict[str, Tried] = {}
+        self.offers: dict[str, Provided[ScheduleOffer]] = {}
         self.estimated = 0
         self.weighed = 0
 
@@ -130,7 +133,7 @@ class _Search:
 
     def _estimates(self) -> Iterator[tuple[Change, Estimate]]:
         """Yield candidates with more and more room, until some of each size fit."""
-        schedules = schedules_of(self.run)
+        schedules = [name for name in schedules_of(self.run) if self._offers(name)]
         pending = list(sizes_of(self.run, self._reach())) if schedules else []
         for switches in room_makers(self.run) if self.own.model else [{}]:
             tight = []
@@ -141,6 +144,14 @@ class _Search:
                 if not any(guess.fits for guess in own or [guess for _, guess in found]):
                     tight.append(sizes)
             pending = tight
+
+    def _offers(self, name: str) -> bool:
+        """Look a schedule up; one whose plugin fails is not tried."""
+        try:
+            self.offers[name] = self.run.registry.schedules[name]
+        except PptraceError:
+            return False
+        return True
 
     def _of_sizes(
         self, sizes: Sizes, switches: dict[str, Any], schedules: Sequence[str]
@@ -162,7 +173,7 @@ class _Search:
             except PptraceError:
                 continue
             for name in schedules:
-                provided = self.run.registry.schedules[name]
+                provided = self.offers[name]
                 own = self.run.prepared.request.options if name == schedules[0] else None
                 guess = estimate(provided, workload, sizes.pp, microbatches, own)
                 if guess is not None:

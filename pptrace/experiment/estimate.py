@@ -7,14 +7,13 @@ Nothing is waited for here, so a simulated step is rarely shorter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.errors import PptraceError
 from pptrace.hooks.build import checked_options
-from pptrace.hooks.call import call_plugin
+from pptrace.hooks.call import plugin_code
 from pptrace.model.request import ScheduleRequest
 
 if TYPE_CHECKING:
@@ -61,22 +60,26 @@ def estimate(
     """
     offer, chunks = provided.offer, workload.stages // ranks
     try:
-        options = checked_options(provided, {}, "schedule.options") if own is None else own
-        request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks, options=options)
-        if offer.check is not None:
-            call_plugin(provided.provider, offer.check, request)
-        bubble = call_plugin(provided.provider, offer.bubble, request) if offer.bubble else None
-        held = call_plugin(provided.provider, offer.peak_activations, request) if offer.peak_activations else None
+        with plugin_code(provided.provider, offer.build):
+            options = checked_options(provided, {}, "schedule.options") if own is None else own
+            request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks, options=options)
+            if offer.check is not None:
+                offer.check(request)
+            bubble = offer.bubble(request) if offer.bubble else None
+            share = None if bubble is None else float(bubble)
+            held = [
+                float(one) for one in (offer.peak_activations(request) if offer.peak_activations else None) or ()
+            ]
     except PptraceError:
         return None
-    if bubble is None and own is None:
+    if share is None and own is not None:
+        share = (ranks - 1) / (chunks * microbatches + ranks - 1)
+    if share is None or not 0 <= share < 1:
         return None
-    if bubble is None:
-        bubble = Fraction(ranks - 1, chunks * microbatches + ranks - 1)
     work = _by_rank(workload.f_ns + workload.b_ns, ranks) * microbatches
-    idle = float(work.mean()) * float(bubble / (1 - bubble))
+    idle = float(work.mean()) * share / (1 - share)
     reduction, update = (int(_by_rank(time, ranks).max()) for time in (workload.reduce_ns, workload.optimizer_ns))
-    peak = _peak(workload, ranks, [float(one) for one in held or ()])
+    peak = _peak(workload, ranks, held)
     return Estimate(
         step_ns=int(work.max()) + int(idle) + reduction + update + workload.sync_ns,
         peak_bytes=peak,

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from small_schedules import small_registry
 
 from pptrace.api import simulate
 from pptrace.cli.main import cli
 from pptrace.config.choices import PolicyName
 from pptrace.errors import ConfigError
 from pptrace.experiment import advice as advising
+from pptrace.hooks.registry import Registry
+from pptrace.hooks.specs import hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pptrace.hooks.offers import ScheduleOffer
 
 LLAMA = Path(__file__).parents[2] / "examples" / "llama3-70b.yaml"
 SMALL = ["--model", "llama3-8b", "--device", "h100-sxm", "--sequence", "4096"]
@@ -185,3 +194,20 @@ def test_a_candidate_that_cannot_run_is_said_and_costs_the_others_nothing(monkey
 
     assert run.advice.best is None
     assert {one.reason for one in run.advice.tried} == {"no"}
+
+
+def test_a_schedule_that_fails_when_it_is_asked_costs_no_one_their_advice() -> None:
+    def broken(_: object) -> Any:
+        raise RuntimeError("broken")
+
+    class Failing:
+        @hookimpl
+        def pptrace_schedules(self) -> Iterable[ScheduleOffer]:
+            offers = small_registry().schedules
+            yield offers["eager"].offer
+            yield replace(offers["lumped"].offer, name="failing", bubble=broken)
+            yield replace(offers["lumped"].offer, options=broken)
+
+    registry = Registry.load(entry_points=False, plugins={"failing": Failing()})
+
+    assert simulate(schedule="eager", pp=2, microbatches=4, registry=registry).advice.best is None
