@@ -65,7 +65,7 @@ class _Effort:
 
 
 _QUICK = _Effort(weighed=24, simulated=3, actions=3_200, of_own=0.25)
-"""About a fifth of a second: the summary waits for it."""
+"""Some tenths of a second: the summary waits for it."""
 
 _DEEP = _Effort(weighed=400, simulated=32, actions=2_000_000, of_own=32)
 
