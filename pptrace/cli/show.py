@@ -81,17 +81,10 @@ def command(
     from pptrace.hooks.registry import Registry
     from pptrace.show.slots import SlotsOfKind, cropped, draw
 
-    if (schedule is None) == (named is None):
-        raise click.UsageError("name one schedule, such as: pptrace show 1f1b --pp 4 --microbatches 8")
-    for output in outputs:
-        if output.suffix.lower() not in {".svg", ".png"}:
-            raise click.UsageError(f"{output}: a picture ends in .svg or .png")
-    for option in options:
-        if not option.partition("=")[1]:
-            raise click.UsageError(f"--option {option}: write KEY=VALUE")
-    flags = {"schedule": schedule or named, "pp": pp, "microbatches": microbatches, "vp": vp}
-    registry = Registry.load()
+    _check(schedule, named, options, outputs)
     name = str(schedule or named)
+    flags = {"schedule": name, "pp": pp, "microbatches": microbatches, "vp": vp}
+    registry = Registry.load()
     if not name.lower().endswith((".csv", ".txt")):
         _ = registry.schedules[name]  # an unknown name comes before sizes that are missing
     prepared = prepare(load(None, [f"schedule.options.{option}" for option in options], flags), registry)
@@ -110,6 +103,17 @@ def command(
         _write(cropped(drawing, first, last), f"{title}, slots {first} to {last - 1}", outputs)
     if drawing.error is not None:
         raise located(drawing.error, prepared, registry)
+
+
+def _check(schedule: str | None, named: str | None, options: Sequence[str], outputs: Sequence[Path]) -> None:
+    if (schedule is None) == (named is None):
+        raise click.UsageError("name one schedule, such as: pptrace show 1f1b --pp 4 --microbatches 8")
+    for output in outputs:
+        if output.suffix.lower() not in {".svg", ".png"}:
+            raise click.UsageError(f"{output}: a picture ends in .svg or .png")
+    for option in options:
+        if not option.partition("=")[1]:
+            raise click.UsageError(f"--option {option}: write KEY=VALUE")
 
 
 def _title(prepared: Prepared, drawing: Drawing) -> str:

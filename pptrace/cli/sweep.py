@@ -15,7 +15,10 @@ from pptrace.cli import complete
 from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pptrace.study.sweep import Sweep
+    from pptrace.study.sweep_plots import Picture
 
 __all__ = ["command"]
 
@@ -78,9 +81,8 @@ def command(
     from pptrace.hooks.registry import Registry
     from pptrace.study.axes import parse_axes
     from pptrace.study.grid import grid_of
-    from pptrace.study.journal import journal_path
     from pptrace.study.results import TABLES
-    from pptrace.study.sweep import check_outputs, end_journals, sweep
+    from pptrace.study.sweep import check_outputs, sweep
     from pptrace.study.sweep_plots import Picture, check_axes, check_choice
     from pptrace.study.sweep_text import failures_text, rows_text
 
@@ -91,27 +93,43 @@ def command(
     grid = grid_of(file, sets, given_flags(flags), parse_axes(over))
     if any(path.suffix.lower() not in TABLES for path in paths):
         check_axes(picture, grid.keys, grid.cells())
-    try:
-        with _progress() as progress:
-            swept = sweep(
-                grid, Registry.load(), executor=executor, workers=workers or 0, outputs=paths, fresh=fresh,
-                progress=progress,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        sys.stderr.write(_kept_text(journal_path(paths[0]) if paths else None))
-        raise
+    with _told_what_is_kept(paths), _progress() as progress:
+        swept = sweep(
+            grid, Registry.load(), executor=executor, workers=workers or 0, outputs=paths, fresh=fresh,
+            progress=progress,
+        )  # fmt: skip
     sys.stderr.write(failures_text(swept))
-    nothing = len(swept.failed) == len(swept.rows)
-    kept = [path for path in paths if path.suffix.lower() in TABLES or not nothing]
-    written = swept.save(*kept, plot=plot, x=x, y=picture.y)
-    end_journals(paths)
+    saved = _saved(swept, paths, picture)
     if as_json:
         click.echo(json.dumps([*swept.rows], indent=2, ensure_ascii=False))
     elif not paths:
         click.echo(rows_text(swept))
-    sys.stderr.write("".join(f"wrote {path}\n" for path in written))
-    sys.stderr.write("".join(f"nothing to draw in {path}\n" for path in paths if path not in kept))
+    sys.stderr.write(saved)
     return 1 if swept.failed else 0
+
+
+def _saved(swept: Sweep, paths: Sequence[Path], picture: Picture) -> str:
+    """Write what was asked for, pictures where there is a row to draw, and return what to say of it."""
+    from pptrace.study.results import TABLES
+    from pptrace.study.sweep import end_journals
+
+    nothing = len(swept.failed) == len(swept.rows)
+    kept = [path for path in paths if path.suffix.lower() in TABLES or not nothing]
+    lines = [f"wrote {path}\n" for path in swept.save(*kept, plot=picture.plot, x=picture.x, y=picture.y)]
+    end_journals(paths)
+    return "".join([*lines, *(f"nothing to draw in {path}\n" for path in paths if path not in kept)])
+
+
+@contextmanager
+def _told_what_is_kept(paths: Sequence[Path]) -> Iterator[None]:
+    """Say after Ctrl-C what is kept."""
+    from pptrace.study.journal import journal_path
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write(_kept_text(journal_path(paths[0]) if paths else None))
+        raise
 
 
 def _kept_text(journal: Path | None) -> str:

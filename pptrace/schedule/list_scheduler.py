@@ -206,42 +206,29 @@ def _played(
 ) -> Int64s:
     """Return every action's place among all starts."""
     count, (source, target, lag) = len(actions), edges
-    routes, stages, ranks = placement.routes, placement.stages, placement.ranks
     keys = (actions.microbatch, actions.stage, actions.kind, *reversed(priority(actions)))
     key = np.empty(count, dtype=np.int64)
     key[np.lexsort(keys)] = np.arange(count)
-    ptr = np.searchsorted(source, np.arange(count + 1))  # sources are sorted
-    left = np.concatenate([_room(in_flight.stage, (routes, stages)), _room(in_flight.rank, (ranks,))])
-    forward = actions.kind == Kind.F
+    left, rooms = _rooms(placement, actions, in_flight)
+    queue, queues, taking = _queues(placement, actions, rooms)
     last = actions.kind == (Kind.W if (actions.kind == Kind.W).any() else Kind.B)
-    own = actions.route.astype(np.int64) * stages + actions.stage
-    rooms = np.stack([own, routes * stages + actions.rank], axis=1)
-    rooms[left[rooms] < 0] = -1
-    # A queue for each stage of each route that a rank holds, for what takes room there, and one for all else.
-    waits_for_room = forward & (rooms >= 0).any(axis=1)
-    label = actions.rank.astype(np.int64) * (routes * stages + 1) + np.where(waits_for_room, own + 1, 0)
-    labels, sample, queue = np.unique(label, return_index=True, return_inverse=True)
-    queue_rank = labels // (routes * stages + 1)
-    taking = np.where((labels % (routes * stages + 1) > 0)[:, None], rooms[sample], -1)
     zeros = partial(np.zeros, dtype=np.int64)
     playing = Playing(
-        needs=np.bincount(target, minlength=count), left=left, free=np.ones(ranks, dtype=np.int64),
-        fill=zeros(labels.size), ready=zeros(count), shelf=zeros(count), dirty=zeros(ranks), stack=zeros(ranks),
-        turn=np.full(count, -1, dtype=np.int64),
+        needs=np.bincount(target, minlength=count), left=left, free=np.ones(placement.ranks, dtype=np.int64),
+        fill=zeros(queues.rank.size), ready=zeros(count), shelf=zeros(count), dirty=zeros(placement.ranks),
+        stack=zeros(placement.ranks), turn=np.full(count, -1, dtype=np.int64),
     )  # fmt: skip
     events = Heap(item=zeros(2 * count), place=np.full(2 * count, OUTSIDE), time=zeros(2 * count), size=zeros(1))
+    after_ptr = np.searchsorted(source, np.arange(count + 1))  # sources are sorted
     begun = run(
         list_actions,
         (
-            Work(duration=duration, after_ptr=ptr, after=target, lag=lag, queue=queue, key=key),
+            Work(duration=duration, after_ptr=after_ptr, after=target, lag=lag, queue=queue, key=key),
             Rooms(
                 microbatches=actions.span.astype(np.int64), returned=np.where(last[:, None], rooms, -1).ravel(),
                 taken=taking.ravel(),
             ),
-            Queues(
-                rank=queue_rank, ptr=np.cumsum([0, *np.bincount(queue)]),
-                of_rank=np.searchsorted(queue_rank, np.arange(ranks + 1)),
-            ),
+            queues,
         ),
         (playing, events),
         work=count,
@@ -250,6 +237,41 @@ def _played(
         raise _stuck(actions, np.flatnonzero((playing.turn < 0) & (playing.needs == 0)))
     turn: Int64s = playing.turn
     return turn
+
+
+def _rooms(placement: Placement, actions: Actions, in_flight: InFlight) -> tuple[Int64s, Int64s]:
+    """Return what rooms hold, and every action's two, its stage's and its rank's; -1 where unbounded."""
+    routes, stages = placement.routes, placement.stages
+    left = np.concatenate([
+        _room(in_flight.stage, (routes, stages)), _room(in_flight.rank, (placement.ranks,)),
+    ])  # fmt: skip
+    rooms = np.stack([_stage_room(placement, actions), routes * stages + actions.rank], axis=1)
+    rooms[left[rooms] < 0] = -1
+    return left, rooms
+
+
+def _stage_room(placement: Placement, actions: Actions) -> Int64s:
+    number: Int64s = actions.route.astype(np.int64) * placement.stages + actions.stage
+    return number
+
+
+def _queues(placement: Placement, actions: Actions, rooms: Int64s) -> tuple[Int64s, Queues, Int64s]:
+    """Return every action's queue, the queues, and the rooms that are taken from each.
+
+    There is one for each stage of each route that a rank holds, for what takes room there, and one for all else.
+    """
+    waits_for_room = (actions.kind == Kind.F) & (rooms >= 0).any(axis=1)
+    of_rank = placement.routes * placement.stages + 1
+    own = np.where(waits_for_room, _stage_room(placement, actions) + 1, 0)
+    labels, sample, queue = np.unique(
+        actions.rank.astype(np.int64) * of_rank + own, return_index=True, return_inverse=True
+    )
+    rank, takes = np.divmod(labels, of_rank)
+    queues = Queues(
+        rank=rank, ptr=np.cumsum([0, *np.bincount(queue)]),
+        of_rank=np.searchsorted(rank, np.arange(placement.ranks + 1)),
+    )  # fmt: skip
+    return queue, queues, np.where((takes > 0)[:, None], rooms[sample], -1)
 
 
 def _room(bound: object, shape: tuple[int, ...]) -> Int64s:

@@ -132,9 +132,7 @@ def sweep(
     """
     chosen = choose(executor, registry, workers or _cores())
     if shares_registry and not chosen.in_process:
-        name = chosen.provided.offer.name
-        message = f"{name} runs in other processes, which load plugins anew: take serial, or no registry"
-        raise ConfigError(message, key="executor")
+        raise _registry_is_not_shared(chosen)
     rows = {} if fresh else earlier_rows(grid, registry, outputs)
     missing = [point for point in grid.points if point.identity not in rows]
     done = len(grid.points) - len(missing)
@@ -174,6 +172,11 @@ def _run(
 
 def _call(base: Base, point: Point, *, registry: Registry | None, compiled: bool) -> Row:
     return run_point(base, point.entry, registry, compiled=compiled)
+
+
+def _registry_is_not_shared(chosen: ExecutorChoice) -> ConfigError:
+    message = "runs in other processes, which load plugins anew: take serial, or no registry"
+    return ConfigError(f"{chosen.provided.offer.name} {message}", key="executor")
 
 
 def _labelled(grid: Grid, point: Point, row: Row) -> Row:

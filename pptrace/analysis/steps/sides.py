@@ -115,13 +115,8 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
     if step in {"median", "all"}:
         lengths = [every[number].span_ns for number in whole]
         chosen = whole[int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])]
-    elif step.isdecimal() and int(step) < len(every):
-        chosen = int(step)
     else:
-        first, last = measurement.steps[0].label, measurement.steps[-1].label
-        known = f"0 ({first}) to {len(every) - 1} ({last})" if len(every) > 1 else f"0 ({first})"
-        message = f"no step {step}: there are {known}, and median, and all"
-        raise ConfigError(message, file=f"--step {step}")
+        chosen = _numbered(measurement, step)
     kept = whole if chosen in whole else [chosen]
     placement = measurement.steps[chosen].timeline.placement
     return Side(
@@ -139,3 +134,12 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
         ),
         pools=step == "all" and len(kept) > 1,
     )
+
+
+def _numbered(measurement: Measurement, step: str) -> int:
+    """Return the number that a step is asked for by."""
+    steps = measurement.steps
+    if step.isdecimal() and int(step) < len(steps):
+        return int(step)
+    known = f"0 ({steps[0].label})" + (f" to {len(steps) - 1} ({steps[-1].label})" if len(steps) > 1 else "")
+    raise ConfigError(f"no step {step}: there are {known}, and median, and all", file=f"--step {step}")

@@ -94,11 +94,7 @@ def run_events(
         count = _aim(jobs, rules, running, flows, places, links, ranks, heap, slows, now, count)
         if not rules.first_come:
             count = refill(flows, places, links, count)
-        for i in range(count):
-            slot = flows.free[i]
-            if flows.fair[slot] != flows.rate[slot] or flows.fair[slot] == 0:
-                _note(log, running.job[slot], now, flows.fair[slot], flows.limit[slot])
-                _retime(running, flows, heap, slot, now)
+        _go_on(running, flows, heap, log, count, now)
         now = _next_time(heap, running.due)
 
 
@@ -114,6 +110,15 @@ def _next_time(heap: Heap, due: Any) -> int:
         heap.time[job] = due[job]
         sink(heap, 0)
     return -1
+
+
+def _go_on(running: Running, flows: Flows, heap: Heap, log: Log, count: int, now: int) -> None:
+    """Let the listed flows whose rate changes, or that wait, go on as they should from now on."""
+    for i in range(count):
+        slot = flows.free[i]
+        if flows.fair[slot] != flows.rate[slot] or flows.fair[slot] == 0:
+            _note(log, running.job[slot], now, flows.fair[slot], flows.limit[slot])
+            _retime(running, flows, heap, slot, now)
 
 
 def _retime(running: Running, flows: Flows, heap: Heap, slot: int, now: int) -> None:
