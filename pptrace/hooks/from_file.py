@@ -15,7 +15,6 @@ from pptrace.hooks.call import plugin_code
 from pptrace.hooks.guard import guarded
 from pptrace.hooks.offers import ScheduleOffer
 from pptrace.hooks.provider import Provided, Provider
-from pptrace.hooks.sorts import Sorts
 from pptrace.model.request import ScheduleRequest
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[S
         build=functools.update_wrapper(functools.partial(signature.build), function),
         options=signature.model if signature.options else None,
     )
-    return Provided(offer=guarded(provider, offer, Sorts.schedules), provider=provider)
+    return Provided(offer=guarded(provider, offer, "schedule"), provider=provider)
 
 
 def _run(provider: Provider, file: str, path: Path) -> types.ModuleType:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.hooks.provider import AnyOffer, Provider
-    from pptrace.hooks.sorts import Sort
 
 __all__ = ["guarded"]
 
@@ -24,14 +23,14 @@ _FILES = frozenset({"write", "recognises", "read"})
 """Callables that touch the user's files: a full disk is no fault of the plugin."""
 
 
-def guarded(provider: Provider, offer: Offer, sort: Sort[Offer]) -> Offer:
+def guarded(provider: Provider, offer: Offer, noun: str) -> Offer:
     """Return ``offer`` with each callable raising as :func:`~pptrace.hooks.call.plugin_code` says.
 
     What an option model, a closed form or a reader returns is checked as well; ``build`` of each sort
     has its own check in :mod:`pptrace.hooks.build`.
     """
     guards = {
-        field.name: _guard(provider, f"{field.name} of {sort.noun} {offer.name!r}", field.name, function)
+        field.name: _guard(provider, f"{field.name} of {noun} {offer.name!r}", field.name, function)
         for field in fields(offer)  # type: ignore[arg-type] # every offer is a dataclass
         if callable(function := getattr(offer, field.name))
     }

@@ -145,7 +145,7 @@ class Registry(Sorts):
         for offer in listed:
             check_offer(provider, offer, sort)
         own = plugin is self._plugins.get(core_provider())  # what the core raises is a bug, with its traceback
-        safe = listed if own else [guarded(provider, offer, sort) for offer in listed]
+        safe = listed if own else [guarded(provider, offer, sort.noun) for offer in listed]
         return tuple(Provided(offer=offer, provider=provider) for offer in safe)
 
     def _elsewhere(self, sort: Sort[Offer], name: str) -> Provided[Offer]:

@@ -8,8 +8,8 @@ from pptrace.errors import DeadlockError
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import Result
 from pptrace.schedule.index import index_schedule
-from pptrace.schedule.issue_order import walk
 from pptrace.schedule.neighbours import graph_of
+from pptrace.schedule.walk import walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

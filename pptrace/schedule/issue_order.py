@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from pptrace.config.choices import Receive
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
-from pptrace.model.cells import CELL, CellColumns, Cells
-from pptrace.model.columns import together
+from pptrace.model.cells import Cells
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import COMMUNICATION, RECEIVES, TOWARDS_NEXT
+from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.kernels import tables
 from pptrace.schedule.neighbours import graph_of
+from pptrace.schedule.walk import Issued, empty, walk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace.model.placement import Placement
     from pptrace.schedule.table import Schedule
 
-__all__ = ["IssueOrder", "Receive", "as_issued", "walk", "with_messages", "with_sends"]
+__all__ = ["IssueOrder", "Receive", "as_issued", "with_messages", "with_sends"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +70,7 @@ def with_sends(schedule: Schedule) -> IssueOrder:
         issued = as_issued(schedule)
         return issued.selected(np.flatnonzero(~RECEIVES.mask(issued.kind)))
     sent, _ = _count(schedule)
-    out = _empty(len(schedule) + int(sent.sum()), schedule.ranks)
+    out = empty(len(schedule) + int(sent.sum()), schedule.ranks)
     run(
         tables.insert_sends,
         (schedule.row_ptr, schedule.cells, graph_of(schedule.placement), TABLE),
@@ -89,12 +90,10 @@ def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueO
         return as_issued(schedule)
     sent, received = _count(schedule)
     lengths = np.diff(schedule.row_ptr) + sent + received
-    out = _empty(int(lengths.sum()), schedule.ranks)
+    out = empty(int(lengths.sum()), schedule.ranks)
     out.row_ptr[1:] = np.cumsum(lengths)
     walked, _ = walk(schedule, out)
     if walked < len(schedule):
-        from pptrace.schedule.deadlock import explain_deadlock
-
         raise explain_deadlock(schedule)
     issued = _issued(schedule.placement, out)
     return _deferred(issued) if receive is Receive.DEFERRED else issued
@@ -118,40 +117,7 @@ def as_issued(schedule: Schedule) -> IssueOrder:
     )
 
 
-def walk(schedule: Schedule, out: _Issued | None = None) -> tuple[int, Int32s]:
-    """Walk the ranks in rounds; return the actions walked and each rank's next position.
-
-    With ``out`` (its ``row_ptr`` set), the actions and their messages are written there.
-    """
-    placement, issued = schedule.placement, out or _empty(0, schedule.ranks)
-    head = np.zeros(schedule.ranks, dtype=np.int32)
-    done = np.zeros(2 * placement.stages * placement.microbatches, dtype=np.int8)
-    walked = run(
-        tables.place_messages,
-        (
-            schedule.row_ptr, schedule.cells, graph_of(placement), TABLE,
-            issued.row_ptr.copy(), int(out is not None), int(schedule.has_communication),
-        ),
-        (head, head.copy(), done, issued.cells, issued.edge),
-        work=len(schedule),
-    )  # fmt: skip
-    return walked, head
-
-
-class _Issued(NamedTuple):
-    """An issue order to be filled."""
-
-    row_ptr: Int32s
-    cells: CellColumns
-    edge: Int32s
-
-
-def _empty(rows: int, ranks: int) -> _Issued:
-    *cells, edge = together(rows, *(np.int8 if name == "kind" else np.int32 for name in CELL), np.int32)
-    return _Issued(np.zeros(ranks + 1, dtype=np.int32), CellColumns(*cells), edge)
-
-
-def _issued(placement: Placement, columns: _Issued) -> IssueOrder:
+def _issued(placement: Placement, columns: Issued) -> IssueOrder:
     return IssueOrder(placement=placement, row_ptr=columns.row_ptr, edge=columns.edge, **columns.cells._asdict())
 
 

@@ -10,10 +10,10 @@ from pptrace.errors import ScheduleError
 from pptrace.model.kinds import ORDER, Kind, Result
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.index import Positions, Problem, index_schedule
-from pptrace.schedule.issue_order import walk
 from pptrace.schedule.kernels import tables
 from pptrace.schedule.matched import check_copies, check_messages, check_stage_ends
 from pptrace.schedule.shape import check_shape
+from pptrace.schedule.walk import walk
 
 if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
+from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,6 +48,14 @@ def test_imports_point_down(core: dict[str, ast.Module]) -> None:
     ]
 
     assert upward == []
+
+
+def test_no_module_imports_itself_by_way_of_others(modules: dict[str, ast.Module]) -> None:
+    """Imports inside functions count as well; those for types alone do not."""
+    found = {module: imported(at_run_time(tree), modules) - {module} for module, tree in modules.items()}
+
+    assert any(found.values())
+    assert circles(found) == {}
 
 
 def test_nothing_inside_imports_the_package_s_face(core: dict[str, ast.Module]) -> None:
@@ -109,6 +119,29 @@ def test_tests_of_the_core_import_no_plugin_where_it_may_be_missing(root: Path) 
     assert [str(path) for path, tree in trees.items() if set(packages(tree)) & plugins] == []
 
 
+def test_imports_for_types_alone_are_none_at_run_time() -> None:
+    source = """
+        from typing import TYPE_CHECKING
+        if TYPE_CHECKING:
+            from pptrace.one import a
+        else:
+            from pptrace.two import b
+        def late():
+            from pptrace.three import c
+    """
+    tree = at_run_time(ast.parse(dedent(source)))
+
+    assert imported(tree, dict.fromkeys(("pptrace.one", "pptrace.two", "pptrace.three"), tree)) == {
+        "pptrace.two",
+        "pptrace.three",
+    }
+
+
+def test_circles_are_found_and_nothing_else() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == {}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == {"b": {"c"}, "c": {"b"}}
+
+
 @pytest.mark.parametrize(
     ("module", "target", "allowed"),
     [
@@ -144,6 +177,25 @@ def imported(tree: ast.Module, core: dict[str, ast.Module]) -> set[str]:
             parts = {f"{node.module}.{name.name}" for name in node.names}
             found |= (parts & set(core)) or {str(node.module)}
     return found
+
+
+def circles(targets: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return what each module imports, without the modules that import none of the rest or that none imports."""
+    wanted = set[str]().union(*targets.values())
+    inner = {module: rest for module in targets if module in wanted and (rest := targets[module] & targets.keys())}
+    return inner if inner == targets else circles(inner)
+
+
+def at_run_time(tree: ast.Module) -> ast.Module:
+    """Return a module without what only type checkers read."""
+
+    class Dropping(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+            if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                return [self.visit(each) for each in node.orelse]
+            return self.generic_visit(node)
+
+    return ast.fix_missing_locations(Dropping().visit(copy.deepcopy(tree)))
 
 
 def packages(tree: ast.Module) -> Iterator[str]:
