@@ -2,6 +2,7 @@
 
 Numba's own arrays carry seven values each, count references, and take a negative index from the end; its tuples
 travel by value. A kernel needs none of that, and passing so many values is what takes long to compile and to call.
+Whatever a column's own width, what is read from it is a word of the machine: parts are compiled for one width.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Model(models.StructModel):
 @type_callable(operator.getitem)
 def _type_of_getting(_context: Any) -> Callable[..., Any]:
     def typer(column: Any, index: Any) -> Any:
-        return column.dtype if isinstance(column, Column) and isinstance(index, types.Integer) else None
+        return types.intp if isinstance(column, Column) and isinstance(index, types.Integer) else None
 
     return typer
 
@@ -70,7 +71,8 @@ def _type_of_length(_context: Any) -> Callable[..., Any]:
 
 @lower_builtin(operator.getitem, Column, types.Integer)
 def _get(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-    return builder.load(_place(context, builder, signature, values))
+    value = builder.load(_place(context, builder, signature, values))
+    return context.cast(builder, value, signature.args[0].dtype, types.intp)
 
 
 @lower_builtin(operator.setitem, Column, types.Integer, types.Integer)

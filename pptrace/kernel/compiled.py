@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from types import FunctionType
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numba
 import numpy as np
+from numba import types
 from numba.core import event
 
 from pptrace.kernel.column import Column, Record, unpacker
@@ -29,11 +32,11 @@ def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
     layout = tuple(_layout(value) for value in arguments)
     words = np.array([word for value in arguments for word in _words(value)], dtype=np.int64)
     try:
-        result = _entry(kernel, layout, kept=True)(words)
-    except (OSError, RuntimeError):  # the code cannot be kept; nothing has run yet
+        compiled = _entry(kernel, layout, kept=True)
+    except (OSError, RuntimeError):  # the code cannot be kept
         warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=3)
-        result = _entry(kernel, layout, kept=False)(words)
-    return int(result or 0)
+        compiled = _entry(kernel, layout, kept=False)
+    return int(compiled(words) or 0)
 
 
 def _layout(value: Any) -> Any:
@@ -72,8 +75,23 @@ def _entry(kernel: Callable[..., Any], layout: Layout, *, kept: bool) -> Callabl
     entry = made[name]
     entry.__qualname__ = name
     _Compiling.listen()
-    compiled: Callable[..., Any] = numba.njit(cache=kept, **_SETTINGS)(entry)
-    return compiled
+    compiled = numba.njit(cache=kept, **_SETTINGS)(entry)
+    with _uncollected():
+        compiled.compile((numba.typeof(np.empty(0, dtype=np.int64)),))
+    entered: Callable[..., Any] = compiled
+    return entered
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage: the compiler makes objects by the million, and to look through them takes long."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @cache
@@ -81,8 +99,12 @@ def _part(function: Callable[..., Any], inline: str = "never") -> Callable[..., 
     """Return a compiled twin of a kernel or a function that it calls, which calls compiled twins in turn."""
     called = {name: _part(value) for name, value in _named(function).items() if isinstance(value, FunctionType)}
     twin = FunctionType(function.__code__, {**function.__globals__, **called}, function.__name__)
-    part: Callable[..., Any] = numba.njit(inline=inline, **_PART, **_SETTINGS)(twin)
-    return part
+    part = numba.njit(inline=inline, **_PART, **_SETTINGS)(twin)
+    typed = part.get_call_template
+    # A constant is an integer like any other: a part is compiled once, and not for each constant anew.
+    part.get_call_template = lambda args, named: typed(tuple(map(types.unliteral, args)), named)
+    twin_part: Callable[..., Any] = part
+    return twin_part
 
 
 def _named(function: Callable[..., Any]) -> dict[str, Any]:
