@@ -29,7 +29,13 @@ def modules(root: Path, core: dict[str, ast.Module]) -> dict[str, ast.Module]:
 
 def parsed(folder: Path, package: str) -> dict[str, ast.Module]:
     files = sorted((folder / package).rglob("*.py"))
-    return {module_name(file.relative_to(folder)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
+    return {module_name(file.relative_to(folder)): ast.parse(source(file)) for file in files}
+
+
+def source(file: Path) -> str:
+    """Return a module's source; the stub of one whose names are imported when they are asked for."""
+    stub = file.with_suffix(".pyi")
+    return (stub if stub.is_file() else file).read_text(encoding="utf-8")
 
 
 def module_name(file: Path) -> str:

@@ -73,7 +73,8 @@ def listed(tree: ast.Module) -> list[str] | None:
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return [str(name) for name in ast.literal_eval(node.value)]
-    return None
+    imports = [name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names]
+    return [name.name for name in imports if name.name == name.asname] or None  # a stub's
 
 
 def code(tree: ast.Module) -> list[ast.stmt]:

@@ -25,14 +25,14 @@ def test_importing_pptrace_loads_nothing_heavy_and_no_plugin(tmp_path: Path) -> 
 
     assert tops(loaded) & HEAVY == set()
     assert [name for name in loaded if name.startswith("pptrace_")] == []
-    assert {name for name in loaded if name.split(".")[0] == "pptrace"} == {"pptrace", "pptrace.version"}
+    assert {name for name in loaded if name.split(".")[0] == "pptrace"} == {"pptrace", "pptrace.lazy"}
 
 
 def test_importing_the_door_for_plugins_loads_nothing_beside_it(tmp_path: Path) -> None:
     loaded = modules_after("import pptrace.plugin", tmp_path)
 
     assert tops(loaded) & {*HEAVY, "pluggy", "click"} == set()
-    assert {name for name in loaded if name.startswith("pptrace.")} == {"pptrace.plugin", "pptrace.version"}
+    assert {name for name in loaded if name.startswith("pptrace.")} == {"pptrace.lazy", "pptrace.plugin"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["plugins", "--help"]])

@@ -1,0 +1,36 @@
+"""Names of a module that are imported when they are first asked for, from where its stub says.
+
+The stub, ``NAME.pyi`` beside ``NAME.py``, is what type checkers and editors read, so a name is written once:
+``from pptrace.model.kinds import Kind as Kind``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["names_of"]
+
+_NAME = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
+
+
+def names_of(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return the ``__getattr__``, ``__dir__`` and ``__all__`` of a module that has a stub.
+
+    Args:
+        module: its ``__name__``.
+        file: its ``__file__``.
+    """
+    homes = {name: home for home, name in _NAME.findall(Path(file).with_suffix(".pyi").read_text("utf-8"))}
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(homes[name]), name)
+
+    return get, lambda: sorted(homes), sorted(homes)
