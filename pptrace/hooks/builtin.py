@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pptrace.export import kineto, perfetto
 from pptrace.hooks.offers import CostModelOffer, ExecutorOffer, ExporterOffer, ImporterOffer, NetworkOffer
 from pptrace.hooks.specs import hookimpl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable
     from concurrent.futures import Executor
-    from pathlib import Path
 
     from pydantic import BaseModel
 
     from pptrace.model.request import CostRequest, ExecutorRequest, NetworkRequest
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
-    from pptrace.timeline.timeline import Timeline
 
 __all__ = [
     "pptrace_cost_models",
@@ -73,14 +72,14 @@ def pptrace_exporters() -> Iterable[ExporterOffer]:
         name="perfetto",
         summary="Perfetto protobuf with typed fields, for ui.perfetto.dev.",
         suffixes=(".pftrace",),
-        write=_write_perfetto,
+        write=perfetto.write,
         takes_rank=True,
     )
     yield ExporterOffer(
         name="kineto",
         summary="Chrome JSON as PyTorch's profiler writes it, for any trace viewer.",
         suffixes=(".json",),
-        write=_write_kineto,
+        write=kineto.write,
         takes_rank=True,
     )
 
@@ -91,14 +90,14 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
     yield ImporterOffer(
         name="perfetto",
         summary="Perfetto traces that pptrace wrote.",
-        recognises=_is_perfetto,
-        read=_read_perfetto,
+        recognises=perfetto.recognises,
+        read=perfetto.read,
     )
     yield ImporterOffer(
         name="kineto",
         summary="Chrome JSON traces that pptrace wrote.",
-        recognises=_is_kineto,
-        read=_read_kineto,
+        recognises=kineto.recognises,
+        read=kineto.read,
     )
 
 
@@ -156,39 +155,3 @@ def _serial(request: ExecutorRequest) -> Executor:
 
     del request
     return Serial()
-
-
-def _write_perfetto(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    from pptrace.export.perfetto import write
-
-    write(timeline, path, options)
-
-
-def _is_perfetto(path: Path, head: bytes) -> bool:
-    from pptrace.export.perfetto import recognises
-
-    return recognises(path, head)
-
-
-def _read_perfetto(paths: Sequence[Path]) -> Timeline:
-    from pptrace.export.perfetto import read
-
-    return read(paths)
-
-
-def _write_kineto(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    from pptrace.export.kineto import write
-
-    write(timeline, path, options)
-
-
-def _is_kineto(path: Path, head: bytes) -> bool:
-    from pptrace.export.kineto import recognises
-
-    return recognises(path, head)
-
-
-def _read_kineto(paths: Sequence[Path]) -> Timeline:
-    from pptrace.export.kineto import read
-
-    return read(paths)

@@ -5,19 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
+from pptrace.hooks import offers
 from pptrace.hooks.check import cluster_fault, command_fault, exporter_fault, no_fault
-from pptrace.hooks.offers import (
-    ClusterOffer,
-    CommandOffer,
-    CostModelOffer,
-    DeviceOffer,
-    ExecutorOffer,
-    ExporterOffer,
-    ImporterOffer,
-    ModelOffer,
-    NetworkOffer,
-    ScheduleOffer,
-)
 from pptrace.hooks.provider import AnyOffer, Offered
 from pptrace.hooks.specs import hookspec
 
@@ -40,7 +29,7 @@ def _nowhere(name: str) -> Provided[Any] | None:
     return None
 
 
-def _schedule_in_a_file(name: str) -> Provided[ScheduleOffer] | None:
+def _schedule_in_a_file(name: str) -> Provided[offers.ScheduleOffer] | None:
     from pptrace.hooks.from_file import is_file_reference, schedule_from_file
 
     return schedule_from_file(name) if is_file_reference(name) else None
@@ -86,20 +75,24 @@ class Sorts:
 
     schedules = Sort(
         hook="pptrace_schedules",
-        offer=ScheduleOffer,
+        offer=offers.ScheduleOffer,
         source="pptrace-schedules",
         elsewhere=_schedule_in_a_file,
         hint=", or write ./FILE.py:FUNCTION for one of your own",
     )
-    networks = Sort(hook="pptrace_networks", offer=NetworkOffer, source="pptrace-networks")
-    cost_models = Sort(hook="pptrace_cost_models", offer=CostModelOffer, source="pptrace-models")
-    models = Sort(hook="pptrace_models", offer=ModelOffer, source="pptrace-models")
-    devices = Sort(hook="pptrace_devices", offer=DeviceOffer, source="pptrace-models")
-    clusters = Sort(hook="pptrace_clusters", offer=ClusterOffer, source="pptrace-networks", fault=cluster_fault)
-    executors = Sort(hook="pptrace_executors", offer=ExecutorOffer)
-    exporters = Sort(hook="pptrace_exporters", offer=ExporterOffer, fault=exporter_fault)
-    importers = Sort(hook="pptrace_importers", offer=ImporterOffer, source="pptrace-profilers")
-    commands = Sort(hook="pptrace_commands", offer=CommandOffer, source="pptrace-profilers", fault=command_fault)
+    networks = Sort(hook="pptrace_networks", offer=offers.NetworkOffer, source="pptrace-networks")
+    cost_models = Sort(hook="pptrace_cost_models", offer=offers.CostModelOffer, source="pptrace-models")
+    models = Sort(hook="pptrace_models", offer=offers.ModelOffer, source="pptrace-models")
+    devices = Sort(hook="pptrace_devices", offer=offers.DeviceOffer, source="pptrace-models")
+    clusters = Sort(
+        hook="pptrace_clusters", offer=offers.ClusterOffer, source="pptrace-networks", fault=cluster_fault
+    )
+    executors = Sort(hook="pptrace_executors", offer=offers.ExecutorOffer)
+    exporters = Sort(hook="pptrace_exporters", offer=offers.ExporterOffer, fault=exporter_fault)
+    importers = Sort(hook="pptrace_importers", offer=offers.ImporterOffer, source="pptrace-profilers")
+    commands = Sort(
+        hook="pptrace_commands", offer=offers.CommandOffer, source="pptrace-profilers", fault=command_fault
+    )
 
 
 SORTS: tuple[Sort[Any], ...] = tuple(row for row in vars(Sorts).values() if isinstance(row, Sort))
