@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -106,6 +106,11 @@ class TableOptions(BaseModel):
     segments: KindSegments | None = Field(
         default=None, description="What actions consist of, by kind; one segment of computation unless given."
     )
+    alone: Literal["in-order", "overlapped"] = Field(
+        default="in-order",
+        description="What segments of an action outside pairs do. in-order: they follow one another; overlapped: "
+        "it computes beside its own communication what does not need that, as Megatron-LM's backward does.",
+    )
     reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
     capacity: _Bytes = Field(default=0, description="Memory of a rank's device; 0 B where unknown.")
 
@@ -163,7 +168,9 @@ def table(request: CostRequest) -> Workload:
         return np.repeat(values, stages // slices) // (stages // slices)
 
     segments = segments_of(options["segments"] or {}, stages, slices, what)
-    workload = _of_one(request, _times(options, spread, segments), spread).segmented(segments)
+    workload = _of_one(request, _times(options, spread, segments), spread).segmented(
+        segments, overlapped=options["alone"] == "overlapped"
+    )
     share = Fraction(options["microbatches"] or request.microbatches, request.microbatches)
     classes, used = _lengths(options["lengths"], request.microbatches)
     try:

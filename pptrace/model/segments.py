@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
-__all__ = ["Segment", "check_segments", "problem_of", "results_of"]
+__all__ = ["Segment", "check_segments", "overlapped_ns", "problem_of", "results_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +103,34 @@ def problem_of(segment: Segment, place: int) -> str:
     if segment.link and not segment.size_bytes:
         return f"goes over {segment.link} and has no size_bytes"
     return ""
+
+
+def overlapped_ns(segments: Sequence[Segment]) -> int:
+    """Return what an action alone takes that computes beside its own communication.
+
+    Computations keep their order, and communication is issued as soon as what it needs has been.
+
+    >>> reduce = Segment(name="all-reduce", duration_ns=2, stream=Stream.TENSOR_PARALLEL)
+    >>> weight = Segment(name="weights", duration_ns=5, needs=(0,))
+    >>> overlapped_ns([Segment(name="input", duration_ns=3), reduce, weight])
+    8
+    """
+    end, free = dict[int, int](), dict[Stream, int]()
+    waiting = list(range(len(segments)))
+    while waiting:
+        issued = (
+            at for at in waiting
+            if not segments[at].is_computation and all(need in end for need in segments[at].needs_of(at))
+        )  # fmt: skip
+        place = next(issued, -1)
+        if place < 0:
+            place = next(at for at in waiting if segments[at].is_computation)
+        segment = segments[place]
+        ready = max((end[need] for need in segment.needs_of(place)), default=0)
+        end[place] = max(ready, free.get(segment.stream, 0)) + segment.duration_ns
+        free[segment.stream] = end[place]
+        waiting.remove(place)
+    return max(end.values())
 
 
 def results_of(segments: Sequence[Segment]) -> tuple[int, ...]:

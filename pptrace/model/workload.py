@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.model.columns import Int32s, Int64s, column
-from pptrace.model.segments import Segment, check_segments
+from pptrace.model.segments import Segment, check_segments, overlapped_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -126,8 +126,11 @@ class Workload:
     unit_time_ns: int = 0
     """Nanoseconds of one abstract unit of time; 0 where the costs are real times."""
     segments: Mapping[Kind, Sequence[tuple[Segment, ...]]] = field(default_factory=lambda: MappingProxyType({}))
-    """By kind, the segments of each stage's action; a kind that is not there is one segment of computation. Their
-    durations sum to the kind's: :meth:`segmented` sees to that."""
+    """By kind, the segments of each stage's action; a kind that is not there is one segment of computation. What
+    they take is the kind's duration: :meth:`segmented` sees to that."""
+    overlapped: bool = False
+    """Whether an action outside pairs, too, computes what does not need its communication beside that; else its
+    segments follow one another."""
     microbatch_class: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     """Shape (microbatches,): which costs each microbatch has, 0 for these here; empty where all are alike."""
     classes: tuple[Workload, ...] = ()
@@ -165,9 +168,9 @@ class Workload:
                 raise ValueError(msg)
             for stage, segments in enumerate(stages):
                 check_segments(segments, f"{kind.name} of stage {stage}")
-                total = sum(segment.duration_ns for segment in segments)
+                total = self._alone_ns(segments)
                 if total != self.duration_ns(kind)[stage]:
-                    msg = f"{kind.name} of stage {stage}: its segments sum to {total} ns: use Workload.segmented"
+                    msg = f"{kind.name} of stage {stage}: its segments take {total} ns: use Workload.segmented"
                     raise ValueError(msg)
 
     def _check_classes(self) -> None:
@@ -186,27 +189,38 @@ class Workload:
         given = getattr(self, f"{name}_ns") if name else 0
         durations: Int64s = np.broadcast_to(np.asarray(given, dtype=np.int64), (self.stages,))
         if not name and kind in self.segments:
-            return np.array([sum(one.duration_ns for one in own) for own in self.segments[kind]], dtype=np.int64)
+            return np.array([self._alone_ns(own) for own in self.segments[kind]], dtype=np.int64)
         return durations
+
+    def _alone_ns(self, segments: Sequence[Segment]) -> int:
+        return overlapped_ns(segments) if self.overlapped else sum(one.duration_ns for one in segments)
 
     def collective_ns(self, kind: Kind) -> Int64s:
         """Return the part of that in which the rank's own group communicates."""
         found: Int64s = getattr(self, f"{kind.traits.cost}_collective_ns", np.zeros(self.stages, dtype=np.int64))
         return found
 
-    def segmented(self, segments: Mapping[Kind, Sequence[tuple[Segment, ...]]]) -> Workload:
-        """Return these costs with actions made of segments; what they take in sum follows from them."""
+    def segmented(
+        self, segments: Mapping[Kind, Sequence[tuple[Segment, ...]]], *, overlapped: bool | None = None
+    ) -> Workload:
+        """Return these costs with actions made of segments; what they take alone follows from them.
+
+        Args:
+            segments: as the field.
+            overlapped: as the field; as these costs have it unless given.
+        """
+        if overlapped is not None and overlapped != self.overlapped:
+            return replace(self, segments=MappingProxyType({}), overlapped=overlapped).segmented(segments)
         columns: dict[str, Any] = {}
         for kind, stages in segments.items():
             name = kind.traits.cost
             if not name:
                 continue
-            columns[f"{name}_ns"] = np.array(
-                [sum(one.duration_ns for one in own) for own in stages], dtype=np.int64
-            )
+            took = np.array([self._alone_ns(own) for own in stages], dtype=np.int64)
+            columns[f"{name}_ns"] = took
             if hasattr(self, f"{name}_collective_ns"):
-                apart = [sum(one.duration_ns for one in own if not one.is_computation) for own in stages]
-                columns[f"{name}_collective_ns"] = np.array(apart, dtype=np.int64)
+                computed = [sum(one.duration_ns for one in own if one.is_computation) for own in stages]
+                columns[f"{name}_collective_ns"] = took - np.array(computed, dtype=np.int64)
         return replace(self, segments=MappingProxyType(dict(segments)), **columns)
 
     def of_class(self, number: int) -> Workload:

@@ -83,12 +83,14 @@ def lower(
     *,
     barrier: bool = False,
     stage_replicas: bool = False,
+    slows: bool = False,
     times: ActionTimes | None = None,
 ) -> TaskGraph:
     """Return the task graph of a schedule that has been validated, as have its costs.
 
     With ``barrier``, no gradient is reduced before every rank has computed its last one; with ``stage_replicas``,
-    none before all ranks that hold its stage have. Ranks meet when all have computed.
+    none before all ranks that hold its stage have. Ranks meet when all have computed. With ``slows``, computation
+    and communication that run beside each other do so in rows of their own.
 
     Raises:
         DeadlockError: a rank needs what it computes later itself, or no order of messages exists.
@@ -99,7 +101,7 @@ def lower(
     graph = graph_of(issued.placement)
     expansion = Expansion()
     if times is None:
-        issued, expansion = in_segments(issued, workload, policy, schedule.interleave)
+        issued, expansion = in_segments(issued, workload, policy, schedule.interleave, slows=slows)
     lanes = assign_lanes(issued, policy, expansion.columns, graph)
     rules = Rules(
         mode=lanes.mode, receive=_RECEIVE.get(policy.name, codes.NO_RECEIVE),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pptrace.model.roles import Stream
     from pptrace.model.segments import Segment
 
-__all__ = ["STREAM", "Paired", "Placed", "alone", "paired"]
+__all__ = ["STREAM", "Paired", "Placed", "alone", "alone_overlapped", "paired"]
 
 
 class Placed(NamedTuple):
@@ -54,6 +54,13 @@ def alone(segments: Sequence[Segment]) -> Paired:
         needs=tuple((i - 1, i) for i in places[1:] if segments[i].stream is not segments[i - 1].stream),
         results=((len(segments) - 1,),),
     )
+
+
+def alone_overlapped(segments: Sequence[Segment]) -> Paired:
+    """Return an action by itself that computes beside its own communication; its result is there when all is."""
+    rows = paired((segments,))
+    last = {segments[one.number].stream: place for place, one in enumerate(rows.order)}
+    return replace(rows, results=(tuple(sorted(last.values())),))
 
 
 def paired(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()) -> Paired:

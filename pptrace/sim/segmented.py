@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.model.kinds import COMPUTE, Kind, Stream
 from pptrace.model.segments import Segment
-from pptrace.sim.pairs import Paired, alone, paired
+from pptrace.sim.pairs import Paired, alone, alone_overlapped, paired
 from pptrace.sim.records import PartColumns
 from pptrace.sim.results import behind_results
 from pptrace.timeline.parts import Parts
@@ -69,15 +69,18 @@ def in_segments(
     workload: Workload,
     policy: Policy,
     interleave: Mapping[tuple[Kind, ...], tuple[int, ...]],
+    *,
+    slows: bool = False,
 ) -> tuple[IssueOrder, Expansion]:
     """Return the issue order with every action that has segments in parts, and what the parts are.
 
-    A table without overlapped pairs stays as it is: there, an action's segments only follow one another.
+    A table without overlapped pairs stays as it is, where an action's segments only follow one another, or do not
+    slow each other (``slows``).
 
     Raises:
         ScheduleError: an order of segments that names members which a pair does not have.
     """
-    if not workload.segments or not (issued.pair >= 0).any():
+    if not workload.segments or not ((workload.overlapped and slows) or (issued.pair >= 0).any()):
         return issued, Expansion()
     issued = issued.with_whole_pairs()
     groups = [_group(issued, workload, interleave, start, size) for start, size in _alike(issued, workload)]
@@ -129,7 +132,9 @@ def _group(
             f"the order of segments of {' with '.join(kind.name for kind in kinds)} names member "
             f"{next(turn for turn in turns if not 0 <= turn < size)}: they are 0 to {size - 1}"
         )
-    return _Group(start, size, alone(members[0]) if size == 1 else paired(members, turns), members)
+    if size > 1:
+        return _Group(start, size, paired(members, turns), members)
+    return _Group(start, size, alone_overlapped(members[0]) if workload.overlapped else alone(members[0]), members)
 
 
 def _costs(issued: IssueOrder, workload: Workload, row: int) -> Workload:

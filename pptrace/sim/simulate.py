@@ -106,8 +106,9 @@ def simulate_traffic(
     check_costs(schedule, workload)
     whole = with_epilogue(schedule, workload, overlap=overlap_reduction)
     graph = lower(
-        whole, workload, network, policy, barrier=not overlap_reduction, stage_replicas=stage_replicas, times=times
-    )
+        whole, workload, network, policy, barrier=not overlap_reduction, stage_replicas=stage_replicas,
+        slows=contention.slows, times=times,
+    )  # fmt: skip
     links = network.links
     ran, rates = _run(graph, links, contention)
     if ran.done < graph.tasks - int((graph.twin >= 0).sum()):

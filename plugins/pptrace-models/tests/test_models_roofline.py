@@ -69,6 +69,14 @@ def test_an_action_that_computes_again_takes_a_forward_unless_the_backward_alrea
     assert not costs({"recompute": "full"}).recompute_ns.any()
 
 
+def test_copies_to_the_host_take_its_rate(costs: Callable[..., Workload], devices: dict[str, Any]) -> None:
+    device = devices["h100-sxm"]
+    workload = costs(device={**device, "host_bandwidth": 10**9})
+
+    assert costs(device=device).offload_ns.tolist() == [0, 0, 0, 0]
+    assert workload.offload_ns.tolist() == workload.reload_ns.tolist() == workload.activation_bytes.tolist()
+
+
 def test_latencies_bound_small_work_from_below(costs: Callable[..., Workload]) -> None:
     device = IDEAL | {"peak_bf16": 10**20, "launch_latency": "7 us"}
     workload = costs(device=device, sequence=16)

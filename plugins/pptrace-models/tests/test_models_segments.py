@@ -141,3 +141,15 @@ def test_a_stage_without_layers_has_an_empty_segment(costs: Callable[..., Worklo
     workload = costs({"layers_per_stage": [3, 0, 2, 3]}, options={"segments": True})
 
     assert named(workload, Kind.F) == named(workload, Kind.W) == ["nothing"]
+
+
+def test_a_backward_alone_may_hide_its_collectives_behind_its_weight_gradients(
+    costs: Callable[..., Workload],
+) -> None:
+    both = {"alone": "overlapped", "segments": True}
+    whole, hidden = (costs(tp=4, options=one) for one in ({"segments": True}, both))
+
+    assert (hidden.b_ns < whole.b_ns).all()
+    for name in ("f_ns", "i_ns", "w_ns"):
+        assert getattr(hidden, name).tolist() == getattr(whole, name).tolist()
+    assert (hidden.b_collective_ns - whole.b_collective_ns).tolist() == (hidden.b_ns - whole.b_ns).tolist()

@@ -81,6 +81,7 @@ def test_a_precision_that_the_device_lacks_names_those_it_has(costs: Callable[..
         ({"zeros": 1}, "costs.options.zeros: unknown key (did you mean 'zero'?"),
         ({"gradients": "fp8"}, "costs.options.gradients: input should be 'fp32' or 'bf16', not 'fp8'"),
         ({"reserved": "2 GiP"}, "costs.options.reserved: unknown unit 'GiP'"),
+        ({"alone": "overlapped"}, "costs.alone: overlapped needs segments: write segments: true beside it"),
     ],
 )
 def test_a_wrong_option_is_one_line(costs: Callable[..., Workload], options: dict[str, Any], line: str) -> None:

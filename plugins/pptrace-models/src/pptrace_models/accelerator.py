@@ -48,6 +48,8 @@ class Accelerator(Parameters):
     """Latency of one step of a collective inside the node."""
     scale_up_size: Annotated[int, Field(ge=1, le=100_000)] = 8
     """Devices that the node's links join; a wider group takes the data-parallel network's rate."""
+    host_bandwidth: Bandwidth | None = None
+    """Rate per direction to and from host memory, for copies of activations; without one they take no time."""
     compute_efficiency: Efficiency = 0.7
     """Share of the peak that linear layers reach."""
     attention_efficiency: Efficiency = 0.5

@@ -23,3 +23,6 @@ class RooflineOptions(Parameters):
     """Set aside per rank for context, workspace and fragmentation; 2 GiB."""
     segments: bool = False
     """Whether actions consist of segments, which overlapped pairs run beside each other."""
+    alone: Literal["in-order", "overlapped"] = "in-order"
+    """What segments of an action outside pairs do: follow one another, or compute what does not need the action's
+    communication beside that, as Megatron-LM's backward does."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _LARGEST = 2**62
+_NS = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ def build(request: CostRequest) -> Workload:
     model = checked(Transformer, request.model, "model")
     device = checked(Accelerator, request.device, "device")
     options = checked(RooflineOptions, request.options, "costs.options")
+    if options.alone == "overlapped" and not options.segments:
+        raise ConfigError("overlapped needs segments: write segments: true beside it", key="costs.alone")
     part = shard(model, request)
     groups = groups_of(request, part, device)
     stages = _stages(model, request.stages)
@@ -67,6 +70,9 @@ def build(request: CostRequest) -> Workload:
         **_kept(model, part, stages),
         **_state(model, part, device, options, groups, stages),
     }
+    if device.host_bandwidth:
+        copies = [-(-kept * _NS // device.host_bandwidth) for kept in columns["activation_bytes"]]
+        columns |= {"offload_ns": copies, "reload_ns": copies}
     _check_range([*(value for column in columns.values() for value in column), boundary])
     arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
     sequences = request.global_batch or request.microbatches * request.micro * request.dp
@@ -83,7 +89,7 @@ def build(request: CostRequest) -> Workload:
     if not options.segments:
         return workload
     costing = Costing(model=model, shard=part, device=device, groups=groups, grad=memory.gradient_bytes(options))
-    return workload.segmented(_segments(costing, stages))
+    return workload.segmented(_segments(costing, stages), overlapped=options.alone == "overlapped")
 
 
 def _segments(costing: Costing, stages: Sequence[_Stage]) -> dict[Kind, list[tuple[Segment, ...]]]:
