@@ -1,0 +1,1 @@
+"""The synergistic tensor and pipeline parallelism schedule."""

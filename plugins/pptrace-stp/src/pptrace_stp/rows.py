@@ -1,0 +1,121 @@
+"""The rows of all ranks as columns: blocks, what is in them, and their microbatches."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+
+from pptrace.plugin import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from pptrace.plugin import Int8s, Int32s, Int64s
+
+__all__ = ["TURNS", "Rows", "rows_of"]
+
+_Block: TypeAlias = "tuple[tuple[Kind, int], ...]"
+"""Kind and chunk of an action, or of both that overlap."""
+
+_F0, _F1, _B0, _B1 = (((kind, chunk),) for kind in (Kind.F, Kind.B) for chunk in (0, 1))
+_W: _Block = ((Kind.W, -1),)
+"""A weight gradient of the chunk and microbatch whose turn it is."""
+_FF, _FW = _F0 + _F0, _F0 + _W
+_FB0, _FB1, _FI0, _FI1 = (((Kind.F, chunk), (kind, chunk)) for kind in (Kind.B, Kind.I) for chunk in (0, 1))
+_BLOCKS = (_F0, _F1, _B0, _B1, _W, _FF, _FW, _FB0, _FB1, _FI0, _FI1)
+
+TURNS: Mapping[tuple[Kind, ...], tuple[int, ...]] = MappingProxyType({
+    (Kind.F, Kind.B): (0, 1, 1, 0, 1, 1), (Kind.F, Kind.I): (0, 1), (Kind.F, Kind.W): (0, 1),
+    (Kind.F, Kind.F): (0, 1),
+})  # fmt: skip
+"""Whose next unit a pair computes: attention or MLP of the forward, then of the backward for the input, then for
+the weights, so that each all-reduce has the next unit beside it."""
+
+
+class _Step(NamedTuple):
+    """Blocks that a rank repeats."""
+
+    times: Int64s
+    """Shape (ranks,)."""
+    blocks: tuple[_Block, ...]
+
+
+class Rows(NamedTuple):
+    """Actions rank by rank, in order; all columns have one value per action."""
+
+    rank: Int32s
+    kind: Int8s
+    chunk: Int32s
+    """0 on the way down, 1 on the way up."""
+    microbatch: Int32s
+    block: Int32s
+    """Number of the block that it is in, counted over all ranks; -1 for what stands between blocks."""
+
+
+def rows_of(ranks: int, microbatches: int, *, lean: bool) -> Rows:
+    """Return the rows of all ranks."""
+    steps = _steps(ranks, microbatches, lean=lean)
+    length = np.array([len(step.blocks) for step in steps])
+    count = (np.stack([step.times for step in steps], axis=1) * length).ravel()
+    step = np.repeat(np.arange(count.size), count)
+    within = np.arange(step.size) - np.repeat(np.cumsum(count) - count, count)
+    step %= len(steps)
+    patterns = np.zeros((len(steps), int(length.max())), dtype=np.int64)
+    for number, one in enumerate(steps):
+        patterns[number, : len(one.blocks)] = [_BLOCKS.index(block) for block in one.blocks]
+    sort = patterns[step, within % length[step]]
+    rank = np.repeat(np.arange(ranks, dtype=np.int32), count.reshape(ranks, -1).sum(axis=1))
+    return _numbered(rank, sort, microbatches)
+
+
+def _steps(ranks: int, microbatches: int, *, lean: bool) -> list[_Step]:
+    """Return what each rank does, in order."""
+    rank = np.arange(ranks)
+    behind, weights = ranks - 1 - rank, 1 if lean else 2
+    ahead = 2 * ranks - rank if lean else 3 * ranks - 1 - rank
+    whole = 2 * (microbatches - ahead) + 1 - rank
+    odd = whole % 2
+    return [
+        _Step(2 * behind, (_F0,)),
+        _Step(rank + 1, (_F0, _F1)),
+        _Step(np.ones_like(rank) if lean else odd, (_F0,)),
+        _Step(0 * rank if lean else (rank + 1) // 2, (_FF,)),
+        _Step(behind, (_FI1, _W if lean else _FW)),
+        _Step(whole // 2, (_FB1, _FB0)),
+        _Step(odd, (_FB1,)),
+        _Step(odd * (rank // 2), (_FI0, _FI1)),
+        _Step((1 - odd) * (rank // 2), (_FI1, _FI0)),
+        _Step(rank % 2, (_FI1,)),
+        _Step(behind if lean else 2 * behind + rank, (_B0, _FI1)),
+        _Step(rank + 1, (_B0, _B1)),
+        _Step(behind, (_B0, *(_W,) * weights)),
+        _Step(np.ones_like(rank), (_B0,)),
+        _Step(weights * rank, (_W,)),
+    ]
+
+
+def _numbered(rank: Int32s, sort: NDArray[np.int64], microbatches: int) -> Rows:
+    """Give every action its microbatch: forwards and backwards in order, weight gradients as they fell due."""
+    sizes = np.array([len(block) for block in _BLOCKS])[sort]
+    block = np.repeat(np.arange(sort.size, dtype=np.int32), sizes)
+    second = np.zeros(block.size, dtype=np.int64)
+    second[1:] = block[1:] == block[:-1]
+    members = [(*block, *block)[:2] for block in _BLOCKS]
+    kinds = np.array([[kind for kind, _ in block] for block in members], dtype=np.int8)
+    chunks = np.array([[chunk for _, chunk in block] for block in members], dtype=np.int32)
+    sort = np.repeat(sort, sizes)
+    kind, chunk = kinds[sort, second], chunks[sort, second]
+    microbatch = np.empty(kind.size, dtype=np.int32)
+    forward, weight = kind == Kind.F, kind == Kind.W
+    each = np.arange(microbatches, dtype=np.int32)
+    for own in (0, 1):
+        for passes in (forward, ~forward & ~weight):
+            rows = np.flatnonzero(passes & (chunk == own))
+            microbatch[rows] = np.tile(each, rows.size // microbatches)
+    due = kind == Kind.I
+    chunk[weight], microbatch[weight] = chunk[due], microbatch[due]
+    return Rows(np.repeat(rank, sizes), kind, chunk, microbatch, block)

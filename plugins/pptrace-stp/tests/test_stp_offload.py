@@ -1,0 +1,86 @@
+"""Activations of chunk 0 are copied out behind their forwards and back one block ahead, and memory falls."""
+
+from __future__ import annotations
+
+import pytest
+
+from pptrace.model.kinds import Kind, Stream
+from pptrace.model.request import ScheduleRequest
+from pptrace.model.workload import Workload
+from pptrace.schedule.table import Schedule
+from pptrace.schedule.validate import validate
+from pptrace.sim.simulate import simulate
+from pptrace.timeline.metrics import Metrics, measure
+from pptrace_stp.schedule import OFFER
+
+FORWARD = 100
+
+
+def table(p: int, m: int, warm_up: float = 0, steady: float = 0) -> Schedule:
+    options = {"offload_warm_up": warm_up, "offload_steady": steady}
+    made = OFFER.build(ScheduleRequest(ranks=p, microbatches=m, options=options))
+    assert isinstance(made, Schedule)
+    return made
+
+
+def run(schedule: Schedule, copy_ns: int) -> Metrics:
+    workload = Workload.uniform(
+        schedule.stages, f_ns=FORWARD, b_ns=2 * FORWARD, activation_bytes=100, weight_activation_bytes=40,
+        offload_ns=[copy_ns], reload_ns=[copy_ns],
+    )  # fmt: skip
+    return measure(simulate(schedule, workload), workload)
+
+
+@pytest.mark.parametrize(("warm_up", "steady"), [(1, 1), (0.5, 1), (0.25, 0.25), (0.1, 0)])
+def test_copies_are_of_chunk_0_in_the_shares_that_are_asked_for(warm_up: float, steady: float) -> None:
+    p, m = 4, 60
+    made = table(p, m, warm_up, steady)
+    validate(made)
+
+    for rank in range(p):
+        ahead = 3 * p - 1 - rank
+        out = [one for one in made[rank] if one.kind is Kind.OFFLOAD]
+        assert {one.stage for one in out} <= {rank}
+        assert len([one for one in out if one.microbatch < ahead]) == int(ahead * warm_up + 1e-9)
+        assert len([one for one in out if one.microbatch >= ahead]) == int((m - ahead) * steady + 1e-9)
+        assert [one.microbatch for one in made[rank] if one.kind is Kind.RELOAD] == [one.microbatch for one in out]
+
+
+def test_a_copy_follows_its_forward_and_returns_one_block_ahead() -> None:
+    row = table(3, 20, 1, 1)[1]
+    blocks = [one for one in row if one.kind not in {Kind.OFFLOAD, Kind.RELOAD}]
+
+    def block_of(kinds: set[Kind], microbatch: int) -> int:
+        return next(
+            place for place, block in enumerate(blocks) for one in block.sub_actions or (block,)
+            if one.kind in kinds and one.stage == 1 and one.microbatch == microbatch
+        )  # fmt: skip
+
+    for place, one in enumerate(row):
+        before = len([other for other in row[:place] if other.kind not in {Kind.OFFLOAD, Kind.RELOAD}])
+        if one.kind is Kind.OFFLOAD:
+            assert block_of({Kind.F}, one.microbatch) == before - 1
+        elif one.kind is Kind.RELOAD:
+            assert block_of({Kind.B, Kind.I}, one.microbatch) == before + 1
+
+
+def test_copies_run_beside_computation_and_cost_nothing_where_they_fit() -> None:
+    plain, copied = run(table(4, 40), 0), run(table(4, 40, 1, 1), FORWARD)
+
+    assert copied.step_ns == plain.step_ns
+    timeline = simulate(table(4, 40, 1, 1), Workload.uniform(8, f_ns=1, b_ns=2, offload_ns=[1], reload_ns=[1]))
+    assert {Stream.COPY_OUT, Stream.COPY_IN} <= {Stream(one) for one in timeline.lane_stream.tolist()}
+
+
+@pytest.mark.parametrize(("warm_up", "steady"), [(0.25, 0.5), (0.5, 1), (1, 1)])
+def test_the_more_is_copied_the_less_is_held_on_every_rank(warm_up: float, steady: float) -> None:
+    plain = run(table(4, 40), 0).memory.peak_activation_bytes
+    copied = run(table(4, 40, warm_up, steady), FORWARD // 2).memory.peak_activation_bytes
+
+    assert (copied < plain).all()
+    # Of 3p chunks, 3p - 1 - r are chunk 0's before the first backward of it.
+    assert plain.max() - copied.max() <= warm_up * 100 * 11 + 100
+
+
+def test_copies_that_take_longer_than_computation_hold_it_up() -> None:
+    assert run(table(4, 40, 1, 1), 8 * FORWARD).step_ns > 1.1 * run(table(4, 40), 0).step_ns

@@ -1,0 +1,78 @@
+"""What the example prints agrees with the paper's results as far as its page says; the page has these figures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PRINTED = (ROOT / "examples" / "stp.out").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+TABLES = [[line.split() for line in table.splitlines()[1:]] for table in PRINTED.split("\n\n")]
+A800, H20, _, OFFLOAD = TABLES
+
+GAINS = {4: (4.0, 6.0), 8: (10.0, 12.0)}
+"""By tensor-parallel size, on A800 over interleaved 1F1B, in per cent (section 3.5)."""
+H20_SPEEDS = {
+    (6144, 2): (3.77, 3.79), (6144, 4): (3.39, 3.44), (6144, 8): (2.80, 2.89),
+    (8192, 2): (2.72, 2.74), (8192, 4): (2.47, 2.52), (8192, 8): (2.06, 2.12),
+}  # fmt: skip
+"""By sequence and tensor-parallel size: samples/s of interleaved 1F1B and STP (at 8192, tp 2 with offloading)."""
+POINTS = 3.0
+
+
+def percent(text: str) -> float:
+    return float(text.removesuffix("%"))
+
+
+@pytest.mark.parametrize("row", A800, ids=" ".join)
+def test_gains_on_a800_are_the_paper_s_within_three_points(row: list[str]) -> None:
+    low, high = GAINS[int(row[1])]
+
+    for gain in map(percent, row[5:8]):
+        assert low - POINTS <= gain <= high + POINTS
+    assert int(row[9]) > int(row[8])
+
+
+def test_gains_grow_with_the_tensor_parallel_size_in_every_model_and_sequence() -> None:
+    for model in {row[0] for row in A800}:
+        for sequence in {row[3] for row in A800}:
+            rows = [row for row in A800 if (row[0], row[3]) == (model, sequence)]
+            four, eight = ([percent(one) for one in row[5:8]] for row in rows)
+            assert max(four) < min(eight)
+
+
+def test_the_best_case_communicates_for_as_much_of_a_forward_as_the_paper_states() -> None:
+    (row,) = [row for row in A800 if row[:4] == ["12.1b", "8", "2", "6144"]]
+
+    assert percent(row[4]) == pytest.approx(27.5, abs=0.1)
+    assert percent(row[7]) == pytest.approx(12.2, abs=0.5)
+
+
+@pytest.mark.parametrize("row", H20, ids=" ".join)
+def test_gains_on_h20_are_the_paper_s_within_three_points(row: list[str]) -> None:
+    before, after = H20_SPEEDS[int(row[3]), int(row[1])]
+
+    assert percent(row[5]) == pytest.approx(100 * (after / before - 1), abs=POINTS)
+    assert int(row[7]) > int(row[6])
+
+
+def test_gains_on_h20_have_the_paper_s_order() -> None:
+    for sequence in ("6144", "8192"):
+        gains = [percent(row[5]) for row in H20 if row[3] == sequence]
+        assert gains == sorted(gains)
+
+
+def test_offloading_takes_a_tenth_to_a_fifth_of_the_peak_for_less_than_one_per_cent_of_the_speed() -> None:
+    *_, row = OFFLOAD
+
+    assert -19.2 <= percent(row[6]) <= -10
+    assert percent(row[7]) > -1
+
+
+def test_the_page_shows_what_the_example_prints() -> None:
+    shown = re.findall(r"^```text\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+    assert PRINTED in shown
