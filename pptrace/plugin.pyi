@@ -66,6 +66,8 @@ from pptrace.network.contract import UNLIMITED as UNLIMITED
 from pptrace.network.contract import Links as Links
 from pptrace.network.contract import Network as Network
 from pptrace.network.contract import Paths as Paths
+from pptrace.schedule.fill import Filled as Filled
+from pptrace.schedule.fill import fill_weights as fill_weights
 from pptrace.schedule.infer import infer_placement as infer_placement
 from pptrace.schedule.list_scheduler import Actions as Actions
 from pptrace.schedule.list_scheduler import InFlight as InFlight

@@ -26,6 +26,7 @@ def document(run: Run) -> dict[str, Any]:
     over = metrics.over_capacity
     return {
         "step_ns": metrics.step_ns,
+        "pace_ns": metrics.pace_ns,
         "unit_time_ns": run.prepared.workload.unit_time_ns or None,
         "bubble": float(metrics.bubble),
         "tokens_per_s": metrics.tokens_per_s,

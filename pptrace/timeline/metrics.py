@@ -89,6 +89,12 @@ class Metrics:
         return self.end_ns - self.start_ns
 
     @property
+    def pace_ns(self) -> int:
+        """The longest time from a rank's start to its end: steps' pace where none waits for others in between."""
+        outside = self.idle_ns[:, IdleCause.FILL] + self.idle_ns[:, IdleCause.DRAIN]
+        return self.step_ns - int(outside.min(initial=self.step_ns)) if self.ranks else 0
+
+    @property
     def bubble(self) -> Fraction:
         """Idle time over ranks times window."""
         whole = self.ranks * self.step_ns

@@ -20,12 +20,12 @@ from pptrace.testing import assert_valid_network, assert_valid_schedule, grid
 from pptrace.timeline.actions import actions_in_parts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
-ONE_FILE, OPTIONS, RULE, PAIRS, LAYERS, PLUGIN, CHECKS, NETWORK, NETWORK_CHECKS = re.findall(
+ONE_FILE, OPTIONS, RULE, GAPS, PAIRS, LAYERS, PLUGIN, CHECKS, NETWORK, NETWORK_CHECKS = re.findall(
     r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE
 )
 
 
-@pytest.mark.parametrize("code", [ONE_FILE, OPTIONS, RULE, PAIRS])
+@pytest.mark.parametrize("code", [ONE_FILE, OPTIONS, RULE, GAPS, PAIRS])
 def test_the_files_of_the_page_make_valid_schedules(code: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(code)
 
