@@ -13,6 +13,7 @@ from pptrace.network.contract import transfer_ns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pptrace.model.columns import Int64s
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
 
@@ -51,7 +52,20 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
     room = workload.capacity_bytes - workload.reserved_bytes - int(static.max(initial=0))
     per_stage = {
         name: () if workload.unit_time_ns else tuple(getattr(workload, name).tolist())
-        for name in ("f_ns", "b_ns", "i_ns", "w_ns", "activation_bytes")
+        for name in ("f_ns", "b_ns", "i_ns", "w_ns", "activation_bytes", "weight_activation_bytes")
     }
     limit = max(room, 0) if workload.capacity_bytes else 0
-    return {**per_stage, "transfer_ns": transfer, "memory_limit_bytes": limit}
+    return {
+        **per_stage, "transfer_ns": transfer, "memory_limit_bytes": limit,
+        "stage_bytes": tuple((workload.static_bytes + _buffers(workload)).tolist()),
+        "device_bytes": max(workload.capacity_bytes - workload.reserved_bytes, 0),
+    }  # fmt: skip
+
+
+def _buffers(workload: Workload) -> Int64s:
+    """Return the bytes of each stage's buffers where both its neighbours are on other ranks: two for each."""
+    buffers = np.zeros(workload.stages, dtype=np.int64)
+    edges = min(workload.boundary_bytes.size, workload.stages - 1)
+    buffers[:edges] += 2 * workload.boundary_bytes[:edges]
+    buffers[1 : edges + 1] += 2 * workload.boundary_bytes[:edges]
+    return buffers

@@ -16,6 +16,7 @@ from pptrace.experiment.interleave import with_interleave
 from pptrace.experiment.placed import placed
 from pptrace.experiment.stage_replicas import with_stage_replicas
 from pptrace.hooks.build import build_network, build_schedule
+from pptrace.hooks.call import call_plugin
 from pptrace.model.request import NetworkRequest, ScheduleRequest
 from pptrace.sim.contention import Contention
 from pptrace.sim.limits import MOST_RANKS
@@ -124,8 +125,8 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     parallel, batch = work.experiment.parallel, work.experiment.batch
     request = ScheduleRequest(ranks=parallel.pp or 1, microbatches=batch.known_microbatches, chunks=parallel.vp)
     if file is None:
-        start, stages = work, request.stages
-        work, table, request = _built(work, request, lambda: _times(start, workload_of(*_chain(stages)), network))
+        start = work
+        work, table, request = _built(work, request, lambda n: _times(start, workload_of(*_chain(n)), network))
     else:
         table = file.schedule
     table = with_interleave(work.resolved, table)
@@ -198,15 +199,18 @@ def _network(work: Assembly) -> tuple[Assembly, Network, OnCluster | None]:
 
 
 def _built(
-    work: Assembly, request: ScheduleRequest, ask: Callable[[], dict[str, Any]]
+    work: Assembly, request: ScheduleRequest, ask: Callable[[int], dict[str, Any]]
 ) -> tuple[Assembly, Schedule, ScheduleRequest]:
-    """Return the table that a schedule makes, and the request with the schedule's options."""
+    """Return the table that a schedule makes, and the request with the schedule's options and chunks."""
     with placed(work.resolved, "schedule"):
         provided = work.registry.schedules[work.experiment.schedule.name]
     work, options = work.using(provided).options("schedule", provided.offer.options)
     request = replace(request, options=options)
     with placed(work.resolved, "schedule"):
-        table = build_schedule(provided, LazyRequest.of(request, ask))
+        if provided.offer.chunks is not None and _CHUNKS not in work.resolved.positions:
+            request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
+        stages = request.stages
+        table = build_schedule(provided, LazyRequest.of(request, lambda: ask(stages)))
     return work.at(_with_chunks(work.resolved, table)), table, request
 
 

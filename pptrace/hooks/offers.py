@@ -64,6 +64,8 @@ class ScheduleOffer:
     """Closed form, per rank, of the most activations held, in one stage's of one microbatch; None likewise."""
     parts: Callable[[ScheduleRequest], int] | None = None
     """Into how many parts it cuts each microbatch, all alike; 1 unless given."""
+    chunks: Callable[[ScheduleRequest], int] | None = None
+    """How many chunks per rank it makes where nobody wrote any; those of the request unless given."""
     constraints: str = ""
     """The sizes that it takes, one sentence."""
     source: str = ""

@@ -60,7 +60,13 @@ class ScheduleRequest:
     activation_bytes: tuple[int, ...] = ()
     """Bytes that a microbatch's forward leaves on each stage; empty where unknown."""
     memory_limit_bytes: int = 0
-    """Bytes per rank for activations; 0 for no limit."""
+    """Bytes per rank for activations where stages loop over the ranks; 0 for no limit."""
+    weight_activation_bytes: tuple[int, ...] = ()
+    """The part of ``activation_bytes`` that stays from an input gradient until its weight gradient."""
+    stage_bytes: tuple[int, ...] = ()
+    """Bytes of each stage that are always there: weights, gradients, optimizer, buffers of its messages."""
+    device_bytes: int = 0
+    """Bytes per rank for all of this; 0 for no limit."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
     """The schedule's own options, checked against its parameter model."""
 
