@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Self
 
-__all__ = ["Choice", "PolicyName", "Receive", "Sharing", "StreamPer"]
+__all__ = ["Choice", "PolicyName", "Receive", "Sharing", "StreamPer", "Validation"]
 
 
 class Choice(Enum):
@@ -66,3 +66,11 @@ class Sharing(Choice):
     NONE = "none", "nothing, each goes as fast as alone"
     FIFO = "fifo", "a message holds all its links, others queue by the time at which they were ready"
     MAX_MIN = "max-min", "they share links fairly at every instant"
+
+
+class Validation(Choice):
+    """When a step learns the norm of all gradients."""
+
+    BEFORE = "before", "all ranks meet before they update their weights"
+    AFTER = "after", "each rank updates its weights at once and goes on, as zero bubble's post-validation does"
+    FAILED = "failed", "as after, where the update is undone and done again once all ranks have met"

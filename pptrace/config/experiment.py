@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.config.choices import PolicyName, Receive, Sharing, StreamPer
+from pptrace.config.choices import PolicyName, Receive, Sharing, StreamPer, Validation
 from pptrace.config.flags import FLAGS
 from pptrace.config.quantity import Duration, Rate, Size
 
@@ -188,11 +188,20 @@ class DataParallel(_Section):
         description="Latency of one message between replicas; as the pipeline's network where that gives the "
         "bandwidth.",
     )
+    validation: Validation = Field(
+        default=Validation.BEFORE,
+        description=f"When a step learns the norm of all gradients. {Validation.told()}.",
+    )
     stage_replicas: bool = Field(
         default=True,
         description="Reduce gradients also between the ranks of one pipeline that hold the same stage, as "
         "Chimera's do; by all-reduce over the pipeline's network or cluster. With false they are not exchanged.",
     )
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a stage's gradients are reduced as soon as they are whole."""
+        return self.overlap or self.validation is not Validation.BEFORE
 
 
 class Experiment(_Section):

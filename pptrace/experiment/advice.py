@@ -128,7 +128,7 @@ class _Search:
 
     def _overlap(self, reduction_ns: int, step_ns: int) -> dict[str, Any]:
         """Return what reduces gradients while the pipeline drains, where that could save something."""
-        worth = reduction_ns > _WORTH * step_ns and not self.own.data_parallel.overlap
+        worth = reduction_ns > _WORTH * step_ns and not self.own.data_parallel.overlaps
         return {"data_parallel.overlap": True} if worth else {}
 
     def _estimates(self) -> Iterator[tuple[Change, Estimate]]:

@@ -15,6 +15,7 @@ from pptrace.experiment.costs import costs_of, with_reduction
 from pptrace.experiment.interleave import with_interleave
 from pptrace.experiment.placed import placed
 from pptrace.experiment.stage_replicas import with_stage_replicas
+from pptrace.experiment.validation import with_validation
 from pptrace.hooks.build import build_network, build_schedule
 from pptrace.hooks.call import call_plugin
 from pptrace.model.request import NetworkRequest, ScheduleRequest
@@ -137,7 +138,9 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
         workload = workload.divided(table.microbatches // request.microbatches)
     return Prepared(
         resolved=work.resolved, schedule=table, request=request, network=network, job=job, table=file,
-        workload=with_stage_replicas(work.resolved, workload, placement, network, job),
+        workload=with_validation(
+            work.experiment, with_stage_replicas(work.resolved, workload, placement, network, job)
+        ),
         policy=_policy(work.experiment), contention=_contention(work.experiment),
         plugins=dict(sorted(work.plugins.items())),
     )  # fmt: skip

@@ -75,7 +75,7 @@ def metrics_under(
     try:
         timeline = simulate(
             prepared.schedule, prepared.workload, network, policy, contention=contention,
-            overlap_reduction=reduction.overlap, stage_replicas=reduction.stage_replicas,
+            overlap_reduction=reduction.overlaps, stage_replicas=reduction.stage_replicas,
         )  # fmt: skip
     except DeadlockError:
         return None

@@ -176,7 +176,7 @@ def simulate(resolved: Resolved, registry: Registry, *, loose: bool | None = Non
         PptraceError: whatever :func:`~pptrace.experiment.prepare.prepare` and the simulation refuse.
     """
     prepared = prepare(resolved, registry, loose=loose)
-    overlap = resolved.experiment.data_parallel.overlap
+    overlap = resolved.experiment.data_parallel.overlaps
     try:
         with placed(resolved, "network"):
             step = simulate_traffic(

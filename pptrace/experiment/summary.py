@@ -6,7 +6,7 @@ import shutil
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from pptrace.config.choices import PolicyName, StreamPer
+from pptrace.config.choices import PolicyName, StreamPer, Validation
 from pptrace.config.quantity import format_duration, format_size
 from pptrace.timeline.link_use import busiest_links
 from pptrace.timeline.metrics import IdleCause
@@ -132,6 +132,8 @@ def _network(run: Run) -> str:
 def _figures(run: Run) -> str:
     metrics = run.metrics
     parts = [f"step {time_text(run, metrics.step_ns)}"]
+    if run.prepared.resolved.experiment.data_parallel.validation is Validation.AFTER:
+        parts.append(f"one every {time_text(run, metrics.pace_ns)}")
     if metrics.tokens_per_s:
         parts.append(f"{metrics.tokens_per_s:,.0f} tokens/s")
     if metrics.mfu:

@@ -72,7 +72,7 @@ def test_flags_alone_give_unit_costs_and_the_ideal_network() -> None:
         "network": {"name": "ideal"},
         "p2p": {"policy": "async", "stream": "rank", "eager": "0 B", "receive": "asap"},
         "costs": {"name": "unit"},
-        "data_parallel": {"overlap": False, "latency": "0 ns", "stage_replicas": True},
+        "data_parallel": {"overlap": False, "latency": "0 ns", "validation": "before", "stage_replicas": True},
     }
 
 
