@@ -28,7 +28,7 @@ from pptrace_schedules.looped import looped_bubble
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER"]
+__all__ = ["OFFER", "check_rounds"]
 
 _FEWEST_CHUNKS = 2
 
@@ -60,13 +60,21 @@ def check(request: ScheduleRequest) -> None:
             nearest=f"{_FEWEST_CHUNKS} chunks",
             key="parallel.vp",
         )
+    check_rounds(request, "interleaved-1f1b")
+
+
+def check_rounds(request: ScheduleRequest, name: str) -> None:
+    """Refuse microbatches that make no rounds of equal size.
+
+    Raises:
+        ConstraintError: the schedule ``name`` is asked for such.
+    """
     ranks, microbatches = request.ranks, request.microbatches
     if not _fits(microbatches, ranks):
         below = next(fewer for fewer in range(microbatches - 1, 0, -1) if _fits(fewer, ranks))
         above = next(more for more in range(microbatches + 1, microbatches + ranks + 1) if _fits(more, ranks))
         raise ConstraintError(
-            f"interleaved-1f1b runs microbatches in rounds of equal size, and {microbatches} do not divide "
-            "into the "
+            f"{name} runs microbatches in rounds of equal size, and {microbatches} do not divide into the "
             f"{_rounds(microbatches, ranks)} rounds that {ranks} ranks have time for",
             nearest=f"{below} or {above} microbatches",
             key="batch.microbatches",

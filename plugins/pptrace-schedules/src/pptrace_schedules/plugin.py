@@ -1,4 +1,4 @@
-"""What this distribution offers: six schedules; light to import."""
+"""What this distribution offers: twelve schedules; light to import."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.plugin import hookimpl
 from pptrace_schedules import chimera, gpipe, hanayo, interleaved_1f1b, looped_bfs, one_f_one_b
+from pptrace_schedules.zero_bubble import interleaved_zb, v_half, v_min, zb_h1, zb_h2, zb_v
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,3 +25,9 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield looped_bfs.OFFER
     yield chimera.OFFER
     yield hanayo.OFFER
+    yield zb_h1.OFFER
+    yield zb_h2.OFFER
+    yield zb_v.OFFER
+    yield v_half.OFFER
+    yield v_min.OFFER
+    yield interleaved_zb.OFFER

@@ -1,0 +1,44 @@
+"""Building blocks: when a microbatch's actions run on each rank, one microbatch every six slots.
+
+Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv:2405.15362, sections 3 and 4.
+
+A block's lifetimes, from a forward to the input gradient of the same chunk, are what a rank holds: their sum over
+six is the number of chunks' activations. V-Half moves forwards two slots per rank on the way down and one on the
+way up, V-Min one on both; input gradients go the other way round. Where blocks would collide, the second half is
+shifted by a few slots.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import Kind, fill_weights
+from pptrace_schedules.zero_bubble.patterns import repeated
+
+if TYPE_CHECKING:
+    from pptrace.plugin import Schedule
+
+__all__ = ["filled", "half_rows", "min_rows"]
+
+_INTERVAL = 6
+
+
+def half_rows(ranks: int, microbatches: int) -> Schedule:
+    """Return V-Half's forwards and input gradients."""
+    shift = 3 if ranks % 2 == 0 else 0
+    blocks = [
+        (2 * r, 3 * ranks - r - 2, 6 * ranks + shift - r - 2, 3 * ranks + shift + 2 * r - 1) for r in range(ranks)
+    ]
+    return repeated(blocks, _INTERVAL, microbatches)
+
+
+def min_rows(ranks: int, microbatches: int) -> Schedule:
+    """Return V-Min's forwards and input gradients."""
+    shift = 2 if ranks % 3 == 0 else 0
+    blocks = [(r, 2 * ranks - r - 1, 4 * ranks + shift - r - 1, 2 * ranks + shift + r) for r in range(ranks)]
+    return repeated(blocks, _INTERVAL, microbatches)
+
+
+def filled(rows: Schedule, peak: int) -> Schedule:
+    """Return the table of forwards and input gradients with weight gradients, for times of 1 each."""
+    return fill_weights(rows, {Kind.F: 1, Kind.I: 1, Kind.W: 1}, taken=1, kept=1, room=peak).schedule

@@ -1,0 +1,26 @@
+"""From what a table takes beyond its work to its bubble."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from pptrace.plugin import ScheduleRequest
+
+__all__ = ["bubble_of", "options"]
+
+
+def bubble_of(request: ScheduleRequest, chunks: int, extra: int) -> Fraction:
+    """Return idle over ranks times length, where each action takes 1 and a rank idles for ``extra``."""
+    work = 3 * chunks * request.microbatches
+    return Fraction(extra, work + extra)
+
+
+def options() -> type[BaseModel]:
+    """Return the parameter model."""
+    from pptrace_schedules.zero_bubble.options import ZeroBubbleOptions
+
+    return ZeroBubbleOptions

@@ -1,0 +1,34 @@
+"""The options of all schedules of this family."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pptrace.plugin import Size
+
+__all__ = ["ZeroBubbleOptions"]
+
+
+class ZeroBubbleOptions(BaseModel):
+    """Whether the table is made for the costs, for what, and in how much memory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    order: Literal["auto", "fixed", "generated"] = Field(
+        default="auto",
+        description="fixed: the order for equal times. generated: one made for the costs, the messages' time and "
+        "the memory. auto: generated where the costs are real times, else fixed.",
+    )
+    shorten: Literal["rank", "step"] = Field(
+        default="rank",
+        description="What a generated order makes short. rank: the longest time from a rank's first action to "
+        "its last, the pace of steps with data_parallel.validation=after. step: from the first start to the "
+        "last end.",
+    )
+    memory: Size | None = Field(
+        default=None,
+        description="Bytes for activations on each rank, for generated orders; what the device has left unless "
+        "given.",
+    )

@@ -1,0 +1,65 @@
+"""Two chunks per rank in a V: first and last stage are on rank 0, and a microbatch turns on the last rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import ConstraintError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pptrace.plugin import Schedule, ScheduleRequest
+    from pptrace_schedules.zero_bubble.generate import Times
+
+__all__ = ["check_v", "half_peak", "min_peak", "two", "v_shaped"]
+
+_CHUNKS = 2
+
+
+def half_peak(ranks: int) -> int:
+    """Return the chunks' activations that V-Half holds on a rank at most: half of 1F1B's and up to two more."""
+    return 2 * (ranks // 2 + 1) if ranks > 1 else 2
+
+
+def min_peak(ranks: int) -> int:
+    """Return the chunks' activations that V-Min holds on a rank at most: a third of 1F1B's and up to four more."""
+    return 2 * ((ranks + 1) // 3 + 1) if ranks > 1 else 2
+
+
+def v_shaped(request: ScheduleRequest, fixed: Schedule, most: int) -> Schedule:
+    """Return a table of two chunks per rank: the fixed one, or one made for a request's costs.
+
+    Args:
+        request: what is asked for.
+        fixed: the table for equal times.
+        most: chunks' activations that a rank may hold.
+    """
+    from pptrace_schedules.zero_bubble.blocks import half_rows, min_rows
+    from pptrace_schedules.zero_bubble.generate import built, without_weights
+
+    def orders(_times: Times) -> Iterator[Schedule]:
+        yield without_weights(fixed)
+        for rows in (half_rows, min_rows):
+            yield rows(request.ranks, request.microbatches)
+
+    return built(request, fixed, most, orders)
+
+
+def check_v(request: ScheduleRequest, name: str) -> None:
+    """Refuse chunks per rank that are not two.
+
+    Raises:
+        ConstraintError: other numbers of chunks.
+    """
+    if request.chunks != _CHUNKS:
+        raise ConstraintError(
+            f"{name} keeps {_CHUNKS} chunks of the model on a rank, not {request.chunks}",
+            nearest=f"{_CHUNKS} chunks",
+            key="parallel.vp",
+        )
+
+
+def two(_request: ScheduleRequest) -> int:
+    """Return the chunks per rank."""
+    return _CHUNKS

@@ -1,0 +1,77 @@
+"""V-Half holds half of 1F1B's activations, and idles half as long.
+
+Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv:2405.15362.
+
+Rank r = 0 … p - 1 holds stages r and 2 p - 1 - r, here in capitals and in small letters. Microbatch j's actions
+belong into the slots of its building block, 6 j behind microbatch 0's::
+
+    F  2 r        f  3 p - 2 - r        i  3 p - 1 + 2 r + d        I  6 p - 2 - r + d
+
+with d = 3 where p is even and 0 where it is odd, which gives the order of forwards and input gradients.
+Weight gradients follow in the order of input gradients, each where its rank would wait for as long, where a
+forward needs its memory, or at the end.
+
+Length: 6 m + 3 (p - 1) for even p and 6 m + 3 p - 4 for odd, in times of a chunk's forward, input and weight
+gradient of 1 each; 1F1B idles 6 (p - 1). Up to about p / 2 microbatches take 4 p - 5 less 2 for each more than one
+(even p: two). Peak activations of every rank, each a chunk's: min(2 m, 2 floor(p / 2) + 2), where 1F1B holds 2 p.
+
+For real times the order is generated, in this much memory.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import ScheduleOffer
+from pptrace_schedules.zero_bubble.closed_forms import bubble_of, options
+from pptrace_schedules.zero_bubble.two_chunks import check_v, half_peak, two
+
+if TYPE_CHECKING:
+    from pptrace.plugin import Schedule, ScheduleRequest
+
+__all__ = ["OFFER"]
+
+
+def build(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    from pptrace_schedules.zero_bubble.blocks import filled, half_rows
+    from pptrace_schedules.zero_bubble.two_chunks import v_shaped
+
+    most = half_peak(request.ranks)
+    return v_shaped(request, filled(half_rows(request.ranks, request.microbatches), most), most)
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse chunks per rank that are not two."""
+    check_v(request, "v-half")
+
+
+def bubble(request: ScheduleRequest) -> Fraction:
+    """Return idle over ranks times length."""
+    ranks, microbatches = request.ranks, request.microbatches
+    if ranks == 1:
+        return bubble_of(request, 2, 0)
+    even = ranks % 2 == 0
+    few = 4 * ranks - 5 - 2 * max(0, microbatches - 1 - even)
+    return bubble_of(request, 2, max(3 * ranks - 3 - (not even), few))
+
+
+def peak_activations(request: ScheduleRequest) -> list[Fraction]:
+    """Return the chunks' activations of which each rank holds anything."""
+    most = min(2 * request.microbatches, half_peak(request.ranks))
+    return [Fraction(most)] * request.ranks
+
+
+OFFER = ScheduleOffer(
+    name="v-half",
+    summary="Two chunks per rank in a V that hold half of 1F1B's activations, with half of its bubble.",
+    build=build,
+    options=options,
+    check=check,
+    bubble=bubble,
+    peak_activations=peak_activations,
+    chunks=two,
+    constraints="Two chunks per rank; any number of ranks and microbatches.",
+    source="https://arxiv.org/abs/2405.15362",
+)

@@ -1,0 +1,70 @@
+"""V-Min holds a third of 1F1B's activations, and idles two thirds as long.
+
+Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv:2405.15362.
+
+Rank r = 0 … p - 1 holds stages r and 2 p - 1 - r, here in capitals and in small letters. Microbatch j's actions
+belong into the slots of its building block, 6 j behind microbatch 0's::
+
+    F  r        f  2 p - 1 - r        i  2 p + r + d        I  4 p - 1 - r + d
+
+with d = 2 where 3 divides p and 0 elsewhere, which gives the order of forwards and input gradients.
+Weight gradients follow in the order of input gradients, each where its rank would wait for as long, where a
+forward needs its memory, or at the end.
+
+Length: 6 m + 4 p - 5, and 2 more where 3 divides p and m > 1, in times of a chunk's forward, input and weight
+gradient of 1 each; 1F1B idles 6 (p - 1). Where the times differ, a further bubble grows with m. Peak activations
+of any rank, each a chunk's: at most 2 floor((p + 1) / 3) + 2, where 1F1B holds 2 p.
+
+For real times the order is generated, in this much memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import ScheduleOffer
+from pptrace_schedules.zero_bubble.closed_forms import bubble_of, options
+from pptrace_schedules.zero_bubble.two_chunks import check_v, min_peak, two
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from pptrace.plugin import Schedule, ScheduleRequest
+
+__all__ = ["OFFER"]
+
+
+def build(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    from pptrace_schedules.zero_bubble.blocks import filled, min_rows
+    from pptrace_schedules.zero_bubble.two_chunks import v_shaped
+
+    most = min_peak(request.ranks)
+    return v_shaped(request, filled(min_rows(request.ranks, request.microbatches), most), most)
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse chunks per rank that are not two."""
+    check_v(request, "v-min")
+
+
+def bubble(request: ScheduleRequest) -> Fraction:
+    """Return idle over ranks times length."""
+    ranks, microbatches = request.ranks, request.microbatches
+    if ranks == 1:
+        return bubble_of(request, 2, 0)
+    shifted = ranks % 3 == 0 and microbatches > 1
+    return bubble_of(request, 2, 4 * ranks - 5 + 2 * shifted)
+
+
+OFFER = ScheduleOffer(
+    name="v-min",
+    summary="Two chunks per rank in a V that hold a third of 1F1B's activations, with two thirds of its bubble.",
+    build=build,
+    options=options,
+    check=check,
+    bubble=bubble,
+    chunks=two,
+    constraints="Two chunks per rank; any number of ranks and microbatches.",
+    source="https://arxiv.org/abs/2405.15362",
+)

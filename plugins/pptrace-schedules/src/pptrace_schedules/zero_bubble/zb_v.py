@@ -1,0 +1,86 @@
+"""ZB-V folds two chunks per rank into a V, and leaves no rank idle in 1F1B's memory.
+
+Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv:2401.10241, section 6. The order is that of
+PyTorch's ``ScheduleZBVZeroBubble``.
+
+Rank r = 0 … p - 1 holds stages r and 2 p - 1 - r, here in capitals and in small letters. It runs::
+
+    (2 (p - r) - 1) F,   r f F,   (p - r) f i w,   (m - 2 p + 1 + r) F I W f i w,
+    (p - 1 - r) I W f i w,   r I i,   (p - r) I W,   r w,   r W
+
+for m >= 2 p - 1. Fewer microbatches take the order of 2 p - 1, without those that are not there.
+
+Rank r starts at r and ends at 6 m + r, in times of a chunk's forward, input and weight gradient of 1 each: no
+bubble on any rank, where steps follow one another without a barrier (``data_parallel.validation: after``).
+From the first start to the last end it is 6 m + p - 1, for fewer microbatches 6 m + max(p - 1, 4 (p - 1) - 2
+(m - 1)). Peak activations of every rank, each a chunk's: 2 p, 1F1B's.
+
+Where the times differ there is a bubble, and the order is generated, in this much memory.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import ScheduleOffer
+from pptrace_schedules.zero_bubble.closed_forms import bubble_of, options
+from pptrace_schedules.zero_bubble.two_chunks import check_v, two
+
+if TYPE_CHECKING:
+    from pptrace.plugin import Schedule, ScheduleRequest
+
+__all__ = ["OFFER"]
+
+
+def build(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    from pptrace_schedules.zero_bubble.two_chunks import v_shaped
+
+    return v_shaped(request, _fixed(request.ranks, request.microbatches), 2 * request.ranks)
+
+
+def _fixed(ranks: int, microbatches: int) -> Schedule:
+    from pptrace_schedules.zero_bubble.patterns import in_order
+
+    steady = max(microbatches - 2 * ranks + 1, 0)
+    rows = [
+        [
+            ("F", 2 * (ranks - rank) - 1), ("fF", rank), ("fiw", ranks - rank), ("FIWfiw", steady + rank),
+            ("IWfiw", ranks - 1 - rank), ("Ii", rank), ("IW", ranks - rank), ("w", rank), ("W", rank),
+        ]
+        for rank in range(ranks)
+    ]  # fmt: skip
+    return in_order(rows, microbatches)
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse chunks per rank that are not two."""
+    check_v(request, "zb-v")
+
+
+def bubble(request: ScheduleRequest) -> Fraction:
+    """Return idle over ranks times length, waits before the first and behind the last action too."""
+    ranks, microbatches = request.ranks, request.microbatches
+    return bubble_of(request, 2, max(ranks - 1, 4 * (ranks - 1) - 2 * (microbatches - 1)))
+
+
+def peak_activations(request: ScheduleRequest) -> list[Fraction] | None:
+    """Return the chunks' activations of which each rank holds anything; None for few microbatches."""
+    if request.microbatches < 2 * request.ranks - 1:
+        return None
+    return [Fraction(2 * request.ranks)] * request.ranks
+
+
+OFFER = ScheduleOffer(
+    name="zb-v",
+    summary="Two chunks per rank in a V and split backwards: no rank idles between its first and last action.",
+    build=build,
+    options=options,
+    check=check,
+    bubble=bubble,
+    peak_activations=peak_activations,
+    chunks=two,
+    constraints="Two chunks per rank; any number of ranks and microbatches.",
+    source="https://arxiv.org/abs/2401.10241",
+)
