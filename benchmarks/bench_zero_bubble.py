@@ -1,0 +1,95 @@
+"""The zero-bubble family beside 1F1B, and beside PyTorch's constructors where torch is installed.
+
+    python benchmarks/bench_zero_bubble.py [--ranks 64] [--microbatches 1024] [--rounds 3]
+
+Fixed forms are built and simulated, in turn with 1F1B; printed are least times over the rounds, actions per
+second, and their ratio to 1F1B's. PyTorch's constructors, which also place messages, are timed once. Generation is
+for 16 ranks, 64 microbatches, unequal times and a memory limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from pptrace.hooks.registry import Registry
+from pptrace.model.request import ScheduleRequest
+from pptrace.model.workload import Workload
+from pptrace.sim.simulate import simulate
+
+if TYPE_CHECKING:
+    from pptrace.schedule.table import Schedule
+
+FAMILY = {"zb-h1": 1, "zb-h2": 1, "zb-v": 2, "v-half": 2, "v-min": 2, "interleaved-zb": 2}
+TORCH = {"zb-h1": "InterleavedZeroBubble", "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble"}
+
+
+def timed(name: str, chunks: int, ranks: int, microbatches: int) -> tuple[float, float, int]:
+    """Return the seconds of building and of simulating, and how many actions there are."""
+    offer = Registry.load().schedules[name].offer
+    workload = Workload.uniform(ranks * chunks, f_ns=1_000_000, i_ns=1_000_000, w_ns=1_000_000, b_ns=2_000_000)
+    start = time.perf_counter()
+    table: Schedule = offer.build(ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks))
+    built = time.perf_counter()
+    simulate(table, workload)
+    return built - start, time.perf_counter() - built, len(table)
+
+
+def constructed(name: str, chunks: int, ranks: int, microbatches: int) -> float:
+    """Return the seconds that PyTorch's constructor takes."""
+    from torch.distributed.pipelining import schedules
+
+    stage = SimpleNamespace(group_rank=0, group_size=ranks, submod=None, num_stages=ranks * chunks)
+    start = time.perf_counter()
+    schedules.get_schedule_class(TORCH[name])([stage] * chunks, microbatches)
+    return time.perf_counter() - start
+
+
+def generated(name: str, chunks: int, ranks: int = 16, microbatches: int = 64) -> float:
+    """Return the seconds of making a table for times and memory."""
+    stages = ranks * chunks
+    f, i, w = ((time // chunks,) * stages for time in (11_347_000, 11_248_000, 8_132_000))
+    request = ScheduleRequest(
+        ranks=ranks, microbatches=microbatches, chunks=chunks, f_ns=f, i_ns=i, w_ns=w, b_ns=i, transfer_ns=377_000,
+        activation_bytes=(2**30,) * stages, weight_activation_bytes=(2**29,) * stages, device_bytes=2**36,
+        stage_bytes=(2**33 // chunks,) * stages,
+    )  # fmt: skip
+    offer = Registry.load().schedules[name].offer
+    start = time.perf_counter()
+    offer.build(request)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--microbatches", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    size = (given.ranks, given.microbatches)
+    for name, chunks in {"1f1b": 1, **FAMILY}.items():
+        timed(name, chunks, *size)
+    for name, chunks in FAMILY.items():
+        pairs = [(timed("1f1b", 1, *size), timed(name, chunks, *size)) for _ in range(given.rounds)]
+        first, own = (min(runs, key=lambda run: run[0] + run[1]) for runs in zip(*pairs, strict=True))
+        rates = [run[2] / (run[0] + run[1]) for run in (first, own)]
+        line = (
+            f"{name:>15}: built {own[0] * 1e3:6.1f} ms, simulated {own[1] * 1e3:6.1f} ms, {own[2]} actions, "
+            f"{rates[1] / 1e6:.2f} M/s = {rates[1] / rates[0]:.2f} of 1f1b's"
+        )
+        if name in TORCH and importlib.util.find_spec("torch") is not None:
+            torch = constructed(name, chunks, *size)
+            line += f"; PyTorch {torch:.1f} s = {torch / own[0]:.0f} times"
+        print(f"{line} (load {os.getloadavg()[0]:.1f})", flush=True)
+    for name, chunks in FAMILY.items():
+        print(
+            f"{name:>15}: generated for 16 ranks, 64 microbatches in {generated(name, chunks):.2f} s", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
