@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Int64s
 
-__all__ = ["CODES", "in_order", "repeated"]
+__all__ = ["CODES", "forwards_first", "in_order", "repeated"]
 
 CODES = "Ff Ii Ww"
 """Forwards of a rank's chunk on the way down and on the way up, input gradients, weight gradients."""
@@ -50,6 +50,30 @@ def repeated(blocks: Sequence[Sequence[int]], interval: int, microbatches: int) 
         order = np.argsort(np.add.outer(np.asarray(block), after).ravel(), kind="stable")
         rows.append(np.divmod(order, microbatches))
     return _table(rows, microbatches)
+
+
+def forwards_first(rows: Schedule, most: int) -> Schedule:
+    """Return a table of forwards and input gradients whose ranks start with more forwards of their first chunk.
+
+    As many come first as a rank has time for before its first forward on the way up, hold no more than ``most``
+    chunks' activations at any time, and are no more than on the rank before, which would wait for ever.
+    """
+    order, before = [], rows.microbatches
+    for rank in range(rows.ranks):
+        low, high = int(rows.row_ptr[rank]), int(rows.row_ptr[rank + 1])
+        forward = rows.kind[low:high] == Kind.F
+        own = np.flatnonzero(forward & (rows.stage[low:high] == rank))
+        held = np.cumsum(np.where(forward, 1, -1))
+        first = 1
+        while first < min(2 * (rows.ranks - rank) - 1, before):
+            moved = np.concatenate([held[first - 1 : first], held[first : own[first]]]) + 1
+            if moved.max() > most:
+                break
+            held[first : own[first] + 1] = moved
+            first += 1
+        order.append(low + np.concatenate([own[:first], np.setdiff1d(np.arange(high - low), own[:first])]))
+        before = first
+    return Schedule.of_cells(rows.placement, rows.row_ptr, rows.cells.taken(np.concatenate(order)))
 
 
 def _numbered(row: Int64s, microbatches: int) -> tuple[Int64s, Int64s]:

@@ -37,11 +37,14 @@ def v_shaped(request: ScheduleRequest, fixed: Schedule, most: int) -> Schedule:
     """
     from pptrace_schedules.zero_bubble.blocks import half_rows, min_rows
     from pptrace_schedules.zero_bubble.generate import built, without_weights
+    from pptrace_schedules.zero_bubble.patterns import forwards_first
 
-    def orders(_times: Times) -> Iterator[Schedule]:
+    def orders(times: Times) -> Iterator[Schedule]:
         yield without_weights(fixed)
-        for rows in (half_rows, min_rows):
-            yield rows(request.ranks, request.microbatches)
+        for make in (half_rows, min_rows):
+            rows = make(request.ranks, request.microbatches)
+            yield rows
+            yield forwards_first(rows, int(times.room.sets(fixed.placement).min()) * _CHUNKS)
 
     return built(request, fixed, most, orders)
 

@@ -13,7 +13,7 @@ forward needs its memory, or at the end.
 
 Length: 6 m + 3 (p - 1) for even p and 6 m + 3 p - 4 for odd, in times of a chunk's forward, input and weight
 gradient of 1 each; 1F1B idles 6 (p - 1). Up to about p / 2 microbatches take 4 p - 5 less 2 for each more than one
-(even p: two). Peak activations of every rank, each a chunk's: min(2 m, 2 floor(p / 2) + 2), where 1F1B holds 2 p.
+(even p: two). Peak activations of every rank, each a chunk's: 2 floor(p / 2) + 2, where 1F1B holds 2 p.
 
 For real times the order is generated, in this much memory.
 """
@@ -57,10 +57,11 @@ def bubble(request: ScheduleRequest) -> Fraction:
     return bubble_of(request, 2, max(3 * ranks - 3 - (not even), few))
 
 
-def peak_activations(request: ScheduleRequest) -> list[Fraction]:
-    """Return the chunks' activations of which each rank holds anything."""
-    most = min(2 * request.microbatches, half_peak(request.ranks))
-    return [Fraction(most)] * request.ranks
+def peak_activations(request: ScheduleRequest) -> list[Fraction] | None:
+    """Return the chunks' activations of which each rank holds anything; None for few microbatches."""
+    if request.microbatches < 2 * request.ranks:
+        return None
+    return [Fraction(half_peak(request.ranks))] * request.ranks
 
 
 OFFER = ScheduleOffer(
