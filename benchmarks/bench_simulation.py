@@ -29,8 +29,8 @@ from pptrace.hooks.registry import Registry
 from pptrace.model.request import ScheduleRequest
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.sim.lower import lower
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.sim.sweep import run_graph
 from pptrace.timeline.metrics import measure

@@ -2,19 +2,19 @@
 set -eu
 
 echo "== five schedules, 16 microbatches"
-pptrace compare llama3-70b.yaml --microbatches 16 --schedules gpipe,1f1b,looped-bfs,chimera,hanayo
+pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules gpipe,1f1b,looped-bfs,chimera,hanayo
 echo
 echo "== settings of their own, a schedule of one's own, and one that cannot run"
-pptrace compare llama3-70b.yaml --microbatches 16 \
+pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 \
   --schedules 1f1b,1f1b:p2p=async,interleaved-1f1b:vp=2,interleaved-1f1b:vp=1,./mine.py:make
 echo
 echo "== what each policy costs three of them"
-pptrace compare llama3-70b.yaml --microbatches 16 --schedules 1f1b,interleaved-1f1b,chimera --policies | sed '1,/^what/{/^what/!d;}'
+pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules 1f1b,interleaved-1f1b,chimera --policies | sed '1,/^what/{/^what/!d;}'
 echo
 echo "== chimera against 1f1b, more and more microbatches; the same where its copies exchange no gradients"
-pptrace crossover llama3-70b.yaml --between chimera,1f1b --over microbatches=8..64
+pptrace crossover llama3-70b.yaml --p2p ordered --between chimera,1f1b --over microbatches=8..64
 echo
-pptrace crossover llama3-70b.yaml --between chimera,1f1b --over microbatches=8..64 --set data_parallel.stage_replicas=false
+pptrace crossover llama3-70b.yaml --p2p ordered --between chimera,1f1b --over microbatches=8..64 --set data_parallel.stage_replicas=false
 echo
 echo "== the same at 16 microbatches, more and more bandwidth"
-pptrace crossover llama3-70b.yaml --microbatches 16 --between chimera,1f1b --over bandwidth
+pptrace crossover llama3-70b.yaml --p2p ordered --microbatches 16 --between chimera,1f1b --over bandwidth

@@ -1,3 +1,6 @@
+from pptrace.config.choices import PolicyName as PolicyName
+from pptrace.config.choices import Receive as Receive
+from pptrace.config.choices import StreamPer as StreamPer
 from pptrace.config.options import validate_options as validate_options
 from pptrace.config.places import Place as Place
 from pptrace.config.places import Places as Places
@@ -26,11 +29,13 @@ from pptrace.hooks.offers import DeviceOffer as DeviceOffer
 from pptrace.hooks.offers import ExecutorOffer as ExecutorOffer
 from pptrace.hooks.offers import ExporterOffer as ExporterOffer
 from pptrace.hooks.offers import ImporterOffer as ImporterOffer
+from pptrace.hooks.offers import MessagePolicyOffer as MessagePolicyOffer
 from pptrace.hooks.offers import ModelOffer as ModelOffer
 from pptrace.hooks.offers import NetworkOffer as NetworkOffer
 from pptrace.hooks.offers import ScheduleOffer as ScheduleOffer
 from pptrace.hooks.registry import Registry as Registry
 from pptrace.hooks.specs import hookimpl as hookimpl
+from pptrace.kernel import run_kernel as run_kernel
 from pptrace.model.action import Action as Action
 from pptrace.model.action import parse_action as parse_action
 from pptrace.model.cells import CellColumns as CellColumns
@@ -66,6 +71,10 @@ from pptrace.network.contract import UNLIMITED as UNLIMITED
 from pptrace.network.contract import Links as Links
 from pptrace.network.contract import Network as Network
 from pptrace.network.contract import Paths as Paths
+from pptrace.schedule.calls import MOST_TURNS as MOST_TURNS
+from pptrace.schedule.calls import MessageCalls as MessageCalls
+from pptrace.schedule.calls import MessageRequest as MessageRequest
+from pptrace.schedule.calls import Program as Program
 from pptrace.schedule.fill import Filled as Filled
 from pptrace.schedule.fill import fill_weights as fill_weights
 from pptrace.schedule.infer import infer_placement as infer_placement
@@ -74,6 +83,7 @@ from pptrace.schedule.list_scheduler import InFlight as InFlight
 from pptrace.schedule.list_scheduler import Priority as Priority
 from pptrace.schedule.list_scheduler import backward_first as backward_first
 from pptrace.schedule.list_scheduler import list_schedule as list_schedule
+from pptrace.schedule.policy import Policy as Policy
 from pptrace.schedule.table import Schedule as Schedule
 from pptrace.sim.simulate import simulate as simulate
 from pptrace.timeline.build import from_slices as from_slices

@@ -13,8 +13,8 @@ from pptrace.analysis.steps.sides import Side
 from pptrace.analysis.steps.times import performed
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.schedule.table import Schedule
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.measurement import Step
 from pptrace.timeline.timeline import ROW_COLUMNS

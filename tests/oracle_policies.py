@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from oracle_orders import SENDS, Cell, Item, Step, partner
 
 from pptrace.model.kinds import COMPUTE, Kind
-from pptrace.sim.policy import Policy, PolicyName, StreamPer
+from pptrace.schedule.policy import Policy, PolicyName, StreamPer
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

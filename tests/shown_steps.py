@@ -10,8 +10,8 @@ import numpy as np
 from pptrace.model.kinds import Kind
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.schedule.table import Schedule
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.counters import in_flight, link_use

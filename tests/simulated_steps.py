@@ -13,8 +13,8 @@ from strategies import networks, policies, valid_schedules, workloads
 from pptrace.errors import DeadlockError
 from pptrace.model.action import Action
 from pptrace.model.kinds import Kind
+from pptrace.schedule.policy import Policy
 from pptrace.schedule.table import Schedule
-from pptrace.sim.policy import Policy
 from pptrace.sim.simulate import simulate
 
 if TYPE_CHECKING:

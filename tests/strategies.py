@@ -20,9 +20,9 @@ from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal
 from pptrace.schedule.issue_order import Receive
+from pptrace.schedule.policy import Policy, PolicyName, StreamPer
 from pptrace.schedule.table import Schedule
 from pptrace.schedule.write import Dialect, in_dialect
-from pptrace.sim.policy import Policy, PolicyName, StreamPer
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn

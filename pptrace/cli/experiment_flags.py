@@ -52,7 +52,7 @@ def flag_option(name: str, parameter: str = "") -> Callable[[Function], Function
     """
     flag = FLAGS[name]
     completed = complete.offers(flag.offers, *flag.suffixes) if flag.offers else None
-    if flag.choices is not None:
+    if flag.choices is not None and not flag.offers:
         completed = complete.words(*flag.choices.words())
     return click.option(
         f"--{name}", parameter or f"{_PREFIX}{name}", metavar="VALUE", help=flag.help, shell_complete=completed

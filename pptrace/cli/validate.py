@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.config.choices import PolicyName, Receive
+from pptrace.cli import complete
+from pptrace.config.choices import Receive
 
 if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
@@ -22,15 +24,14 @@ pptrace validate table.csv --p2p ordered --receive deferred"""
 @click.command("validate", epilog=_EXAMPLES)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--p2p",
-    type=click.Choice(PolicyName.words()),
+    "--p2p", metavar="POLICY", shell_complete=complete.offers("message_policies"),
     help="Check for deadlock under this policy too.",
-)
-@click.option(
-    "--receive", type=click.Choice(Receive.words()), default="asap", show_default=True,
-    help="Where receives go in a table without messages.",
 )  # fmt: skip
-def command(file: Path, p2p: str | None, receive: str) -> None:
+@click.option(
+    "--receive", type=click.Choice(Receive.words()),
+    help="Where receives go in a table without messages; deferred under batched, else asap, unless given.",
+)  # fmt: skip
+def command(file: Path, p2p: str | None, receive: str | None) -> None:
     """Check the schedule table in FILE (.csv or .txt): every action once and in place, no deadlock.
 
     Exits 0 where the table is valid, 2 with one line where it is not.
@@ -50,13 +51,17 @@ def command(file: Path, p2p: str | None, receive: str) -> None:
     click.echo(f"{file}: valid{under}: {_described(table.schedule)}")
 
 
-def _simulate(schedule: Schedule, p2p: str, receive: str) -> None:
+def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:
+    from pptrace.hooks.build import build_policy, checked_options
+    from pptrace.hooks.registry import Registry
     from pptrace.model.workload import Workload
     from pptrace.network.flat import ideal
-    from pptrace.sim.policy import Policy
     from pptrace.sim.simulate import simulate
 
-    policy = Policy(name=PolicyName(p2p), receive=Receive(receive))
+    provided = Registry.load().message_policies[p2p]
+    policy = build_policy(provided, schedule, checked_options(provided, {}, "p2p.options"))
+    if receive is not None and policy.program is None:
+        policy = replace(policy, receive=Receive(receive))
     costs = Workload.uniform(
         schedule.stages, f_ns=1, b_ns=2, boundary_bytes=1, edges=int(schedule.placement.edges.shape[0])
     )

@@ -155,9 +155,15 @@ class Contending(_Section):
 class PointToPoint(_Section):
     """How transfers between pipeline ranks are issued and matched."""
 
-    policy: PolicyName = Field(default=PolicyName.ASYNC, description=PolicyName.told())
+    policy: str = Field(
+        default=PolicyName.ASYNC.value,
+        min_length=1,
+        description=f"{PolicyName.told()}; or a framework's, which a plugin offers by name.",
+        examples=["megatron"],
+    )
+    options: dict[str, Any] = Field(default={}, description="The options of a policy that a plugin offers.")
     stream: StreamPer = Field(
-        default=StreamPer.RANK,
+        default=StreamPer.DIRECTION,
         description=f"Under ordered, what has a communication stream of its own. {StreamPer.told()}",
     )
     eager: Size = Field(
@@ -165,10 +171,10 @@ class PointToPoint(_Section):
         description="Under ordered, messages up to this size leave without waiting for their receiver; with 0 B "
         "none does.",
     )
-    receive: Receive = Field(
-        default=Receive.ASAP,
-        description="Under blocking, ordered and batched, where a RECV is put in a schedule that has none. "
-        f"{Receive.told()}",
+    receive: Receive | None = Field(
+        default=None,
+        description="Under blocking, ordered and batched, where a RECV is put in a schedule that has none; "
+        f"deferred under batched, else asap, unless given. {Receive.told()}",
     )
 
 

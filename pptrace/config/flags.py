@@ -38,6 +38,8 @@ class Flag:
         if self.choices is None:
             return self.text
         *words, last = self.choices.words()
+        if self.offers:
+            words, last = [*words, last], "one that a plugin offers"
         return f"{self.text[:-1]}: {', '.join(words)} or {last}."
 
 
@@ -66,7 +68,10 @@ FLAGS: Mapping[str, Flag] = {
         headline="preset", offers="clusters",
     ),
     "contention": Flag("contention", "What messages that meet on a link do.", headline="links", choices=Sharing),
-    "p2p": Flag("p2p", "How messages between ranks are issued.", headline="policy", choices=PolicyName),
+    "p2p": Flag(
+        "p2p", "How messages between ranks are issued.", headline="policy", choices=PolicyName,
+        offers="message_policies",
+    ),
     "costs": Flag(
         "costs", "What actions cost; units by default, or with a model what reads models.",
         headline="name", offers="cost_models",

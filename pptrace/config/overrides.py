@@ -67,7 +67,7 @@ def overlaid(
     """Return a file's values and places, short forms written out, with assignments in their places.
 
     Another name for a model, schedule, device, network or costs drops what the file said for the first one,
-    as another of ``global`` and ``microbatches`` drops the first.
+    another policy the first one's options, as another of ``global`` and ``microbatches`` drops the first.
 
     Raises:
         ConfigError: an assignment below a value that has no keys.
@@ -133,7 +133,9 @@ def _drop_superseded(tree: dict[str, Any], places: dict[str, Place], over: Seque
     for section, headline in HEADLINES.items():
         said, path = tree.get(section), (section, headline)
         renamed = path in last and isinstance(said, dict) and said.get(headline) != last[path]
-        if renamed and section not in {"p2p", "contention"}:
+        if renamed and section == "p2p":  # its own keys are for every policy
+            tree[section] = {key: tree[section][key] for key in tree[section] if key != "options"}
+        elif renamed and section != "contention":
             tree[section] = {}
     batch = tree.get("batch")
     for given, follows in _DERIVED_FROM_EACH_OTHER:

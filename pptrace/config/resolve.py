@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from pptrace.config.derive import derived
-from pptrace.config.experiment import Experiment, NamedChoice, ScheduleChoice
+from pptrace.config.experiment import Experiment, NamedChoice, PointToPoint, ScheduleChoice
 from pptrace.config.options import merged, validate_options
 from pptrace.config.overrides import Assignment, assignments, overlaid, plain
 from pptrace.config.places import Place, Places, key_text, place_of, record
@@ -23,6 +23,9 @@ __all__ = ["Resolved", "document_of", "load"]
 Model = TypeVar("Model", bound=BaseModel)
 
 _NO_FLAGS: Mapping[str, Any] = MappingProxyType({})
+_OPTIONS_APART = (ScheduleChoice, PointToPoint)
+"""Sections whose plugins' options stand under a key of their own."""
+
 _MAPPING = "config"
 """The place of what a mapping says that stands for a file."""
 
@@ -61,7 +64,7 @@ class Resolved:
         """Check what stands under ``key`` against a plugin's parameter model.
 
         Args:
-            key: ``model``, ``device``, ``network``, ``costs`` or ``schedule`` (whose ``options`` are meant).
+            key: ``model``, ``device``, ``network`` or ``costs``, or ``schedule`` or ``p2p`` for their ``options``.
             model: the parameter model.
             preset: values under those that the user wrote; plain integers are bytes, bytes/s, ns or FLOP/s.
 
@@ -71,9 +74,10 @@ class Resolved:
         Raises:
             ConfigError: a parameter that is unknown, missing or of another type.
         """
-        prefix = "schedule.options" if key == "schedule" else key
         section = getattr(self.experiment, key)
-        own = section.options if isinstance(section, ScheduleChoice) else section.values if section else {}
+        apart = isinstance(section, _OPTIONS_APART)
+        prefix = f"{key}.options" if apart else key
+        own = section.options if apart else section.values if section else {}
         checked = validate_options(model, merged(preset, own), prefix, self.positions, file=self.file)
         label = f"preset {getattr(section, 'preset', None)}"
         origins = dict(self.origins) | {key_text(path, prefix): label for path, _ in _leaves(preset)}
@@ -151,7 +155,7 @@ class Resolved:
 
     def _with(self, key: str, filled: dict[str, Any]) -> Experiment:
         section = getattr(self.experiment, key)
-        if isinstance(section, ScheduleChoice):
+        if isinstance(section, _OPTIONS_APART):
             section = section.model_copy(update={"options": filled})
         elif section is not None:
             section = type(section).model_validate({**filled, **section.model_dump(include=_own(section))})

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, create_model
 
-from pptrace.config.experiment import Cluster, Experiment, NamedChoice, NetworkPart, Preset, ScheduleChoice
+from pptrace.config.choices import PolicyName
+from pptrace.config.experiment import (
+    Cluster,
+    Experiment,
+    NamedChoice,
+    NetworkPart,
+    PointToPoint,
+    Preset,
+    ScheduleChoice,
+)
 from pptrace.config.flags import FLAGS
 
 if TYPE_CHECKING:
@@ -60,8 +69,9 @@ def json_schema(
     forms |= {
         name: _any(flag.choices, Experiment.model_fields[name].annotation)
         for name, flag in FLAGS.items()
-        if flag.choices is not None
+        if flag.choices is not None and not flag.offers
     }
+    forms["p2p"] = _policies(offers["p2p"])
     fields = {section: (form, Experiment.model_fields[section]) for section, form in forms.items()}
     whole: Any = create_model("Experiment", __base__=Experiment, **fields)  # type: ignore[call-overload] # any forms
     return {"$schema": _DIALECT, **_tidy(whole.model_json_schema()), "title": "pptrace experiment"}
@@ -108,6 +118,21 @@ def _schedules(offers: Offers) -> Any:
         )
     of_file = create_model("schedule-file", __base__=ScheduleChoice, name=(_File, ...))
     return _any(_named(offers), _File, _by_name(forms), of_file)
+
+
+def _policies(offers: Offers) -> Any:
+    """Return the forms of a message policy: its name, the core's own settings, or a plugin's name and options."""
+    if not offers:
+        return _any(str, PointToPoint)
+    own = PointToPoint.model_fields
+    none: Any = (Annotated[dict[str, Any], Field(max_length=0)], {})
+    words = tuple(name for name in PolicyName.words() if name in offers)
+    forms = [_closed("p2p", PointToPoint, policy=(Literal[words], own["policy"]), options=none)]
+    for name, model in offers.items():
+        if name not in words:
+            options = none if model is None else (_closed(f"p2p-{name}-options", model), {})
+            forms.append(_closed(f"p2p-{name}", None, policy=(Literal[name], ...), options=options))
+    return _any(_named(offers), *forms)
 
 
 def _presets(section: str, offers: Offers, readers: Mapping[str, type[BaseModel]]) -> Any:

@@ -215,9 +215,7 @@ class _Search:
             if actions > self.left:
                 return None
             self.left -= actions
-            from pptrace.experiment.run import simulate
-
-            other = simulate(resolved, self.run.registry)
+            other = self.run.under(resolved)
             if self.own.model is None and not _alike(self.run, other):
                 return None
             tried = Tried(

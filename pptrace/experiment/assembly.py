@@ -54,7 +54,9 @@ class Assembly:
             resolved, checked = self.resolved.options(key, model(), preset or {})
             return self.at(resolved), dict(checked.model_dump())
         section = getattr(self.experiment, key)
-        for name in section.options if key == "schedule" else section.values:
-            prefix = "schedule.options" if key == "schedule" else key
-            raise self.resolved.error(f"{prefix}.{name}", f"{section.name} takes no options: remove it")
+        apart = getattr(section, "options", None)
+        for name in section.values if apart is None else apart:
+            prefix = key if apart is None else f"{key}.options"
+            called = section.policy if key == "p2p" else section.name
+            raise self.resolved.error(f"{prefix}.{name}", f"{called} takes no options: remove it")
         return self, {}

@@ -37,7 +37,8 @@ __all__ = [
 ]
 
 _POLICIES: tuple[Mapping[str, Any], ...] = ({"p2p.policy": "ordered", "p2p.stream": "direction"},)
-"""What frameworks can be told of how messages are issued; tried where messages are not ideal already."""
+"""What programs can be told of how messages are issued; tried where messages are not ideal already, nor as a
+framework issues them."""
 
 _LEAVES_ROOM = (("parallel.sequence_parallel", False), ("costs.zero", False), ("model.recompute", True))
 """Settings that leave more room the later their value stands among those that they take, and whether they cost
@@ -180,7 +181,9 @@ def room_makers(run: Run) -> list[dict[str, Any]]:
 def policies(run: Run) -> Iterator[Mapping[str, Any]]:
     """Yield the ways of issuing messages that differ from the configuration's."""
     resolved = run.prepared.resolved
-    if resolved.experiment.p2p.policy is PolicyName.ASYNC or run.prepared.schedule.ranks == 1:
+    policy = resolved.experiment.p2p.policy
+    fixed = policy == PolicyName.ASYNC.value or policy not in PolicyName.words()
+    if fixed or run.prepared.schedule.ranks == 1:
         return
     for settings in _POLICIES:
         changed = {key: value for key, value in settings.items() if _value(resolved, key) != value}

@@ -16,12 +16,12 @@ from pptrace.experiment.interleave import with_interleave
 from pptrace.experiment.placed import placed
 from pptrace.experiment.stage_replicas import with_stage_replicas
 from pptrace.experiment.validation import with_validation
-from pptrace.hooks.build import build_network, build_schedule
+from pptrace.hooks.build import build_network, build_policy, build_schedule
 from pptrace.hooks.call import call_plugin
 from pptrace.model.request import NetworkRequest, ScheduleRequest
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.sim.contention import Contention
 from pptrace.sim.limits import MOST_RANKS
-from pptrace.sim.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -134,6 +134,7 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     placement = table.placement
     workload = workload_of(table.stages, tuple((int(low), int(high)) for low, high in placement.edges))
     request = replace(request, **_times(work, workload, network))
+    work, policy = _policy(work, table)
     if table.microbatches > request.microbatches:
         workload = workload.divided(table.microbatches // request.microbatches)
     return Prepared(
@@ -141,7 +142,7 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
         workload=with_validation(
             work.experiment, with_stage_replicas(work.resolved, workload, placement, network, job)
         ),
-        policy=_policy(work.experiment), contention=_contention(work.experiment),
+        policy=policy, contention=_contention(work.experiment),
         plugins=dict(sorted(work.plugins.items())),
     )  # fmt: skip
 
@@ -236,9 +237,18 @@ def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:
     return replace(resolved, experiment=experiment.model_copy(update={"parallel": parallel}), origins=origins)
 
 
-def _policy(experiment: Experiment) -> Policy:
-    p2p = experiment.p2p
-    return Policy(name=p2p.policy, receive=p2p.receive, stream=p2p.stream, eager_bytes=p2p.eager)
+def _policy(work: Assembly, table: Schedule) -> tuple[Assembly, Policy]:
+    """Return how messages are issued: by the core's own settings, or as a plugin says of this table."""
+    p2p = work.experiment.p2p
+    if p2p.policy in PolicyName.words():
+        work, _ = work.options("p2p", None)
+        name = PolicyName(p2p.policy)
+        return work, Policy(name=name, receive=p2p.receive, stream=p2p.stream, eager_bytes=p2p.eager)
+    with placed(work.resolved, "p2p"):
+        provided = work.registry.message_policies[p2p.policy]
+    work, options = work.using(provided).options("p2p", provided.offer.options)
+    with placed(work.resolved, "p2p"):
+        return work, build_policy(provided, table, options)
 
 
 def _contention(experiment: Experiment) -> Contention:

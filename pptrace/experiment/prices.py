@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pptrace.errors import DeadlockError
 from pptrace.network.flat import ideal
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.sim.contention import Contention, Sharing
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import measure
 

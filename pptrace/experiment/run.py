@@ -60,6 +60,10 @@ class Run:
 
         return largest_lever(self)
 
+    def under(self, resolved: Resolved) -> Run:
+        """Return the run of another configuration with the same plugins."""
+        return simulate(resolved, self.registry)
+
     @cached_property
     def advice(self) -> Advice:
         """A faster configuration of the same processes and batch; simulates the likeliest few."""

@@ -102,8 +102,8 @@ def setting_text(run: Run, *, chunks: int = 1) -> str:
     sizes += [f"vp {chunks}"] if chunks > 1 else []
     sizes += [f"{k} {v}" for k in ("tp", "cp", "dp", "ep") if (v := getattr(experiment.parallel, k)) > 1]
     p2p = experiment.p2p
-    policy = str(p2p.policy.value)
-    if p2p.policy is PolicyName.ORDERED and p2p.stream is not StreamPer.RANK:
+    policy = p2p.policy
+    if policy == PolicyName.ORDERED.value and p2p.stream is not StreamPer.DIRECTION:
         policy += f" per {p2p.stream.value}"
     return f"{', '.join(sizes)}; {_network(run)}, p2p {policy}"
 

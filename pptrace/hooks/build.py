@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from pptrace.errors import ConfigError, PluginError, TableError
+from pptrace.errors import ConfigError, ConstraintError, PluginError, TableError
 from pptrace.hooks.call import call_plugin, plugin_code, plugin_error
 
 if TYPE_CHECKING:
-    from pptrace.hooks.offers import CostModelOffer, NetworkOffer, ScheduleOffer
+    from pptrace.hooks.offers import CostModelOffer, MessagePolicyOffer, NetworkOffer, ScheduleOffer
     from pptrace.hooks.provider import Provided, Provider
     from pptrace.model.action import Action
     from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
+    from pptrace.schedule.calls import MessageCalls, MessageRequest
+    from pptrace.schedule.policy import Policy
     from pptrace.schedule.table import Schedule
 
-__all__ = ["build_network", "build_schedule", "build_workload", "checked_options"]
+__all__ = ["build_network", "build_policy", "build_schedule", "build_workload", "checked_options"]
 
 _BETWEEN = re.compile(r"[\s,]+")
 
@@ -73,6 +76,35 @@ def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> 
     except PluginError as error:
         raise error if error.plugin else plugin_error(provider, f"network {offer.name!r}: {error}") from error
     return guarded
+
+
+def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, options: Mapping[str, Any]) -> Policy:
+    """Return how an offer issues the messages of a table; its program runs on the plugin's behalf.
+
+    Raises:
+        ConstraintError: it cannot place this table's messages, or the options are not for this table.
+        PluginError: it raised, or returned no policy.
+    """
+    from pptrace.schedule.policy import Policy
+
+    offer, provider = provided.offer, provided.provider
+    policy: object = call_plugin(provider, offer.build, schedule, options)
+    if not isinstance(policy, Policy):
+        raise plugin_error(provider, f"message policy {offer.name!r} returned {_told(policy)}, expected a Policy")
+    program = policy.program
+    if program is not None and schedule.has_communication:
+        raise ConstraintError(
+            f"{offer.name} places messages itself, and the table has messages of its own: use ordered or blocking",
+            key="p2p.policy",
+        )
+    if program is None:
+        return replace(policy, title=offer.name)
+    own = program
+
+    def guarded(request: MessageRequest) -> MessageCalls:
+        return call_plugin(provider, own, request)
+
+    return replace(policy, program=guarded, title=offer.name)
 
 
 def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> Workload:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from pptrace.config.choices import PolicyName
 from pptrace.export import kineto, perfetto
-from pptrace.hooks.offers import CostModelOffer, ExecutorOffer, ExporterOffer, ImporterOffer, NetworkOffer
+from pptrace.hooks.offers import (
+    CostModelOffer,
+    ExecutorOffer,
+    ExporterOffer,
+    ImporterOffer,
+    MessagePolicyOffer,
+    NetworkOffer,
+)
 from pptrace.hooks.specs import hookimpl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from concurrent.futures import Executor
 
     from pydantic import BaseModel
@@ -17,12 +26,15 @@ if TYPE_CHECKING:
     from pptrace.model.request import CostRequest, ExecutorRequest, NetworkRequest
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
+    from pptrace.schedule.policy import Policy
+    from pptrace.schedule.table import Schedule
 
 __all__ = [
     "pptrace_cost_models",
     "pptrace_executors",
     "pptrace_exporters",
     "pptrace_importers",
+    "pptrace_message_policies",
     "pptrace_networks",
 ]
 
@@ -37,6 +49,14 @@ def pptrace_networks() -> Iterable[NetworkOffer]:
         options=_hockney_options,
     )
     yield NetworkOffer(name="ideal", summary="Messages take no time.", build=_ideal)
+
+
+@hookimpl
+def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
+    """Offer the ways to issue messages that are no framework's; their settings stand in the section itself."""
+    for word in PolicyName:
+        summary = f"{word.means[:1].upper()}{word.means[1:]}."
+        yield MessagePolicyOffer(name=word.value, summary=summary, build=partial(_policy, word))
 
 
 @hookimpl
@@ -155,3 +175,10 @@ def _serial(request: ExecutorRequest) -> Executor:
 
     del request
     return Serial()
+
+
+def _policy(name: PolicyName, schedule: Schedule, options: Mapping[str, Any]) -> Policy:
+    from pptrace.schedule.policy import Policy
+
+    del schedule, options
+    return Policy(name=name)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pptrace.model.request import CostRequest, ExecutorRequest, NetworkRequest, ScheduleRequest
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
+    from pptrace.schedule.policy import Policy
     from pptrace.schedule.table import Schedule
     from pptrace.timeline.measurement import ImportRequest, Measurement
     from pptrace.timeline.timeline import Timeline
@@ -31,6 +32,7 @@ __all__ = [
     "ExecutorOffer",
     "ExporterOffer",
     "ImporterOffer",
+    "MessagePolicyOffer",
     "ModelOffer",
     "NetworkOffer",
     "ScheduleOffer",
@@ -81,6 +83,22 @@ class NetworkOffer:
     summary: str
     build: Callable[[NetworkRequest], Network]
     options: Callable[[], type[BaseModel]] | None = None
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagePolicyOffer:
+    """How messages between pipeline ranks are issued: what ``p2p.policy`` may say."""
+
+    name: str
+    summary: str
+    build: Callable[[Schedule, Mapping[str, Any]], Policy]
+    """Returns the policy for a table, given the checked options: one of the core's, or one with a program that
+    places every message. Raises :class:`~pptrace.errors.ConstraintError` for a table whose messages it cannot
+    place, or options that this table cannot have."""
+    options: Callable[[], type[BaseModel]] | None = None
+    source: str = ""
+    """The code or paper that describes it."""
     api: int = API
 
 

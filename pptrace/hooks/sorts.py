@@ -60,7 +60,8 @@ class Sort(Generic[Offer]):
     @property
     def noun(self) -> str:
         """What messages call one of them: ``cost model``."""
-        return self.plural.removesuffix("s").replace("_", " ")
+        singular = f"{self.plural[:-3]}y" if self.plural.endswith("ies") else self.plural.removesuffix("s")
+        return singular.replace("_", " ")
 
     @overload
     def __get__(self, registry: None, owner: type) -> Self: ...
@@ -81,6 +82,9 @@ class Sorts:
         hint=", or write ./FILE.py:FUNCTION for one of your own",
     )
     networks = Sort(hook="pptrace_networks", offer=offers.NetworkOffer, source="pptrace-networks")
+    message_policies = Sort(
+        hook="pptrace_message_policies", offer=offers.MessagePolicyOffer, source="pptrace-frameworks"
+    )
     cost_models = Sort(hook="pptrace_cost_models", offer=offers.CostModelOffer, source="pptrace-models")
     models = Sort(hook="pptrace_models", offer=offers.ModelOffer, source="pptrace-models")
     devices = Sort(hook="pptrace_devices", offer=offers.DeviceOffer, source="pptrace-models")

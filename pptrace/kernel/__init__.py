@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Argument: TypeAlias = NDArray[Any] | int | tuple[NDArray[Any] | int, ...]
     """A column, an integer, or a record of those."""
 
-__all__ = ["COMPILE_FROM", "always_compiled", "compiles", "run"]
+__all__ = ["COMPILE_FROM", "always_compiled", "compiles", "run", "run_kernel"]
 
 COMPILE_FROM = 60_000
 """Rows of work from which loading compiled code is quicker than interpreting."""
@@ -66,6 +66,10 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
     for output, values in zip(outputs, filled, strict=True):
         _each(_write_back, output, values)
     return int(result or 0)
+
+
+run_kernel = run
+"""What plugins call it."""
 
 
 def _each(function: Callable[..., Any], value: Argument, *others: Any) -> Any:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pptrace.model.columns import Int32s
     from pptrace.model.placement import Placement
+    from pptrace.schedule.calls import Issue
     from pptrace.schedule.table import Schedule
 
 __all__ = ["IssueOrder", "Receive", "as_issued", "with_messages", "with_sends"]
@@ -38,6 +39,8 @@ class IssueOrder(Cells):
     """Shape (ranks + 1,)."""
     edge: Int32s
     """Index into the placement's edges for a message, else -1."""
+    calls: Issue | None = None
+    """Which ends of messages are launched as one, and where they are waited for; None without calls."""
 
     def selected(self, rows: NDArray[np.integer]) -> Self:
         """Return some rows, in this order, each on its rank."""

@@ -12,9 +12,9 @@ from pptrace.model.kinds import COMMUNICATION, COMPUTE, STAGE_ENDS, Kind, KindSe
 from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.schedule.validate import validate
 from pptrace.show.lenient import place_leniently
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.folded import folded
 from pptrace.timeline.metrics import measure

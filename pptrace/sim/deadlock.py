@@ -9,15 +9,15 @@ import numpy as np
 
 from pptrace.errors import DeadlockError
 from pptrace.schedule.deadlock import cycle_text
-from pptrace.sim.policy import PolicyName
+from pptrace.schedule.policy import PolicyName
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
+    from pptrace.schedule.policy import Policy
     from pptrace.schedule.table import Schedule
     from pptrace.sim.graph import TaskGraph
-    from pptrace.sim.policy import Policy
 
 __all__ = ["explain_stuck"]
 
@@ -33,9 +33,9 @@ def explain_stuck(
     elif policy.name is not PolicyName.ASYNC:
         remedy += ", or try p2p async"
     return DeadlockError(
-        f"the schedule deadlocks under p2p policy {policy.name.value}: {cycle_text(cycle)}{remedy}",
+        f"the schedule deadlocks under p2p policy {policy.label}: {cycle_text(cycle)}{remedy}",
         cycle=cycle,
-        policy=policy.name.value,
+        policy=policy.label,
     )
 
 

@@ -11,8 +11,8 @@ from pptrace.kernel import run
 from pptrace.model.columns import together
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import Stream
+from pptrace.schedule.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.kernels import placing, rules
-from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.records import LaneColumns
 
 if TYPE_CHECKING:

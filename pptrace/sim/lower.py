@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,18 +13,22 @@ from pptrace.model.columns import together
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import COMPUTE, Kind, present
 from pptrace.model.workload import Workload
-from pptrace.network.check import check_links, check_paths, check_reachable
+from pptrace.schedule.calls import in_calls
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.issue_order import IssueOrder, with_messages, with_sends
 from pptrace.schedule.neighbours import StageGraph, graph_of
+from pptrace.schedule.policy import Policy, PolicyName
+from pptrace.sim.between import Between, between
+from pptrace.sim.calling import Calling, calling
+from pptrace.sim.chains import Linked, chained, of_all, sorted_edges
 from pptrace.sim.graph import TaskGraph
 from pptrace.sim.kernels import linking, placing
 from pptrace.sim.kernels import rules as codes
+from pptrace.sim.kernels.calling import link_calls
 from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.limits import check_total
 from pptrace.sim.needs import behind_all_ranks, behind_holders
-from pptrace.sim.policy import Policy, PolicyName
-from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, RouteColumns, Rules, TaskColumns
+from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, Rules, TaskColumns
 from pptrace.sim.segmented import Expansion, in_segments
 from pptrace.timeline.timeline import LANE_COLUMNS
 
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pptrace.model.columns import Int32s
-    from pptrace.network.contract import Network, Paths
+    from pptrace.network.contract import Network
     from pptrace.schedule.table import Schedule
     from pptrace.sim.action_times import ActionTimes
 
@@ -45,16 +49,6 @@ _RECEIVE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Messages:
-    """Pairs of ranks with messages, what lies between them, and the paths of bytes over single links behind."""
-
-    source: Int32s
-    target: Int32s
-    paths: Paths
-    columns: RouteColumns
-
-
 class _Rows(NamedTuple):
     """Where the issued rows went, and their columns there."""
 
@@ -62,17 +56,6 @@ class _Rows(NamedTuple):
     found: Found
     cells: CellColumns
     task: TaskColumns
-
-
-class _Linked(NamedTuple):
-    """What waits for what."""
-
-    twin: Int32s
-    """Each row's twin."""
-    batch_next: Int32s
-    """The chain of batches."""
-    edges: Pairs
-    """Those that no stream implies."""
 
 
 def lower(
@@ -97,7 +80,7 @@ def lower(
         ScheduleError: the times could pass 2**62 ns.
         PluginError: the network's answer cannot be used.
     """
-    issued = with_messages(schedule, policy.receive) if policy.has_receives else with_sends(schedule)
+    issued = _issue_order(schedule, policy)
     graph = graph_of(issued.placement)
     expansion = Expansion()
     if times is None:
@@ -105,57 +88,46 @@ def lower(
     lanes = assign_lanes(issued, policy, expansion.columns, graph)
     rules = Rules(
         mode=lanes.mode, receive=_RECEIVE.get(policy.name, codes.NO_RECEIVE),
-        batched=int(policy.name is PolicyName.BATCHED), eager_bytes=policy.largest_eager, rows=len(issued),
+        batched=int(policy.name is PolicyName.BATCHED and issued.calls is None), eager_bytes=policy.largest_eager,
+        rows=len(issued), called=int(issued.calls is not None),
     )  # fmt: skip
     lowering_of = _Lowering(
-        issued, expansion, graph, lanes, _messages(graph.ranks, lanes, network, expansion.links), rules
+        issued, expansion, graph, lanes, between(graph.ranks, lanes, network, expansion.links), rules
     )
     placed = lowering_of.place(workload)
     if times is not None:
         times.laid_over(placed.cells, placed.task, issued.placement)
     check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
-    hub = behind_all_ranks(placed.cells, lanes, lowering_of.tasks, barrier=barrier)
+    called = calling(issued, placed.place, placed.task.fork)
+    tasks = lowering_of.tasks + called.tasks
+    hub = behind_all_ranks(placed.cells, lanes, tasks, barrier=barrier)
     holders = behind_holders(placed.cells, lanes, issued.placement) if stage_replicas and not barrier else None
     inside = Pairs(*(placed.place[side] for side in expansion.needs))
     needs = [edges for edges in (hub, holders, inside) if edges is not None]
-    linked = lowering_of.link(placed, needs)
+    linked = lowering_of.link(placed, called, needs)
     if linked is None:
         raise explain_deadlock(schedule)
-    parts, between, tasks = expansion.placed(placed.place), lowering_of.between, lowering_of.tasks
+    parts, found = expansion.placed(placed.place), lowering_of.between
     ends = {name: getattr(lanes, name) for name in LANE_COLUMNS}
     cells, task = placed.cells, placed.task
     # What was issued takes as much memory as the graph, and is not needed any more.
     del issued, expansion, lanes, lowering_of, placed
     tasks += hub is not None
-    task = task._replace(duration_ns=task.duration_ns[:tasks], lag_ns=task.lag_ns[:tasks])
-    following, following_peer = _chained(ends["lane_ptr"], linked, tasks, rules)
-    ptr, edge = _sorted(linked.edges, tasks)
+    task = task._replace(duration_ns=of_all(task.duration_ns, tasks), lag_ns=of_all(task.lag_ns, tasks))
+    following, following_peer = chained(ends, linked, tasks, rules)
+    ptr, edge = sorted_edges(linked.edges, tasks)
     return TaskGraph(
-        placement=schedule.placement, paths=between.paths, source=between.source, target=between.target,
+        placement=schedule.placement, paths=found.paths, source=found.source, target=found.target,
         twin=linked.twin, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge, parts=parts,
         **ends, **cells._asdict(), **task._asdict(),
     )  # fmt: skip
 
 
-def _messages(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]) -> _Messages:
-    """Ask the network about every pair of ranks with a message; put paths over single ``links`` behind."""
-    pairs = np.flatnonzero(lanes.sends_to)
-    source, target = (pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32)
-    paths = network.paths(source, target)
-    check_links(network.links)
-    check_paths(paths, pairs.size, len(network.links))
-    check_reachable(paths, source, target)
-    first_path = np.zeros(ranks * ranks, dtype=np.int32)
-    first_path[pairs] = np.arange(pairs.size) * paths.ways
-    if links:
-        paths = paths.with_links(network.links, [network.links.name.index(name) for name in links])
-        nobody = np.full(len(links), -1, dtype=np.int32)
-        source, target = np.concatenate([source, nobody]), np.concatenate([target, nobody])
-    known = paths.overhead_ns.size > 0
-    none = np.zeros(1, dtype=np.int64)
-    columns = (paths.overhead_ns, paths.latency_ns, paths.rate_kbps) if known else (none, none, none)
-    routes = RouteColumns(first_path, pairs.size * paths.ways, paths.ways, *columns)
-    return _Messages(source=source, target=target, paths=paths, columns=routes)
+def _issue_order(schedule: Schedule, policy: Policy) -> IssueOrder:
+    """Return the table with its messages where the policy issues them."""
+    if policy.program is not None:
+        return in_calls(schedule, policy.program, policy.label)
+    return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +138,7 @@ class _Lowering:
     expansion: Expansion
     graph: StageGraph
     lanes: Lanes
-    between: _Messages
+    between: Between
     rules: Rules
 
     @property
@@ -201,12 +173,12 @@ class _Lowering:
         )  # fmt: skip
         return placed
 
-    def link(self, placed: _Rows, needs: Sequence[Pairs]) -> _Linked | None:
+    def link(self, placed: _Rows, called: Calling, needs: Sequence[Pairs]) -> Linked | None:
         """Collect what waits for what, ``needs`` too; None where a rank needs what it computes later."""
         issued, rows, graph = self.issued, len(self.issued), self.graph
         twin = np.full(rows, -1, dtype=np.int32)
         batch_next = np.full(2 * self.lanes.groups if self.rules.batched else 0, -1, dtype=np.int32)
-        bound = _most_edges(issued, self.expansion.columns, batched=bool(self.rules.batched))
+        bound = _most_edges(issued, self.expansion.columns, grouped=bool(self.rules.batched or self.rules.called))
         bound += sum(more.source.size for more in needs)
         pairs = Pairs(*together(bound, np.int32, np.int32))
         kinds = present(issued.kind)
@@ -229,42 +201,35 @@ class _Lowering:
         )  # fmt: skip
         if problem[0]:
             return None
+        known = (*told[:5], *told[6:10])
         if self.rules.batched:
-            edges = run(
-                linking.join_batches,
-                (*told[:5], *told[6:10], twin, edges),
-                (pairs,),
-                work=rows,
-            )
+            edges = run(linking.join_batches, (*known, twin, edges), (pairs,), work=rows)
+        chains = None
+        if self.rules.called:
+            edges, chains = self._link_calls(known, called, twin, edges, pairs)
         for more in needs:
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
             edges += more.source.size
-        return _Linked(twin, batch_next, Pairs(*(side[:edges] for side in pairs)))
+        return Linked(twin, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
 
-
-def _chained(lane_ptr: Int32s, linked: _Linked, tasks: int, rules: Rules) -> tuple[Int32s, Int32s]:
-    """Return the task behind each on its stream, and behind a rendezvous on the receiver's; -1 for none."""
-    following, following_peer = together(tasks, np.int32, np.int32)
-    following[:] = following_peer[:] = -1
-    run(
-        linking.chain_tasks,
-        (lane_ptr, linked.twin, rules.batched),
-        (following, following_peer),
-        work=rules.rows,
-    )
-    following[rules.rows : rules.rows + linked.batch_next.size] = linked.batch_next
-    return following, following_peer
-
-
-def _sorted(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
-    """Return where each task's edges begin, and what they lead to."""
-    count = edges.source.size
-    ptr, edge = together(max(tasks + 1, count), np.int32, np.int32)
-    ptr, edge = ptr[: tasks + 1], edge[:count]
-    ptr[:] = 0
-    run(linking.sort_edges, (*edges, count), (ptr, edge), work=tasks)
-    return ptr, edge
+    def _link_calls(
+        self, known: tuple[Any, ...], called: Calling, twin: Int32s, edges: int, pairs: Pairs
+    ) -> tuple[int, tuple[Int32s, Int32s]]:
+        """Add the edges of calls behind ``edges`` others; return how many there are, and what chains the calls."""
+        tasks = len(self.issued) + called.tasks
+        following, following_peer = together(tasks, np.int32, np.int32)
+        following[:] = following_peer[:] = -1
+        edges = run(
+            link_calls,
+            (*known, called.calls, called.known, twin, edges),
+            (
+                *together(called.known.size.size, np.int32, np.int32, np.int32),
+                np.empty(self.graph.ranks, dtype=np.int32), following, following_peer, pairs,
+            ),
+            work=len(self.issued),
+        )  # fmt: skip
+        return edges, (following, following_peer)
 
 
 def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
@@ -282,10 +247,10 @@ def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
     )  # fmt: skip
 
 
-def _most_edges(issued: IssueOrder, parts: PartColumns, *, batched: bool) -> int:
+def _most_edges(issued: IssueOrder, parts: PartColumns, *, grouped: bool) -> int:
     """Return a bound of the edges that no stream implies: forks, twins and consumers of each row."""
     away = ~COMPUTE.mask(issued.kind)
     rows = int(np.count_nonzero(away)) + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
     widest = int(issued.span.max(initial=1))
     microbatches = rows if widest == 1 else int(issued.span[away].sum())
-    return 2 * rows + 2 * microbatches + (2 * rows if batched else 0)
+    return 2 * rows + 2 * microbatches + (2 * rows if grouped else 0)

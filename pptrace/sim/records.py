@@ -68,6 +68,8 @@ class Rules(NamedTuple):
     """The largest message that does not wait for its receiver, -1 for none."""
     rows: int
     """Issued rows; a batch's launch and join are tasks behind them."""
+    called: int = 0
+    """Whether a program's calls say what waits for messages."""
 
 
 class Found(NamedTuple):

@@ -8,15 +8,15 @@ import numpy as np
 
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import COMMUNICATION, COMPUTE, SENDS, Kind, Stream
+from pptrace.schedule.policy import PolicyName
 from pptrace.sim.pairs import STREAM
-from pptrace.sim.policy import PolicyName
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.model.placement import Placement
     from pptrace.schedule.issue_order import IssueOrder
-    from pptrace.sim.policy import Policy
+    from pptrace.schedule.policy import Policy
     from pptrace.sim.records import PartColumns
 
 __all__ = ["behind_results"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s
     from pptrace.model.workload import Workload
     from pptrace.schedule.issue_order import IssueOrder
-    from pptrace.sim.policy import Policy
+    from pptrace.schedule.policy import Policy
 
 __all__ = ["WHOLE", "Expansion", "in_segments"]
 
@@ -191,9 +191,11 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
             )
             results[: len(places), start + member] = at[start] + np.array(places)[:, None]
         needs += [np.stack([at[start] + before, at[start] + behind]) for before, behind in rows.needs]
+    calls = issued.calls and issued.calls.with_rows(source, begin)
     whole = replace(
-        issued, row_ptr=at[issued.row_ptr], edge=issued.edge[source], **issued.cells.taken(source)._asdict()
-    )
+        issued, row_ptr=at[issued.row_ptr], edge=issued.edge[source], calls=calls,
+        **issued.cells.taken(source)._asdict(),
+    )  # fmt: skip
     paths = _paths_over_links(whole, columns, list(links))
     needs += behind_results(issued, columns, begin, results, policy)
     both = np.concatenate(needs, axis=1).astype(np.int32)

@@ -10,6 +10,7 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.model.kinds import SENDS
 from pptrace.network.flat import ideal
+from pptrace.schedule.policy import Policy
 from pptrace.schedule.validate import validate, validate_structure
 from pptrace.sim.contention import Contention
 from pptrace.sim.deadlock import explain_stuck
@@ -19,7 +20,6 @@ from pptrace.sim.jobs import FINER, find_jobs
 from pptrace.sim.kernels import running
 from pptrace.sim.limits import check_costs
 from pptrace.sim.lower import lower
-from pptrace.sim.policy import Policy
 from pptrace.sim.shared import shared_links
 from pptrace.sim.sweep import run_graph
 from pptrace.sim.timed import timed

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.resolve import load
 from pptrace.errors import PluginError
 from pptrace.experiment.assembly import Assembly
+from pptrace.experiment.placed import placed
 from pptrace.experiment.run import simulate
 from pptrace.hooks.from_file import is_file_reference
 
@@ -71,6 +72,8 @@ class Basis:
         offer = self.find(entry)
         if offer is not None:
             Assembly(resolved=resolved, registry=self.registry).options("schedule", offer.options)
+        with placed(resolved, "p2p"):
+            _ = self.registry.message_policies[resolved.experiment.p2p.policy]
 
     def run(self, entry: Entry, varied: Sequence[Assignment] = ()) -> Run:
         """Simulate one step.

@@ -11,7 +11,7 @@ from pptrace.errors import ConfigError, DeadlockError, PptraceError
 from pptrace.study.reason import short_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pptrace.config.choices import Choice
     from pptrace.study.basis import Basis
@@ -73,16 +73,17 @@ class PolicyTable:
         return [{**row.row(), "settings": dict(row.settings)} for row in self.rows]
 
 
-def policy_settings() -> dict[str, dict[str, str]]:
-    """Return the settings of every policy by its name; a policy that is added is there by itself.
+def policy_settings(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the settings of policies by what tells them apart: variants of the core's own, then plugins'.
 
-    >>> policy_settings()["ordered, stream pair"]
+    >>> policy_settings(["ordered"])["ordered, stream pair"]
     {'p2p.policy': 'ordered', 'p2p.stream': 'pair'}
     """
     found: dict[str, dict[str, str]] = {}
-    for policy in PolicyName:
-        name = str(policy.value)
-        varied = [(key, choices.words()) for key, choices, policies in _VARIANTS if policy in policies]
+    own = PolicyName.words()
+    for name in sorted(names, key=lambda name: (own.index(name) if name in own else len(own), name)):
+        policies = PolicyName(name) if name in own else None
+        varied = [(key, choices.words()) for key, choices, takers in _VARIANTS if policies in takers]
         for key, word in [(key, word) for key, words in varied for word in words]:
             found[f"{name}, {key.partition('.')[2]} {word}"] = {"p2p.policy": name, key: word}
         if not varied:
@@ -106,7 +107,7 @@ def compare_policies(
     for entry in entries:
         check_policies(entry)
     rows: list[PolicyRow] = []
-    for policy, settings in policy_settings().items():
+    for policy, settings in policy_settings(basis.registry.message_policies).items():
         if watch is not None:
             watch(f"policy {policy}")
         rows += [_row(basis, entry, policy, settings) for entry in entries]

@@ -29,13 +29,23 @@ def policy_lines(table: PolicyTable, run: Run) -> list[str]:
         cells.append([policy, *steps, *([_fastest(rows)] if several else [])])
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [_line(row, widths, len(schedules)) for row in cells]
-    refused = {row.schedule: f"{row.schedule} cannot run: {row.reason}" for row in table.rows if _is_refused(row)}
     heading = "what each policy costs: the step, and by how much it is over the schedule's shortest"
-    return [heading, *lines, *refused.values()]
+    return [heading, *lines, *_refused(table)]
 
 
-def _is_refused(row: PolicyRow) -> bool:
-    return bool(row.reason) and not row.deadlocks
+def _refused(table: PolicyTable) -> list[str]:
+    """Return a line for each schedule that cannot run at all, else for each policy under which it cannot."""
+    reasons: dict[str, dict[str, str]] = {}
+    for row in table.rows:
+        if row.reason and not row.deadlocks:
+            reasons.setdefault(row.schedule, {})[row.policy] = row.reason
+    lines = []
+    for schedule, by_policy in reasons.items():
+        if len(by_policy) == len(table.by_policy()):
+            lines.append(f"{schedule} cannot run: {next(iter(by_policy.values()))}")
+        else:
+            lines += [f"{schedule} under {policy} cannot run: {reason}" for policy, reason in by_policy.items()]
+    return lines
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], schedules: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.sim.policy import PolicyName
+from pptrace.config.choices import Sharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,8 +86,8 @@ def test_names_that_plugins_offer_are_completed_beside_files_that_may_stand_ther
 
 
 def test_words_are_completed_in_the_order_in_which_they_are_explained() -> None:
-    assert completed("simulate", "--p2p", "") == [policy.value for policy in PolicyName]
-    assert completed("simulate", "--p2p", "b") == ["blocking", "batched"]
+    assert completed("simulate", "--contention", "") == [sharing.value for sharing in Sharing]
+    assert completed("simulate", "--p2p", "b") == ["batched", "blocking"]
 
 
 def test_files_are_completed_where_files_are_named() -> None:

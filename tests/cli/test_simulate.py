@@ -270,6 +270,7 @@ def test_out_of_memory_is_one_line(pptrace: Pptrace, monkeypatch: pytest.MonkeyP
 def test_messages_without_bytes_still_meet_under_ordered(pptrace: Pptrace, folder: Path) -> None:
     (folder / "table.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
     arguments = ("simulate", "--schedule", "table.csv", "--p2p", "ordered", "--set", "p2p.receive=deferred")
+    arguments += ("--set", "p2p.stream=rank")
 
     assert "deadlocks under p2p policy ordered" in pptrace(*arguments).complaint
 

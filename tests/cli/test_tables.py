@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from framework_calls import Compute
+from framework_programs_interleaved import megatron_interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,11 +130,17 @@ def test_a_deadlock_is_its_cycle(pptrace: Pptrace) -> None:
     assert complaint.startswith("stuck.csv: the schedule deadlocks: rank 0: 0B0 -> rank 1: 1B0")
 
 
-def test_a_policy_may_deadlock_where_the_table_does_not(pptrace: Pptrace) -> None:
-    assert pptrace("validate", "good.csv", "--p2p", "async").code == 0
-    complaint = pptrace("validate", "good.csv", "--p2p", "ordered", "--receive", "deferred").complaint
-    assert "p2p policy ordered" in complaint
-    assert "eager" in complaint
+def test_a_policy_may_deadlock_where_the_table_does_not(pptrace: Pptrace, folder: Path) -> None:
+    rows = [
+        ",".join(f"{call.stage}{call.kind}{call.microbatch}" for call in program if isinstance(call, Compute))
+        for program in megatron_interleaved(4, 8, 2)
+    ]
+    (folder / "looped.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+    assert pptrace("validate", "looped.csv", "--p2p", "batched", "--receive", "asap").code == 0
+    complaint = pptrace("validate", "looped.csv", "--p2p", "batched").complaint
+    assert "deadlocks under p2p policy batched: rank " in complaint
+    assert "did you mean 'batched'" in pptrace("validate", "looped.csv", "--p2p", "batchd").complaint
 
 
 def test_tables_gain_and_lose_their_messages(pptrace: Pptrace, folder: Path) -> None:

@@ -14,7 +14,7 @@ from pptrace.builtin.networks import HockneyOptions
 from pptrace.builtin.segments import SegmentOptions
 from pptrace.config.choices import Choice
 from pptrace.config.experiment import Experiment
-from pptrace.sim.policy import StreamPer
+from pptrace.schedule.policy import StreamPer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

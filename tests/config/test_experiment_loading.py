@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pptrace.config.choices import PolicyName, Receive, StreamPer
+from pptrace.config.choices import Receive, StreamPer
 from pptrace.config.resolve import Resolved, load
 from pptrace.errors import ConfigError
 
@@ -46,7 +46,7 @@ def test_a_full_file_is_read(step: Any) -> None:
     assert (experiment.schedule.name, experiment.schedule.kind) == ("interleaved-1f1b", "plugin")
     assert experiment.network.name == "hockney"
     assert experiment.network.values == {"bandwidth": "400 Gb/s", "latency": "5 us"}
-    assert (experiment.p2p.policy, experiment.p2p.stream) == (PolicyName.ORDERED, StreamPer.PAIR)
+    assert (experiment.p2p.policy, experiment.p2p.stream) == ("ordered", StreamPer.PAIR)
     assert (experiment.p2p.eager, experiment.p2p.receive) == (65536, Receive.DEFERRED)
     assert experiment.costs.name == "roofline"
     assert (experiment.data_parallel.bandwidth, experiment.data_parallel.latency) == (50 * 10**9, 5000)
@@ -70,7 +70,7 @@ def test_flags_alone_give_unit_costs_and_the_ideal_network() -> None:
         "contention": {"links": "max-min", "compute": 1.0, "communication": 1.0},
         "schedule": {"name": "1f1b", "options": {}},
         "network": {"name": "ideal"},
-        "p2p": {"policy": "async", "stream": "rank", "eager": "0 B", "receive": "asap"},
+        "p2p": {"policy": "async", "options": {}, "stream": "direction", "eager": "0 B"},
         "costs": {"name": "unit"},
         "data_parallel": {"overlap": False, "latency": "0 ns", "validation": "before", "stage_replicas": True},
     }
@@ -184,7 +184,7 @@ BASE = "schedule: 1f1b\nparallel: {pp: 8}\nbatch: {microbatches: 32}\n"
         (BASE.replace("1f1b", "{name: a, options: 3}"), "schedule.options: must be a mapping, not 3"),
         (BASE + "network: {bandwidth: 1 GB/s}\n", "step.yaml:4:1: network.name: missing: name that a plugin"),
         (BASE + "network: [a]\n", "step.yaml:4:1: network: must be a name or a mapping, not a list"),
-        (BASE + "p2p: orderd\n", "step.yaml:4:1: p2p.policy: unknown value 'orderd' (did you mean 'ordered'?"),
+        (BASE + "p2p: {receive: lat}\n", "p2p.receive: unknown value 'lat' (known: asap, deferred)"),
         (BASE + "p2p: {stream: 3}\n", "p2p.stream: must be one of rank, pair, direction, not 3"),
         (BASE + "p2p: {eager: 65536}\n", "step.yaml:4:7: p2p.eager: 65536 has no unit; write a size as"),
         (BASE + "data_parallel: {bandwidth: 0 GB/s}\n", "a rate of zero never ends; it must be above zero"),

@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from pptrace.config.choices import PolicyName
 from pptrace.config.experiment import Experiment
 from pptrace.config.quantity import Duration, Rate, Size
 from pptrace.config.schema import json_schema
@@ -43,6 +44,7 @@ MODELS: dict[str, dict[str, type[BaseModel]]] = {
     "network": {"hockney": Hockney},
     "schedule": {"zb": ZeroBubble},
     "device": {"roofline": Chip},
+    "p2p": {"framework": ZeroBubble},
 }
 NAMES = {
     "network": ["hockney", "ideal"],
@@ -50,9 +52,14 @@ NAMES = {
     "schedule": ["1f1b", "zb"],
     "device": ["h100"],
     "costs": ["unit"],
+    "p2p": [*PolicyName.words(), "framework"],
 }
 
 VALID = [
+    "{schedule: zb, p2p: framework}",
+    "{schedule: zb, p2p: {policy: framework, options: {limit: 1}}}",
+    "{schedule: zb, p2p: {policy: ordered, stream: pair}}",
+    "{schedule: zb, p2p: {stream: pair}}",
     "{schedule: 1f1b, parallel: {pp: 8}, batch: {microbatches: 32}}",
     "{schedule: {name: 1f1b}, p2p: ordered}",
     "{schedule: {name: zb, options: {limit: 3}}, p2p: {policy: ordered, eager: 64 KiB}}",
@@ -71,7 +78,7 @@ INVALID_ALWAYS = [
     "{schedule: 1f1b, parallel: {pp: 0}}",
     "{schedule: 1f1b, parallel: {pp: '8'}}",
     "{schedule: 1f1b, parallel: {pp: true}}",
-    "{schedule: 1f1b, p2p: orderd}",
+    "{schedule: 1f1b, p2p: 3}",
     "{schedule: 1f1b, p2p: {eager: 65536}}",
     "{schedule: 1f1b, data_parallel: {latency: 5 parsecs}}",
     "{schedule: {nam: 1f1b}}",
@@ -79,6 +86,11 @@ INVALID_ALWAYS = [
     "{schedule: 1f1b, network: {bandwidth: 1 GB/s}}",
 ]
 INVALID_WITH_PLUGINS = [
+    "{schedule: zb, p2p: orderd}",
+    "{schedule: zb, p2p: {policy: orderd}}",
+    "{schedule: zb, p2p: {policy: async, options: {limit: 1}}}",
+    "{schedule: zb, p2p: {policy: framework, options: {limit: 0}}}",
+    "{schedule: zb, p2p: {policy: framework, stream: pair}}",
     "{schedule: 1f2b}",
     "{schedule: zb, network: hockey}",
     "{schedule: zb, network: {name: hockney, bandwith: 1 GB/s}}",

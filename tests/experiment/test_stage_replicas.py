@@ -9,7 +9,7 @@ import pytest
 from pptrace.api import simulate
 from pptrace.errors import ConfigError
 from pptrace.experiment.prices import metrics_under
-from pptrace.sim.policy import Policy
+from pptrace.schedule.policy import Policy
 from pptrace.timeline.metrics import IdleCause
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.commands import COMMANDS
-from pptrace.sim.policy import PolicyName
+from pptrace.schedule.policy import PolicyName
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,11 +13,11 @@ from pptrace.model.kinds import SENDS, Kind
 from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.schedule.table import Schedule
 from pptrace.sim import simulate as module
 from pptrace.sim.contention import Contention
 from pptrace.sim.lower import lower
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.actions import actions_in_parts
 from pptrace.timeline.metrics import measure

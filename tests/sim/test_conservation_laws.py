@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulated_steps import SimulatedStep, simulated_steps
 
 from pptrace.model.kinds import COMMUNICATION, Kind
-from pptrace.sim.policy import PolicyName
+from pptrace.schedule.policy import PolicyName
 from pptrace.timeline.memory import memory_counters
 from pptrace.timeline.metrics import measure
 

@@ -10,9 +10,9 @@ import pytest
 from pptrace.errors import DeadlockError
 from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.schedule.table import Schedule
 from pptrace.sim.epilogue import with_epilogue
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import IdleCause, measure
 

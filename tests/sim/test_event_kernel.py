@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pptrace.network.contract import Network
-    from pptrace.sim.policy import Policy
+    from pptrace.schedule.policy import Policy
     from pptrace.timeline.timeline import Timeline
 
 SHARINGS = (Sharing.FIFO, Sharing.MAX_MIN)

@@ -15,9 +15,9 @@ from pptrace import kernel
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.issue_order import Receive
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.schedule.table import Schedule
 from pptrace.schedule.validate import validate
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.messages import messages
 from pptrace.timeline.metrics import Metrics, measure
@@ -57,7 +57,7 @@ POLICIES = [Policy(name=name) for name in PolicyName] + [
 ]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name.value}-{p.receive.value}-{p.eager_bytes}")
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name.value}-{p.placing.value}-{p.eager_bytes}")
 def test_both_roads_give_the_same_step(policy: Policy) -> None:
     with interpreted_kernels():
         interpreted, by_list = step(policy)

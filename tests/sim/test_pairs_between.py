@@ -12,8 +12,8 @@ from segment_costs import BLOCK_A, costs, segments_of, spans, steady
 from pptrace.model.kinds import Kind
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.schedule.table import Schedule
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.actions import actions_in_parts
 from pptrace.timeline.metrics import measure

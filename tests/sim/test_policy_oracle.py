@@ -16,8 +16,8 @@ from strategies import networks, valid_schedules, workloads
 from pptrace.errors import DeadlockError
 from pptrace.model.kinds import COMPUTE, Kind, Stream
 from pptrace.schedule.issue_order import Receive, with_messages
+from pptrace.schedule.policy import Policy, PolicyName, StreamPer
 from pptrace.schedule.table import Schedule
-from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.simulate import simulate
 
 POLICIES = [
@@ -38,7 +38,7 @@ POLICIES = [
 
 
 def described(policy: Policy) -> str:
-    return f"{policy.name.value}-{policy.receive.value}-{policy.stream.value}-{policy.eager_bytes}"
+    return f"{policy.name.value}-{policy.placing.value}-{policy.stream.value}-{policy.eager_bytes}"
 
 
 @st.composite
@@ -55,7 +55,7 @@ def steps(draw: st.DrawFn) -> Step:
 def placed(step: Step, policy: Policy) -> list[list[Item]]:
     if not policy.has_receives:
         return place_sends(step)
-    return place_asap(step) if policy.receive is Receive.ASAP else place_deferred(step)
+    return place_asap(step) if policy.placing is Receive.ASAP else place_deferred(step)
 
 
 def shuffled(step: Step, rows: list[list[Item]], random: Random, swaps: int) -> list[list[Item]]:
@@ -108,7 +108,7 @@ def test_a_table_with_messages_of_its_own_keeps_them_in_place(
     policy: Policy, step: Step, seed: int, swaps: int
 ) -> None:
     random = Random(seed)  # noqa: S311 - tests, not secrets
-    start = place_asap(step) if policy.receive is Receive.ASAP else place_deferred(step)
+    start = place_asap(step) if policy.placing is Receive.ASAP else place_deferred(step)
     rows = shuffled(step, start, random, swaps)
 
     assert_agreement(step, policy, rows, Schedule.from_rows(as_actions(rows), step.schedule.placement))

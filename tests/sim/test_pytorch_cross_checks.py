@@ -22,9 +22,9 @@ from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.issue_order import Receive, with_messages
+from pptrace.schedule.policy import Policy, PolicyName, StreamPer
 from pptrace.schedule.table import Schedule
 from pptrace.schedule.validate import validate
-from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.simulate import simulate
 
 if TYPE_CHECKING:
@@ -140,11 +140,11 @@ def test_ordered_refuses_deferred_receives_with_their_cycle(name: str) -> None:
     with pytest.raises(
         DeadlockError, match=r"messages up to 1 B eager let it run: --set p2p\.eager='1 B'"
     ) as refused:
-        unit_step(order, Policy(name=PolicyName.ORDERED))
+        unit_step(order, Policy(name=PolicyName.ORDERED, stream=StreamPer.RANK))
 
     assert refused.value.policy == "ordered"
     assert_cycle(refused.value.cycle)
-    assert length(unit_step(order, Policy(name=PolicyName.ORDERED, eager_bytes=1))) > 0
+    assert length(unit_step(order, Policy(name=PolicyName.ORDERED, stream=StreamPer.RANK, eager_bytes=1))) > 0
 
 
 def assert_cycle(cycle: tuple[str, ...]) -> None:
@@ -157,7 +157,7 @@ def assert_cycle(cycle: tuple[str, ...]) -> None:
 
 def test_ordered_deadlocks_on_1f1b_where_two_neighbours_send_to_each_other_first() -> None:
     with pytest.raises(DeadlockError) as refused:
-        unit_step(torch_order("1f1b", "deferred"), Policy(name=PolicyName.ORDERED))
+        unit_step(torch_order("1f1b", "deferred"), Policy(name=PolicyName.ORDERED, stream=StreamPer.RANK))
 
     assert set(refused.value.cycle) == {
         "rank 7: 7SEND_B0 with rank 6: 6RECV_B0",

@@ -20,10 +20,10 @@ from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal
 from pptrace.schedule.issue_order import Receive
+from pptrace.schedule.policy import Policy, PolicyName, StreamPer
 from pptrace.schedule.table import Schedule
 from pptrace.sim import simulate as module
 from pptrace.sim.contention import Contention, Sharing
-from pptrace.sim.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.shared import shared_links
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.actions import actions_in_parts

@@ -8,9 +8,9 @@ import pytest
 from pptrace.model.kinds import Kind
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.schedule.table import Schedule
 from pptrace.sim.contention import Contention
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 
 OVERLAP = Schedule.from_rows([["0F0", "1F0", "1B0", "0B0"]])

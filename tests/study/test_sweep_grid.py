@@ -120,7 +120,7 @@ REFUSED = [
     (["pp=2,4"], {"schedule": "t.csv"}, "--over pp: t.csv is a table, which has its own"),
     (["schedule=t.csv,eager", "microbatches=8"], {}, "--over microbatches: t.csv is a table"),
     (["pp=2,0"], {}, "--over pp=0: parallel.pp: "),
-    (["p2p=async,telepathy"], {}, "--over p2p=telepathy: p2p.policy: "),
+    (["contention=none,telepathy"], {}, "--over contention=telepathy: contention.links: "),
     (["costs.forward=1 ms", "pp=x"], {}, "--over pp=x: parallel.pp: "),
     (["parallel.qq=1"], {}, "--over parallel.qq=1: parallel.qq: "),
     (["parallel.pp.deep=1"], {}, "it has no key 'deep'"),

@@ -11,8 +11,8 @@ from pptrace.model.kinds import Kind, Stream
 from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.schedule.table import Schedule
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.build import from_slices
 from pptrace.timeline.metrics import IdleCause, Metrics, measure

@@ -18,12 +18,13 @@ from strategies import valid_schedules
 import pptrace
 from pptrace.analysis.diff.step_diff import diff
 from pptrace.analysis.steps.replay import replay
+from pptrace.config.choices import Receive
 from pptrace.errors import DeadlockError
 from pptrace.model.kinds import COMMUNICATION
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.issue_order import with_messages
-from pptrace.sim.policy import Policy, PolicyName, StreamPer
+from pptrace.schedule.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.metrics import IdleCause
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 ORDERED = [Policy(name=PolicyName.ORDERED, stream=stream) for stream in StreamPer]
-BATCHED = Policy(name=PolicyName.BATCHED)
+BATCHED = Policy(name=PolicyName.BATCHED, receive=Receive.ASAP)
 POLICIES = [*ORDERED, BATCHED]
 NETWORK = Flat(rate_kbps=2_000_000, overhead_ns=3_000)
 US = 1_000

@@ -12,8 +12,8 @@ from small_gpu_trace import SmallGpuTrace
 from pptrace.errors import ConfigError, TraceError
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.schedule.table import Schedule
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace_profilers.importers import measure_kineto

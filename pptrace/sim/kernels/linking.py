@@ -17,7 +17,7 @@ from pptrace.sim.kernels.rules import (
     SENDS,
 )
 
-__all__ = ["chain_tasks", "join_batches", "link_rows", "sort_edges"]
+__all__ = ["chain_tasks", "join_batches", "link_consumers", "link_rows", "sort_edges"]
 
 
 def link_rows(
@@ -38,6 +38,9 @@ def link_rows(
             k = kind[row]
             at = place[row]
             if role[k] == SENDS or role[k] == RECEIVES:
+                if rules.called:
+                    _meet(row, at, cells, edge, graph, kinds, found, twin)
+                    continue
                 if rules.batched:
                     launch = rules.rows + 2 * lanes.group[row]
                     if launch != launched:
@@ -106,6 +109,14 @@ def _is_early(row, at, rank, cells, graph, kinds, found):
     return False
 
 
+def _meet(row, at, cells, edge, graph, kinds, found, twin):
+    """Note which sender's side a receiver's side meets."""
+    k = cells.kind[row]
+    if kinds.role[k] == SENDS:
+        way = 0 if kinds.direction[k] == FORWARD else graph.edges
+        twin[found.recv_at[(way + edge[row]) * graph.microbatches + cells.microbatch[row]]] = at
+
+
 def _launch(launch, launched, fork, rows, batch_next, pairs, n):
     """Begin a batch behind the one before and what its rank computed; its join follows its launch."""
     if launched >= 0:
@@ -125,7 +136,7 @@ def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task,
         if rules.receive == RENDEZVOUS and not rendezvous:
             if fork >= 0:
                 n = _pair(pairs, n, fork, at)
-            n = _link_consumers(row, at, cells, edge, graph, kinds, found, pairs, n)
+            n = link_consumers(row, at, -1, cells, edge, graph, kinds, found, pairs, n)
         return n
     if rules.mode != ON_COMPUTE and not rules.batched and fork >= 0:
         n = _pair(pairs, n, fork, at)
@@ -137,7 +148,7 @@ def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task,
         n = _pair(pairs, n, rules.rows + 2 * lanes.group[row], at)
         n = _pair(pairs, n, at, rules.rows + 2 * lanes.group[row] + 1)
     else:
-        n = _link_consumers(row, at, cells, edge, graph, kinds, found, pairs, n)
+        n = link_consumers(row, at, -1, cells, edge, graph, kinds, found, pairs, n)
     if rendezvous:
         other = found.recv_at[index]
         twin[other] = at
@@ -146,17 +157,17 @@ def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task,
     return n
 
 
-def _link_consumers(row, source, cells, edge, graph, kinds, found, pairs, n):
-    """List the edges from a message to what computes with it."""
+def link_consumers(row, source, known, cells, edge, graph, kinds, found, pairs, n):
+    """List the edges from a message to what computes with it, but for one that is ``known`` to wait for it."""
     forward = kinds.direction[cells.kind[row]] == FORWARD
     to = graph.edge_to[edge[row]] if forward else graph.edge_from[edge[row]]
     base = ((0 if forward else graph.stages) + to) * graph.microbatches
     last = -1
     for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
         consumer = found.made_at[base + u]
-        if consumer != last:
+        if consumer != last and consumer != known:
             n = _pair(pairs, n, source, consumer)
-            last = consumer
+        last = consumer
     return n
 
 
@@ -170,14 +181,14 @@ def join_batches(row_ptr, cells, edge, graph, kinds, lanes, rules, place, found,
             launch = rules.rows + 2 * lanes.group[row]
             n = _pair(pairs, n, launch, at)
             n = _pair(pairs, n, at, launch + 1)
-            n = _link_consumers(row, launch + 1, cells, edge, graph, kinds, found, pairs, n)
+            n = link_consumers(row, launch + 1, -1, cells, edge, graph, kinds, found, pairs, n)
     return n
 
 
-def chain_tasks(lane_ptr, twin, one_sided, following, following_peer):
+def chain_tasks(lane_first, lane_end, twin, one_sided, following, following_peer):
     """Chain each lane's tasks; a receiver's side chains its twin unless ``one_sided``."""
-    for lane in range(len(lane_ptr) - 1):
-        for row in range(lane_ptr[lane], lane_ptr[lane + 1] - 1):
+    for lane in range(len(lane_first)):
+        for row in range(lane_first[lane], lane_end[lane] - 1):
             behind = twin[row + 1] if twin[row + 1] >= 0 else row + 1
             if twin[row] < 0:
                 following[row] = behind

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pptrace.config.choices import PolicyName, Receive, StreamPer
+
+if TYPE_CHECKING:
+    from pptrace.schedule.calls import Program
 
 __all__ = ["Policy", "PolicyName", "StreamPer"]
 
@@ -18,13 +22,27 @@ class Policy:
     """
 
     name: PolicyName = PolicyName.ASYNC
-    """Which policy."""
-    receive: Receive = Receive.ASAP
-    """Where receives are put in a table that has none."""
-    stream: StreamPer = StreamPer.RANK
+    """Which policy; ``batched`` for a program's calls, which are batches of its own."""
+    receive: Receive | None = None
+    """Where receives are put in a table that has none; deferred under ``batched``, else asap, unless given."""
+    stream: StreamPer = StreamPer.DIRECTION
     """What has a stream of its own, under ``ordered``."""
     eager_bytes: int = 0
     """Messages up to this size do not wait for their receiver, under ``ordered``; 0 for none at all."""
+    program: Program | None = None
+    """Says which messages are one call, and where calls are launched and waited for, under ``batched``."""
+    title: str = ""
+    """The name by which a plugin offers it."""
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.title or str(self.name.value)
+
+    @property
+    def placing(self) -> Receive:
+        """Where receives are put in a table that has none."""
+        return self.receive or (Receive.DEFERRED if self.name is PolicyName.BATCHED else Receive.ASAP)
 
     @property
     def has_receives(self) -> bool:

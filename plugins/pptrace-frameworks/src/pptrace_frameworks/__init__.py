@@ -1,0 +1,1 @@
+"""How training frameworks issue the messages between pipeline ranks."""

@@ -1,0 +1,70 @@
+"""Messages as DeepSpeed's pipeline engine issues them.
+
+Source: DeepSpeed 0.19, ``deepspeed/runtime/pipe/schedule.py`` (``TrainSchedule``), ``engine.py`` and
+``p2p.py``. Every send and receive is an operation of its own on its pair's communicator, waited for at once. A
+step of the schedule first exchanges with one neighbour and then computes: before a forward, the gradient of the
+step before goes to the previous rank and then the activation comes from it; before a backward, the gradient
+comes from the next rank and then the activation of the step before goes to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.plugin import MessageCalls, Policy, PolicyName
+from pptrace_frameworks.rows import Ends, cannot, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pptrace.plugin import MessageRequest, Schedule
+    from pptrace_frameworks.rows import Ints, Rows
+
+__all__ = ["build"]
+
+
+def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
+    """Return the policy for a table.
+
+    Raises:
+        ConstraintError: it is not 1F1B with one stage per rank.
+    """
+    del options
+    _rows(schedule)
+    return Policy(name=PolicyName.BATCHED, program=_calls)
+
+
+def _rows(schedule: Schedule) -> Rows:
+    rows = rows_of(schedule, "deepspeed")
+    placement = schedule.placement
+    if schedule.stages != schedule.ranks or (placement.stage_rank != np.arange(schedule.ranks)).any():
+        raise cannot("deepspeed", "does not have one stage on each rank, in order", runs="1f1b")
+    if not rows.is_warm_up_and_turns(np.minimum(np.arange(rows.ranks)[::-1], rows.count)) and not (
+        rows.is_warm_up_and_turns(np.minimum(np.arange(rows.ranks)[::-1], rows.count - 1))
+    ):
+        raise cannot("deepspeed", "is not in the order of 1F1B", runs="1f1b")
+    return rows
+
+
+def _step(rows: Rows, rank: Ints, k: Ints, *, backward: bool) -> Ints:
+    """Return the step of DeepSpeed's schedule in which a rank runs its k-th forward or backward."""
+    return 2 * k + (2 * rows.ranks - 1 - rank if backward else rank)
+
+
+def _calls(request: MessageRequest) -> MessageCalls:
+    """Place a table's messages."""
+    rows = _rows(request.schedule)
+    ends = Ends.of(request, rows)
+    # A send waits for the receive of the step behind it where that computes a backward right then.
+    following = np.clip(_step(rows, ends.source, ends.made, backward=False), 0, None) + 1
+    k = (following - (2 * rows.ranks - 1 - ends.source)) // 2
+    adjacent = ~ends.gradient & (k >= 0) & (k < rows.count)
+    send = request.behind(request.producer) + np.where(adjacent, 1, 0)
+    before = _step(rows, ends.target, ends.used, backward=True) - 1
+    j = (before - ends.target) // 2
+    first = ends.gradient & (j >= 0) & (j < rows.count)
+    receive = request.before(request.consumer) + np.where(first, 0, 1)
+    pair = np.minimum(ends.source, ends.target).astype(np.int32)
+    return MessageCalls(send=send, send_waited=send, receive=receive, receive_waited=receive, communicator=pair)

@@ -1,0 +1,177 @@
+"""Messages as Megatron-LM's training loop issues them.
+
+Source: Megatron-LM main of August 2026 (core 0.20), ``megatron/core/pipeline_parallel/schedules.py`` and
+``p2p_communication.py``; switches and their defaults as in ``megatron/training/arguments.py``.
+
+Everything between ranks goes through one function that sends and receives at most one tensor each way. By default
+these are one batch on the communicator of the whole pipeline, which is waited for at once. Without batches each is
+an operation of its own on the communicator of a pair of ranks, in an order that even and odd ranks mirror.
+
+One chunk per rank (``forward_backward_pipelining_without_interleaving``): a forward's send and the next backward's
+receive are one batch, as are a backward's send and the next forward's receive; all others stand alone.
+
+Several chunks (``forward_backward_pipelining_with_interleaving``), without overlap: a batch behind every
+forward of warm-up, behind every forward and backward in turns, behind every backward at the end, with what
+these made and what comes next. With overlap: in turns, a forward or backward issues its send and the next one's
+receive, and waits for the receive before its use, for the send behind the next one of its kind; before and
+behind that, everything is waited for at once, unless receives are issued ahead there too
+(``overlap_p2p_comm_warmup_flush``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.plugin import ConstraintError, MessageCalls, Policy, PolicyName, run_kernel
+from pptrace_frameworks import kernels
+from pptrace_frameworks.rows import Rows, cannot, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from pptrace.plugin import MessageRequest, Schedule
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["build"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Switches:
+    """Megatron's own, with its defaults filled in."""
+
+    overlap: bool
+    batch: bool
+    flush: bool
+    free_outputs: bool
+
+
+def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
+    """Return the policy for a table.
+
+    Raises:
+        ConstraintError: a table that Megatron's two loops do not run, or a switch that it cannot have.
+    """
+    loop = _Loop.of(schedule)
+    switches = _switches(loop, options)
+    return Policy(name=PolicyName.BATCHED, program=partial(_calls, switches=switches))
+
+
+def _switches(loop: _Loop, options: Mapping[str, Any]) -> _Switches:
+    overlap, batch, flush = (
+        options[name] for name in ("overlap_p2p_comm", "batch_p2p_comm", "overlap_p2p_comm_warmup_flush")
+    )
+    if overlap and loop.chunks == 1:
+        raise _refused("overlap_p2p_comm", "needs several chunks per rank: parallel.vp of 2 or more")
+    overlap = loop.chunks > 1 if overlap is None else overlap
+    if overlap and batch:
+        raise _refused("batch_p2p_comm", "cannot be true with overlap_p2p_comm: set one of them to false")
+    if flush and not overlap:
+        raise _refused("overlap_p2p_comm_warmup_flush", "needs overlap_p2p_comm")
+    if loop.chunks > 1 and not overlap and loop.rows.ranks == _PAIR:
+        raise _refused("overlap_p2p_comm", "cannot be false on 2 ranks with several chunks, as in Megatron")
+    batch = not overlap if batch is None else batch
+    free_outputs = options["deallocate_pipeline_outputs"]
+    return _Switches(overlap=overlap, batch=batch, flush=flush, free_outputs=free_outputs)
+
+
+_PAIR = 2
+
+
+def _refused(option: str, why: str) -> ConstraintError:
+    return ConstraintError(why, key=f"p2p.options.{option}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loop:
+    """A table as one of Megatron's two loops."""
+
+    rows: Rows
+    chunks: int
+    group: int
+    """Microbatches that a rank runs through one chunk before the next (``microbatch_group_size_per_vp_stage``)."""
+    warm_up: Ints
+    """Shape (ranks,): forwards before forward and backward take turns; all of them where they never do."""
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> _Loop:
+        """Take a table apart.
+
+        Raises:
+            ConstraintError: it is none of Megatron's.
+        """
+        rows = rows_of(schedule, "megatron")
+        placement = schedule.placement
+        chunks, rest = divmod(schedule.stages, schedule.ranks)
+        looped = np.arange(schedule.stages) % schedule.ranks
+        if rest or placement.stage_rank.shape[0] != 1 or (placement.stage_rank[0] != looped).any():
+            raise cannot("megatron", "does not loop its stages over the ranks, stage s on rank s mod p")
+        _check_one_order(schedule, rows)
+        group = _group(schedule, rows, chunks) if chunks > 1 else rows.count
+        ahead = np.arange(rows.ranks)[::-1]
+        warm_up = ahead if chunks == 1 else 2 * ahead + (chunks - 1) * group
+        warm_up = np.minimum(warm_up, rows.count)
+        longer = rows.leading - 1 > warm_up  # as GPipe has it, or with one forward more
+        warm_up = np.where(longer, np.where(rows.leading == rows.count, rows.count, rows.leading - 1), warm_up)
+        if not rows.is_warm_up_and_turns(warm_up):
+            raise cannot("megatron", "is not forwards, then forward and backward in turns, then backwards")
+        return cls(rows=rows, chunks=chunks, group=group, warm_up=warm_up)
+
+
+def _check_one_order(schedule: Schedule, rows: Rows) -> None:
+    """Check that all ranks run chunks and microbatches in the same order."""
+    for way in (rows.forward, rows.backward):
+        order = np.stack([schedule.stage[way] // schedule.ranks, schedule.microbatch[way], schedule.span[way]])
+        if (order != order[:, :1]).any():
+            raise cannot("megatron", "does not run the microbatches of all ranks in one order")
+
+
+def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:
+    """Return how many microbatches go through one chunk before the next.
+
+    Raises:
+        ConstraintError: chunks and microbatches do not come in such groups.
+    """
+    stages = schedule.stage[rows.forward[0]]
+    group = int(np.argmax(stages != stages[0])) or rows.count
+    microbatches = rows.count // chunks
+    order = [
+        (chunk, microbatch)
+        for start in range(0, microbatches, group)
+        for chunk in range(chunks)
+        for microbatch in range(start, min(start + group, microbatches))
+    ]
+    chunk, microbatch = np.array(order).T
+    for way, turned in ((rows.forward[0], chunk), (rows.backward[0], chunks - 1 - chunk)):
+        same = schedule.stage[way] // schedule.ranks == turned
+        if not (same & (schedule.microbatch[way] == microbatch)).all():
+            raise cannot("megatron", "does not run microbatches in groups, chunk by chunk")
+    return group
+
+
+def _calls(request: MessageRequest, *, switches: _Switches) -> MessageCalls:
+    """Place a table's messages."""
+    loop = _Loop.of(request.schedule)
+    rows, count = loop.rows, request.producer.size
+    known = kernels.Loop(
+        forward=rows.forward.ravel(), backward=rows.backward.ravel(), number=rows.number, warm_up=loop.warm_up,
+        ranks=rows.ranks, number_of=rows.count, group=loop.group, several=int(loop.chunks > 1),
+        overlap=int(switches.overlap), flush=int(switches.flush), frees=int(switches.free_outputs),
+        batch=int(switches.batch),
+    )  # fmt: skip
+    moments = np.full((4, count), -1, dtype=np.int64)
+    calls = kernels.Calls(moments[0], moments[1], moments[2], moments[3], np.zeros(count, dtype=np.int32))
+    messages = kernels.Messages(
+        request.producer, request.consumer, request.source, request.target, request.gradient.astype(np.int8)
+    )
+    run_kernel(kernels.place, (messages, known), (calls,), work=count)
+    return MessageCalls(
+        send=calls.send, receive=calls.receive, send_waited=calls.send_waited,
+        receive_waited=calls.receive_waited, communicator=None if switches.batch else calls.communicator,
+    )  # fmt: skip

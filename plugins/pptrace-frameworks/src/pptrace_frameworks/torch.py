@@ -1,0 +1,105 @@
+"""Messages as PyTorch's pipelining issues them.
+
+Source: PyTorch 2.13, ``torch/distributed/pipelining/schedules.py``. There a batch of nothing but sends, or of
+nothing but receives, is issued as single operations, each on the communicator of its pair of ranks; only a
+mixed one is one batch, on the communicator of the whole group.
+
+* ``Schedule1F1B``: a receive is waited for at once; the sends of warm-up and of the end run beside computation,
+  each waited for before the next of its kind; where forward and backward take turns, a send and the next receive
+  are one batch, waited for at once.
+* ``ScheduleGPipe``: receives are waited for at once, sends behind the last forward and the last backward.
+* All others run a table with every SEND and RECV in place: each is an operation of its own, a receive is waited
+  for by its use, sends at the step's end. That is ``ordered`` with a stream per pair of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.plugin import ConstraintError, MessageCalls, Policy, PolicyName, Receive, StreamPer
+from pptrace_frameworks.rows import Ends, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from pptrace.plugin import MessageRequest, Program, Schedule
+    from pptrace_frameworks.rows import Ints, Rows
+
+__all__ = ["build"]
+
+SENT, RECEIVED, TOGETHER = 1, 2, 4
+"""Turns between two actions: a send, behind the wait for the one before (turn 0); a receive; a batch."""
+
+
+def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
+    """Return the policy for a table: a program of its own for 1F1B and GPipe, PyTorch's runtime for all others."""
+    program = None if schedule.has_communication else _program_of(schedule)
+    if program is None:
+        return Policy(name=PolicyName.ORDERED, stream=StreamPer.PAIR, receive=Receive(options["receive"]))
+    return Policy(name=PolicyName.BATCHED, program=program)
+
+
+def _program_of(schedule: Schedule) -> Program | None:
+    """Return the program of PyTorch's two schedules of one stage a rank, None for other tables."""
+    placement = schedule.placement
+    own = np.arange(schedule.ranks)
+    if schedule.stages != schedule.ranks or placement.stage_rank.shape[0] != 1:
+        return None
+    if (placement.stage_rank[0] != own).any():
+        return None
+    try:
+        rows = rows_of(schedule, "torch")
+    except ConstraintError:
+        return None
+    if rows.count >= rows.ranks and rows.is_warm_up_and_turns(_warm_up(rows)):
+        return _one_f_one_b
+    return _gpipe if (rows.leading == rows.count).all() else None
+
+
+def _warm_up(rows: Rows) -> Ints:
+    """Return forwards of each rank before forward and backward take turns, as Megatron counts them."""
+    return np.minimum(np.arange(rows.ranks)[::-1], rows.count - 1)
+
+
+def _communicators(ends: Ends, rows: Rows, together: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return each message's communicator: the group's for batches, else its pair's."""
+    pair = np.minimum(ends.source, ends.target)
+    return np.where(together, rows.ranks, pair).astype(np.int32)
+
+
+def _one_f_one_b(request: MessageRequest) -> MessageCalls:
+    """Place the messages of ``Schedule1F1B``."""
+    rows = rows_of(request.schedule, "torch")
+    ends = Ends.of(request, rows)
+    warm_up = _warm_up(rows)
+    # Where the sender takes turns its receiver does too, and the message is part of a batch at both ends.
+    steady = rows.count - warm_up[ends.source]
+    together = np.where(ends.gradient, ends.made < steady - 1, ends.made >= warm_up[ends.source])
+    behind = request.behind(request.producer)
+    following = np.minimum(ends.made + 1, rows.count - 1)
+    next_one = np.where(ends.gradient, rows.backward[ends.source, following], rows.forward[ends.source, following])
+    last = ends.gradient & (ends.made == rows.count - 1)
+    waited = np.where(last, behind + RECEIVED, request.behind(next_one))
+    receive = request.before(request.consumer) + np.where(together, TOGETHER, RECEIVED)
+    return MessageCalls(
+        send=behind + np.where(together, TOGETHER, SENT),
+        send_waited=np.where(together, behind + TOGETHER, waited),
+        receive=receive, receive_waited=receive, communicator=_communicators(ends, rows, together),
+    )  # fmt: skip
+
+
+def _gpipe(request: MessageRequest) -> MessageCalls:
+    """Place the messages of ``ScheduleGPipe``."""
+    rows = rows_of(request.schedule, "torch")
+    ends = Ends.of(request, rows)
+    last = np.where(ends.gradient, rows.backward[ends.source, -1], rows.forward[ends.source, -1])
+    receive = request.before(request.consumer) + RECEIVED
+    none = np.zeros(ends.made.size, dtype=bool)
+    return MessageCalls(
+        send=request.behind(request.producer) + SENT, send_waited=request.behind(last) + SENT,
+        receive=receive, receive_waited=receive, communicator=_communicators(ends, rows, none),
+    )  # fmt: skip

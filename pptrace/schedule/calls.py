@@ -1,0 +1,284 @@
+"""Messages in calls: which sends and receives a program launches as one, where, and where it waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+
+import numpy as np
+
+from pptrace.errors import PluginError
+from pptrace.kernel import run
+from pptrace.model.cells import CELL, CellColumns
+from pptrace.model.kind_table import TABLE
+from pptrace.schedule.issue_order import IssueOrder
+from pptrace.schedule.kernels import calls as kernels
+from pptrace.schedule.kernels.calls import NEVER, TURNS
+from pptrace.schedule.neighbours import graph_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["MOST_TURNS", "Issue", "MessageCalls", "MessageRequest", "Program", "in_calls"]
+
+MOST_TURNS = TURNS
+"""Turns between two actions: calls that a program may launch there one after the other."""
+
+
+class _Messages(NamedTuple):
+    """The messages of a table, by producer."""
+
+    producer: Int32s
+    consumer: Int32s
+    source: Int32s
+    target: Int32s
+    edge: Int32s
+    way: Int8s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRequest:
+    """What a message policy places: a table's actions, and the messages between them as columns."""
+
+    schedule: Schedule
+    """The table, its epilogue included; no messages in it."""
+    producer: Int32s
+    """Shape (messages,): the position of the action whose result each message carries."""
+    consumer: Int32s
+    """The position of the action that needs it."""
+    source: Int32s
+    """The rank that sends it."""
+    target: Int32s
+    """The rank that receives it."""
+    gradient: NDArray[np.bool_]
+    """Whether it carries a gradient, against the direction of the stages."""
+
+    def before(self, rows: NDArray[np.integer]) -> Int64s:
+        """Return the moments right before some positions of the table, turn 0."""
+        return np.asarray(rows + self._rank(rows)) * MOST_TURNS
+
+    def behind(self, rows: NDArray[np.integer]) -> Int64s:
+        """Return the moments right behind some positions of the table, turn 0."""
+        return np.asarray(rows + self._rank(rows) + 1) * MOST_TURNS
+
+    def _rank(self, rows: NDArray[np.integer]) -> NDArray[np.int64]:
+        ranks = np.repeat(np.arange(self.schedule.ranks), np.diff(self.schedule.row_ptr))
+        return np.asarray(ranks[rows], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageCalls:
+    """Where each message is sent, received and waited for; columns of one moment per message.
+
+    A moment is a place between two actions of a rank, as :meth:`MessageRequest.before` and
+    :meth:`MessageRequest.behind` give it, plus a turn below :data:`MOST_TURNS`. What one rank issues at one
+    moment on one communicator is one call: it begins behind its rank's computation so far and the calls before
+    it on its communicator, each of its messages when the calls at both its ends have begun; it ends with its
+    last message.
+    """
+
+    send: Int64s
+    """When the sender's call is launched: behind the producer."""
+    receive: Int64s
+    """When the receiver's is: before the consumer."""
+    send_waited: Int64s | None = None
+    """From when on the sender's computation waits for its call; -1, or None for all, where it never does."""
+    receive_waited: Int64s | None = None
+    """The same of the receiver's; the consumer waits in any case."""
+    communicator: Int32s | None = None
+    """Number from 0 of the communicator that carries it; a rank's calls on one follow one another. None: one."""
+
+
+Program: TypeAlias = Callable[[MessageRequest], MessageCalls]
+"""Says how a program issues a table's messages."""
+
+
+class _Plan(NamedTuple):
+    """A program's moments, each of its columns there."""
+
+    send: Int64s
+    receive: Int64s
+    send_waited: Int64s
+    receive_waited: Int64s
+    communicator: Int32s
+    """Empty where there is one."""
+
+
+class _Ends(NamedTuple):
+    """Both ends of every message in the order in which they are issued."""
+
+    first: Int32s
+    """Shape (slots + 1,): where each slot's ends begin."""
+    order: Int32s
+    key: Int32s
+    """Turn and communicator of each: ends of one slot and key are one call."""
+
+
+class _Waits(NamedTuple):
+    """Which waits for which."""
+
+    source: Int32s
+    target: Int32s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issue:
+    """The calls of an issue order."""
+
+    of_row: Int32s
+    """Shape (rows,): the call of each message's end, -1 for other rows."""
+    before: Int32s
+    """Shape (calls,): the call before it on its rank's communicator, -1 for none."""
+    communicator: Int32s
+    """Shape (calls,): the communicator of each."""
+    awaited: Int32s
+    """Calls that rows wait for, beside those that need the messages."""
+    row: Int32s
+    """The rows that wait for them."""
+    earlier: Int32s
+    """Calls that other calls wait for."""
+    later: Int32s
+    """The calls that wait for them."""
+
+    def __len__(self) -> int:
+        return int(self.before.size)
+
+    def with_rows(self, source: NDArray[np.integer], begin: NDArray[np.integer]) -> Self:
+        """Return the calls of rows that were taken apart: the row each comes from, and where each now begins."""
+        return replace(self, of_row=self.of_row[source], row=begin[self.row].astype(np.int32))
+
+
+def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
+    """Return a table's issue order with its messages where a program issues them.
+
+    Raises:
+        PluginError: the program's moments cannot be: a send before its producer, a receive behind its consumer.
+    """
+    messages = _listed(schedule)
+    request = MessageRequest(
+        schedule=schedule, producer=messages.producer, consumer=messages.consumer, source=messages.source,
+        target=messages.target, gradient=messages.way.astype(bool),
+    )  # fmt: skip
+    return _issued(schedule, messages, _checked(request, messages, program(request), name))
+
+
+def _listed(schedule: Schedule) -> _Messages:
+    graph = graph_of(schedule.placement)
+    feeding = schedule.cells.taken(np.flatnonzero(TABLE.feeds[schedule.kind] >= 0))
+    widest = int(max(np.diff(graph.succ_ptr).max(initial=0), np.diff(graph.pred_ptr).max(initial=0)))
+    bound = feeding.kind.size * widest
+    int32s = np.empty((5, bound), dtype=np.int32)
+    out = _Messages(int32s[0], int32s[1], int32s[2], int32s[3], int32s[4], np.empty(bound, dtype=np.int8))
+    made_at = np.full(2 * graph.stages * graph.microbatches, -1, dtype=np.int32)
+    count = run(
+        kernels.list_messages,
+        (schedule.row_ptr, schedule.cells, graph, TABLE),
+        (made_at, out),
+        work=len(schedule),
+    )
+    return _Messages(*(values[:count] for values in out))  # type: ignore[arg-type] # each keeps its dtype
+
+
+def _checked(request: MessageRequest, messages: _Messages, calls: MessageCalls, name: str) -> _Plan:
+    """Return a program's moments as columns; refuse moments that cannot be."""
+    count = messages.producer.size
+    never = np.full(count, NEVER, dtype=np.int64)
+    columns: dict[str, Any] = {}
+    for column in _Plan._fields:
+        values = getattr(calls, column)
+        if values is None:
+            values = never if column.endswith("waited") else np.zeros(0 if column == "communicator" else count)
+        elif np.shape(values) != (count,):
+            raise PluginError(
+                f"message policy {name!r} returned {column} of shape {np.shape(values)}, expected {(count,)}"
+            )
+        columns[column] = np.asarray(values).astype(np.int32 if column == "communicator" else np.int64, copy=False)
+    plan = _Plan(**columns)
+    rows = request.schedule.row_ptr
+    wrong = run(kernels.find_wrong, (rows, messages, plan), (), work=count) - 1
+    if wrong >= 0:
+        sends = wrong < count
+        action = request.schedule.action(int(messages.producer[wrong % count]))
+        rank = int((messages.source if sends else messages.target)[wrong % count])
+        law = "a send is behind its producer" if sends else "a receive is before its consumer"
+        raise PluginError(
+            f"message policy {name!r} places the {'send' if sends else 'receive'} of {action}'s result on rank "
+            f"{rank} where it cannot be: {law}"
+        )
+    return plan
+
+
+def _issued(schedule: Schedule, messages: _Messages, plan: _Plan) -> IssueOrder:
+    """Put both ends of every message in place."""
+    count, ranks = messages.producer.size, schedule.ranks
+    plan = _around_pairs(schedule, plan)
+    communicators = int(plan.communicator.max(initial=0)) + 1
+    first, order = np.zeros(len(schedule) + ranks + 1, dtype=np.int32), np.empty(2 * count, dtype=np.int32)
+    ends = _Ends(first, order, order.copy())
+    run(kernels.sort_ends, (plan, communicators), ends, work=len(schedule))
+    rows = len(schedule) + 2 * count
+    out = CellColumns(*(np.empty(rows, dtype=np.int8 if name == "kind" else np.int32) for name in CELL))
+    edge, of_row = np.empty((2, rows), dtype=np.int32)
+    at = np.empty(len(schedule), dtype=np.int32)
+    of_end, before, over = (np.empty(2 * count, dtype=np.int32) for _ in range(3))
+    number = run(
+        kernels.issue_ends,
+        (schedule.row_ptr, schedule.cells, messages, communicators, *ends),
+        (out, edge, of_row, at, of_end, before, over, np.empty(communicators, dtype=np.int32)),
+        work=len(schedule),
+    )
+    waits, behind = _waits(schedule, messages, plan, ends, communicators, of_end, number)
+    sent = np.diff(first[schedule.row_ptr + np.arange(ranks + 1)])
+    issue = Issue(
+        of_row=of_row, before=before[:number], communicator=over[:number], awaited=waits.source,
+        row=at[waits.target], earlier=behind.source, later=behind.target,
+    )  # fmt: skip
+    row_ptr = (schedule.row_ptr + np.concatenate([[0], np.cumsum(sent)])).astype(np.int32)
+    return IssueOrder(placement=schedule.placement, row_ptr=row_ptr, edge=edge, calls=issue, **out._asdict())
+
+
+def _waits(
+    schedule: Schedule,
+    messages: _Messages,
+    plan: _Plan,
+    ends: _Ends,
+    communicators: int,
+    of_end: Int32s,
+    number: int,
+) -> tuple[_Waits, _Waits]:
+    """Return which calls the rows of the table wait for, and which calls other calls do."""
+    bound = run(kernels.count_later, (plan, communicators, ends.first, ends.key), (), work=len(schedule))
+    rows, later = (_Waits(*np.empty((2, size), dtype=np.int32)) for size in (2 * plan.send.size, bound))
+    counted = np.zeros(2, dtype=np.int64)
+    run(
+        kernels.wait_for_calls,
+        (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end),
+        (np.full(number, -1, dtype=np.int32), rows, later, counted),
+        work=len(schedule),
+    )
+    return _Waits(*(side[: counted[0]] for side in rows)), _Waits(*(side[: counted[1]] for side in later))
+
+
+def _around_pairs(schedule: Schedule, plan: _Plan) -> _Plan:
+    """Move what senders do inside an overlapped pair behind it, and what receivers do before it."""
+    if not (schedule.pair >= 0).any():
+        return plan
+    rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.row_ptr))
+    inside = np.zeros(len(schedule) + schedule.ranks, dtype=bool)
+    rows = 1 + np.flatnonzero((schedule.pair[1:] >= 0) & (np.diff(schedule.pair) == 0) & (np.diff(rank) == 0))
+    inside[rows + rank[rows]] = True
+    place = np.arange(inside.size)
+    before = np.maximum.accumulate(np.where(inside, 0, place))
+    behind = np.minimum.accumulate(np.where(inside, inside.size, place)[::-1])[::-1]
+
+    def moved(moment: Int64s, to: NDArray[np.integer]) -> Int64s:
+        return np.where(moment < 0, moment, to[moment // MOST_TURNS] * MOST_TURNS + moment % MOST_TURNS)
+
+    return plan._replace(
+        send=moved(plan.send, behind), receive=moved(plan.receive, before),
+        send_waited=moved(plan.send_waited, behind), receive_waited=moved(plan.receive_waited, before),
+    )  # fmt: skip

@@ -1,0 +1,223 @@
+"""Kernels that list a table's messages and issue them in calls.
+
+Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+:class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`,
+``kinds`` the :class:`~pptrace.model.kind_table.KindTable`; the other records are in :mod:`pptrace.schedule.calls`.
+Each of M messages has two ends: its sender's has its own number, its receiver's M more. A moment is a slot, the
+place before a row (its position plus its rank), times :data:`TURNS`, plus a turn.
+"""
+
+from pptrace.model.kinds import Kind, Role
+
+__all__ = [
+    "NEVER",
+    "TURNS",
+    "count_later",
+    "find_wrong",
+    "issue_ends",
+    "list_messages",
+    "sort_ends",
+    "wait_for_calls",
+]
+
+TURNS = 16
+"""Turns of a slot: calls that may be launched there one after another."""
+
+NEVER = -1
+"""The moment of a wait that there is not."""
+
+SEND = (int(Kind.SEND_F), int(Kind.SEND_B))
+RECEIVE = (int(Kind.RECV_F), int(Kind.RECV_B))
+"""Both ends of a message, by what it carries."""
+
+COMPUTES = int(Role.COMPUTE)
+
+
+def list_messages(row_ptr, cells, graph, kinds, made_at, out):
+    """List the messages by producer; return how many there are. ``made_at`` comes as -1."""
+    for row in range(len(cells.kind)):
+        way = kinds.feeds[cells.kind[row]]
+        if way >= 0:
+            base = (way * graph.stages + cells.stage[row]) * graph.microbatches
+            for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+                made_at[base + u] = row
+    n = 0
+    for rank in range(graph.ranks):
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            way = kinds.feeds[cells.kind[row]]
+            if way >= 0:
+                n = _list_of(row, rank, way, cells, graph, made_at, out, n)
+    return n
+
+
+def _list_of(row, rank, way, cells, graph, made_at, out, n):
+    """List the messages that carry one action's result."""
+    s, u = cells.stage[row], cells.microbatch[row]
+    ptr = graph.succ_ptr if way == 0 else graph.pred_ptr
+    others = graph.succ if way == 0 else graph.pred
+    edges = graph.succ_edge if way == 0 else graph.pred_edge
+    for e in range(ptr[s], ptr[s + 1]):
+        peer = graph.stage_rank[graph.microbatch_route[u] * graph.stages + others[e]]
+        if peer != rank and peer >= 0:
+            out.producer[n] = row
+            out.consumer[n] = made_at[(way * graph.stages + others[e]) * graph.microbatches + u]
+            out.source[n] = rank
+            out.target[n] = peer
+            out.edge[n] = edges[e]
+            out.way[n] = way
+            n += 1
+    return n
+
+
+def find_wrong(row_ptr, messages, plan):
+    """Return 1 + the first end that is issued where it cannot be, 0 where there is none."""
+    count = len(messages.producer)
+    for m in range(count):
+        rank = messages.source[m]
+        slot = plan.send[m] // TURNS
+        if slot <= messages.producer[m] + rank or slot > row_ptr[rank + 1] + rank:
+            return 1 + m
+    for m in range(count):
+        rank = messages.target[m]
+        slot = plan.receive[m] // TURNS
+        if slot < row_ptr[rank] + rank or slot > messages.consumer[m] + rank:
+            return 1 + count + m
+    return 0
+
+
+def _moment(end, plan):
+    count = len(plan.send)
+    return plan.send[end] if end < count else plan.receive[end - count]
+
+
+def _key(end, plan, communicators):
+    """Return an end's place in its slot: ends of one key are one call."""
+    turn = _moment(end, plan) % TURNS
+    if communicators == 1:
+        return turn
+    count = len(plan.send)
+    return turn * communicators + plan.communicator[end if end < count else end - count]
+
+
+def sort_ends(plan, communicators, first, order, key):
+    """Order ends by slot, then by key; ``first`` comes zeroed with one entry more than slots."""
+    ends = 2 * len(plan.send)
+    for end in range(ends):
+        first[_moment(end, plan) // TURNS + 1] += 1
+    for s in range(len(first) - 1):
+        first[s + 1] += first[s]
+    for end in range(ends):
+        s = _moment(end, plan) // TURNS
+        order[first[s]] = end
+        first[s] += 1
+    for s in range(len(first) - 1, 0, -1):
+        first[s] = first[s - 1]
+    first[0] = 0
+    for i in range(ends):
+        key[i] = _key(order[i], plan, communicators)
+    for s in range(len(first) - 1):
+        for i in range(first[s] + 1, first[s + 1]):
+            end, own, at = order[i], key[i], i
+            while at > first[s] and key[at - 1] > own:
+                order[at] = order[at - 1]
+                key[at] = key[at - 1]
+                at -= 1
+            order[at] = end
+            key[at] = own
+
+
+def issue_ends(
+    row_ptr, cells, messages, communicators, first, order, key,
+    out, edge, call, at, of_end, before, over, last,
+):  # fmt: skip
+    """Copy each rank's rows with the messages of a slot before the row behind it; return the number of calls.
+
+    Ends of one slot and key are one call. ``at`` becomes each row's new position, ``of_end`` each end's call,
+    ``over`` the communicator of each call and ``before`` the one before it there; ``last`` is scratch.
+    """
+    calls, n = 0, 0
+    for rank in range(len(row_ptr) - 1):
+        for c in range(communicators):
+            last[c] = -1
+        for row in range(row_ptr[rank], row_ptr[rank + 1] + 1):
+            slot = row + rank
+            for i in range(first[slot], first[slot + 1]):
+                if i == first[slot] or key[i - 1] != key[i]:
+                    over[calls] = key[i] % communicators
+                    before[calls] = last[over[calls]]
+                    last[over[calls]] = calls
+                    calls += 1
+                of_end[order[i]] = calls - 1
+                call[n] = calls - 1
+                _write(order[i], cells, messages, out, edge, n)
+                n += 1
+            if row < row_ptr[rank + 1]:
+                at[row] = n
+                call[n] = -1
+                edge[n] = -1
+                out.kind[n] = cells.kind[row]
+                out.stage[n] = cells.stage[row]
+                out.microbatch[n] = cells.microbatch[row]
+                out.span[n] = cells.span[row]
+                out.pair[n] = cells.pair[row]
+                n += 1
+    return calls
+
+
+def _write(end, cells, messages, out, edge, n):
+    """Write one end of a message."""
+    count = len(messages.producer)
+    m = end if end < count else end - count
+    row, way = messages.producer[m], messages.way[m]
+    out.kind[n] = SEND[way] if end < count else RECEIVE[way]
+    out.stage[n] = cells.stage[row] if end < count else cells.stage[messages.consumer[m]]
+    out.microbatch[n] = cells.microbatch[row]
+    out.span[n] = cells.span[row]
+    out.pair[n] = -1
+    edge[n] = messages.edge[m]
+
+
+def wait_for_calls(
+    row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, waiting, rows, calls, counted
+):
+    """List which rows and calls wait for which calls, and count both.
+
+    The first computation behind the moment of a wait waits, and what is issued before it at a later turn.
+    ``waiting`` comes as -1, per call.
+    """
+    n, m, count = 0, 0, len(plan.send)
+    for end in range(2 * count):
+        waited = plan.send_waited[end] if end < count else plan.receive_waited[end - count]
+        if waited < 0:
+            continue
+        awaited, slot, turn = of_end[end], waited // TURNS, waited % TURNS
+        rank = messages.source[end] if end < count else messages.target[end - count]
+        row = slot - rank
+        while row < row_ptr[rank + 1] and kinds.role[cells.kind[row]] != COMPUTES:
+            row += 1
+        if row < row_ptr[rank + 1] and waiting[awaited] != row:
+            waiting[awaited] = row
+            rows.source[n] = awaited
+            rows.target[n] = row
+            n += 1
+        launched = -1
+        for i in range(first[slot], first[slot + 1]):
+            later = of_end[order[i]]
+            if key[i] // communicators > turn and later != launched:
+                launched = later
+                calls.source[m] = awaited
+                calls.target[m] = later
+                m += 1
+    counted[0], counted[1] = n, m
+
+
+def count_later(plan, communicators, first, key):
+    """Return how many ends are issued behind waits of their slots: a bound of the calls that wait for calls."""
+    bound, count = 0, len(plan.send)
+    for end in range(2 * count):
+        waited = plan.send_waited[end] if end < count else plan.receive_waited[end - count]
+        if waited >= 0:
+            low, high = first[waited // TURNS], first[waited // TURNS + 1]
+            if high > low and key[high - 1] // communicators > waited % TURNS:
+                bound += high - low
+    return bound
