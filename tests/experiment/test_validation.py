@@ -6,6 +6,8 @@ import pytest
 
 import pptrace
 
+pytestmark = pytest.mark.needs_plugins
+
 COSTS = {
     "name": "table", "forward": "10 us", "backward": "20 us", "reduction": "5 us", "sync": "7 us",
     "update": "3 us",
