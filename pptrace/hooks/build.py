@@ -102,7 +102,14 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
     own = program
 
     def guarded(request: MessageRequest) -> MessageCalls:
-        return call_plugin(provider, own, request)
+        from pptrace.schedule.checked_calls import checked_calls
+
+        calls = call_plugin(provider, own, request)
+        try:
+            checked_calls(request, calls, offer.name)
+        except PluginError as error:
+            raise plugin_error(provider, str(error)) from error
+        return calls
 
     return replace(policy, program=guarded, title=offer.name)
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from pptrace.errors import PluginError
 from pptrace.kernel import run
 from pptrace.model.cells import CELL, CellColumns
 from pptrace.model.kind_table import TABLE
+from pptrace.schedule.checked_calls import checked_calls
 from pptrace.schedule.issue_order import IssueOrder
 from pptrace.schedule.kernels import calls as kernels
-from pptrace.schedule.kernels.calls import NEVER, TURNS
+from pptrace.schedule.kernels.calls import TURNS
 from pptrace.schedule.neighbours import graph_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.schedule.checked_calls import Plan
     from pptrace.schedule.table import Schedule
 
 __all__ = ["MOST_TURNS", "Issue", "MessageCalls", "MessageRequest", "Program", "in_calls"]
@@ -97,17 +98,6 @@ Program: TypeAlias = Callable[[MessageRequest], MessageCalls]
 """Says how a program issues a table's messages."""
 
 
-class _Plan(NamedTuple):
-    """A program's moments, each of its columns there."""
-
-    send: Int64s
-    receive: Int64s
-    send_waited: Int64s
-    receive_waited: Int64s
-    communicator: Int32s
-    """Empty where there is one."""
-
-
 class _Ends(NamedTuple):
     """Both ends of every message in the order in which they are issued."""
 
@@ -156,14 +146,14 @@ def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
     """Return a table's issue order with its messages where a program issues them.
 
     Raises:
-        PluginError: the program's moments cannot be: a send before its producer, a receive behind its consumer.
+        PluginError: the program's moments cannot be; see :func:`~pptrace.schedule.checked_calls.checked_calls`.
     """
     messages = _listed(schedule)
     request = MessageRequest(
         schedule=schedule, producer=messages.producer, consumer=messages.consumer, source=messages.source,
         target=messages.target, gradient=messages.way.astype(bool),
     )  # fmt: skip
-    return _issued(schedule, messages, _checked(request, messages, program(request), name))
+    return _issued(schedule, messages, checked_calls(request, program(request), name))
 
 
 def _listed(schedule: Schedule) -> _Messages:
@@ -183,36 +173,7 @@ def _listed(schedule: Schedule) -> _Messages:
     return _Messages(*(values[:count] for values in out))  # type: ignore[arg-type] # each keeps its dtype
 
 
-def _checked(request: MessageRequest, messages: _Messages, calls: MessageCalls, name: str) -> _Plan:
-    """Return a program's moments as columns; refuse moments that cannot be."""
-    count = messages.producer.size
-    never = np.full(count, NEVER, dtype=np.int64)
-    columns: dict[str, Any] = {}
-    for column in _Plan._fields:
-        values = getattr(calls, column)
-        if values is None:
-            values = never if column.endswith("waited") else np.zeros(0 if column == "communicator" else count)
-        elif np.shape(values) != (count,):
-            raise PluginError(
-                f"message policy {name!r} returned {column} of shape {np.shape(values)}, expected {(count,)}"
-            )
-        columns[column] = np.asarray(values).astype(np.int32 if column == "communicator" else np.int64, copy=False)
-    plan = _Plan(**columns)
-    rows = request.schedule.row_ptr
-    wrong = run(kernels.find_wrong, (rows, messages, plan), (), work=count) - 1
-    if wrong >= 0:
-        sends = wrong < count
-        action = request.schedule.action(int(messages.producer[wrong % count]))
-        rank = int((messages.source if sends else messages.target)[wrong % count])
-        law = "a send is behind its producer" if sends else "a receive is before its consumer"
-        raise PluginError(
-            f"message policy {name!r} places the {'send' if sends else 'receive'} of {action}'s result on rank "
-            f"{rank} where it cannot be: {law}"
-        )
-    return plan
-
-
-def _issued(schedule: Schedule, messages: _Messages, plan: _Plan) -> IssueOrder:
+def _issued(schedule: Schedule, messages: _Messages, plan: Plan) -> IssueOrder:
     """Put both ends of every message in place."""
     count, ranks = messages.producer.size, schedule.ranks
     plan = _around_pairs(schedule, plan)
@@ -244,7 +205,7 @@ def _issued(schedule: Schedule, messages: _Messages, plan: _Plan) -> IssueOrder:
 def _waits(
     schedule: Schedule,
     messages: _Messages,
-    plan: _Plan,
+    plan: Plan,
     ends: _Ends,
     communicators: int,
     of_end: Int32s,
@@ -263,7 +224,7 @@ def _waits(
     return _Waits(*(side[: counted[0]] for side in rows)), _Waits(*(side[: counted[1]] for side in later))
 
 
-def _around_pairs(schedule: Schedule, plan: _Plan) -> _Plan:
+def _around_pairs(schedule: Schedule, plan: Plan) -> Plan:
     """Move what senders do inside an overlapped pair behind it, and what receivers do before it."""
     if not (schedule.pair >= 0).any():
         return plan

@@ -70,7 +70,7 @@ def _list_of(row, rank, way, cells, graph, made_at, out, n):
 
 
 def find_wrong(row_ptr, messages, plan):
-    """Return 1 + the first end that is issued where it cannot be, 0 where there is none."""
+    """Return 1 + the first end that is issued, or else waited for, where it cannot be, 0 where there is none."""
     count = len(messages.producer)
     for m in range(count):
         rank = messages.source[m]
@@ -82,7 +82,20 @@ def find_wrong(row_ptr, messages, plan):
         slot = plan.receive[m] // TURNS
         if slot < row_ptr[rank] + rank or slot > messages.consumer[m] + rank:
             return 1 + count + m
+    for m in range(count):
+        rank = messages.source[m]
+        if _is_wrong_wait(plan.send_waited[m], plan.send[m], row_ptr[rank + 1] + rank):
+            return 1 + 2 * count + m
+    for m in range(count):
+        rank = messages.target[m]
+        if _is_wrong_wait(plan.receive_waited[m], plan.receive[m], row_ptr[rank + 1] + rank):
+            return 1 + 3 * count + m
     return 0
+
+
+def _is_wrong_wait(waited, launched, last):
+    """Whether a wait is before what it waits for, or behind its rank's last slot."""
+    return waited != NEVER and (waited < launched or waited // TURNS > last)
 
 
 def _moment(end, plan):
