@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.plugin import ConstraintError, MessageCalls, Policy, PolicyName, Receive, StreamPer
+from pptrace.plugin import ConstraintError, Kind, MessageCalls, Policy, PolicyName, Receive, StreamPer
 from pptrace_frameworks.rows import Ends, rows_of
 
 if TYPE_CHECKING:
@@ -44,12 +44,15 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
 
 
 def _program_of(schedule: Schedule) -> Program | None:
-    """Return the program of PyTorch's two schedules of one stage a rank, None for other tables."""
+    """Return the program of PyTorch's two schedules of one stage a rank, None for other tables.
+
+    Neither splits a backward: a table that does runs in the runtime, whatever its order.
+    """
     placement = schedule.placement
     own = np.arange(schedule.ranks)
     if schedule.stages != schedule.ranks or placement.stage_rank.shape[0] != 1:
         return None
-    if (placement.stage_rank[0] != own).any():
+    if (placement.stage_rank[0] != own).any() or (schedule.kind == Kind.I).any():
         return None
     try:
         rows = rows_of(schedule, "torch")
