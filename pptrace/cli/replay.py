@@ -13,13 +13,17 @@ from pptrace.cli.measured_options import measured_options, read
 from pptrace.cli.printed import echo_documents
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.schedule.policy import Policy
+    from pptrace.schedule.table import Schedule
     from pptrace.timeline.measurement import ImportRequest
 
 __all__ = ["command"]
 
 _EXAMPLES = """\b
 pptrace replay run/
-pptrace replay run/ -o replay.pftrace"""
+pptrace replay run/ --p2p torch -o replay.pftrace"""
 
 
 @click.command("replay", epilog=_EXAMPLES)
@@ -28,27 +32,35 @@ pptrace replay run/ -o replay.pftrace"""
 )
 @measured_options
 @click.option(
+    "--p2p", metavar="POLICY", shell_complete=complete.offers("message_policies"),
+    help="Issue messages as this policy does; unless given, each goes when it is made, and is held as it was.",
+)  # fmt: skip
+@click.option(
     "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=complete.files(),
     help="Write the (first) replay.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(traces: tuple[Path, ...], request: ImportRequest, output: str | None, *, as_json: bool) -> None:
+def command(
+    traces: tuple[Path, ...], request: ImportRequest, p2p: str | None, output: str | None, *, as_json: bool
+) -> None:
     """Replay the steps in TRACES: their order, durations, transfers and gaps, never when anything started."""
     from pptrace.analysis.steps.replay import Replayed, replay
     from pptrace.errors import ScheduleError
     from pptrace.present.replay import replay_document
 
+    policy = None if p2p is None else _policy(p2p)
     measurement = read(traces, request)
     replays: dict[str, Replayed] = {}
-    failed = []
+    failed = {}
     for step in measurement.steps:
         try:
-            replays[step.label] = replay(step.timeline)
+            replays[step.label] = replay(step.timeline, policy)
         except ScheduleError as error:
-            failed.append(error)
-            click.echo(f"note: {step.label} is left out: {error}", err=True)
+            failed[step.label] = error
     if not replays:
-        raise failed[0]
+        raise next(iter(failed.values()))
+    for label, reason in failed.items():
+        click.echo(f"note: {label} is left out: {reason}", err=True)
     echo_documents(replay_document(replays), as_json=as_json)
     if output is not None:
         from pptrace.export.output import save
@@ -57,3 +69,13 @@ def command(traces: tuple[Path, ...], request: ImportRequest, output: str | None
         exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
         for path in save(next(iter(replays.values())).timeline, [output], exporters, {"color": "kind"}):
             click.echo(f"wrote {path}", err=True)
+
+
+def _policy(name: str) -> Callable[[Schedule], Policy]:
+    """Return what makes a policy, with its default options, for an order."""
+    from pptrace.hooks.build import build_policy, checked_options
+    from pptrace.hooks.registry import Registry
+
+    provided = Registry.load().message_policies[name]
+    options = checked_options(provided, {}, "p2p.options")
+    return lambda order: build_policy(provided, order, options)

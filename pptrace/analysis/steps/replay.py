@@ -10,6 +10,9 @@ from pptrace.model.workload import Workload
 from pptrace.sim.simulate import simulate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.schedule.policy import Policy
     from pptrace.schedule.table import Schedule
     from pptrace.sim.action_times import ActionTimes
     from pptrace.timeline.timeline import Timeline
@@ -34,18 +37,25 @@ class Replayed:
         return self.replayed_ns / self.step.span_ns if self.step.span_ns else 1.0
 
 
-def replay(timeline: Timeline) -> Replayed:
+def replay(timeline: Timeline, policy: Callable[[Schedule], Policy] | None = None) -> Replayed:
     """Replay a step with its own order, durations, transfers and host gaps.
+
+    Args:
+        timeline: the step.
+        policy: how the messages of an order are issued. Unless given none waits for another, and each is held for
+            as long as it was; a policy says itself what holds them.
 
     Raises:
         ScheduleError: its order is no pipeline's, for an action is missing or comes before what it needs.
+        ConstraintError: the policy cannot place the messages of its order.
     """
     step = performed(timeline)
-    again = run_order(step.order, step.times())
+    chosen = None if policy is None else policy(step.order)
+    again = run_order(step.order, step.times(held=chosen is None), chosen)
     return Replayed(step=step, timeline=again, replayed_ns=performed(again).span_ns)
 
 
-def run_order(order: Schedule, times: ActionTimes) -> Timeline:
-    """Simulate an order with every time given."""
+def run_order(order: Schedule, times: ActionTimes, policy: Policy | None = None) -> Timeline:
+    """Simulate an order with every time given, its messages as a policy issues them; ``async`` by default."""
     costs = Workload.uniform(order.stages, edges=len(order.placement.edges), f_ns=0, b_ns=0)
-    return simulate(order, costs, times=times)
+    return simulate(order, costs, policy=policy, times=times)

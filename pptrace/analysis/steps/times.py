@@ -148,9 +148,13 @@ class Performed(Cells):
         return type(self)(**kept)
 
     def times(
-        self, *, durations: Self | None = None, transfers: Self | None = None, gaps: Self | None = None
-    ) -> ActionTimes:
-        """Return times by action, each sort from another step where one is given; what it lacks stays ours."""
+        self, *, durations: Self | None = None, transfers: Self | None = None, gaps: Self | None = None,
+        held: bool = True,
+    ) -> ActionTimes:  # fmt: skip
+        """Return times by action, each sort from another step where one is given; what it lacks stays ours.
+
+        Messages take what held them too, unless ``held`` is false.
+        """
         cells = len(Kind) * self.placement.stages * self.placement.microbatches
         duration, transfer = (np.full(cells, -1, dtype=np.int64) for _ in range(2))
         gap = np.zeros(cells, dtype=np.int64)
@@ -162,7 +166,7 @@ class Performed(Cells):
         for step in (self, transfers):
             if step is not None:
                 at = _sends(step.transfers, self.placement)
-                whole = step.transfers.took_ns + step.transfers.held_ns
+                whole = step.transfers.took_ns + (step.transfers.held_ns if held else 0)
                 transfer[at] = np.where(step.transfers.took_ns >= 0, whole, transfer[at])
         return ActionTimes(duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
 
