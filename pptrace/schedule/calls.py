@@ -79,7 +79,8 @@ class MessageCalls:
     :meth:`MessageRequest.behind` give it, plus a turn below :data:`MOST_TURNS`. What one rank issues at one
     moment on one communicator is one call: it begins behind its rank's computation so far and the calls before
     it on its communicator, each of its messages when the calls at both its ends have begun; it ends with its
-    last message.
+    last message. Messages from one rank to another run in the order in which they are sent, whatever carries
+    them.
     """
 
     send: Int64s
@@ -89,7 +90,7 @@ class MessageCalls:
     send_waited: Int64s | None = None
     """From when on the sender's computation waits for its call; -1, or None for all, where it never does."""
     receive_waited: Int64s | None = None
-    """The same of the receiver's; the consumer waits in any case."""
+    """The same of the receiver's; the consumer waits for the whole call in any case."""
     communicator: Int32s | None = None
     """Number from 0 of the communicator that carries it; a rank's calls on one follow one another. None: one."""
 
@@ -212,7 +213,7 @@ def _waits(
     number: int,
 ) -> tuple[_Waits, _Waits]:
     """Return which calls the rows of the table wait for, and which calls other calls do."""
-    bound = run(kernels.count_later, (plan, communicators, ends.first, ends.key), (), work=len(schedule))
+    bound = run(kernels.count_later, (messages, plan, communicators, ends.first, ends.key), (), work=len(schedule))
     rows, later = (_Waits(*np.empty((2, size), dtype=np.int32)) for size in (2 * plan.send.size, bound))
     counted = np.zeros(2, dtype=np.int64)
     run(

@@ -54,7 +54,7 @@ def random_calls(request: MessageRequest, random: Random) -> MessageCalls:
     communicator = np.array(ways, dtype=np.int64)  # messages of one way take turns, whatever carries them
     return MessageCalls(
         send=send, receive=receive, send_waited=waits(send, request.source),
-        receive_waited=np.maximum(receive, request.before(request.consumer)),  # a batch is waited for whole
+        receive_waited=waits(receive, request.target),
         communicator=communicator[request.source, request.target],
     )  # fmt: skip
 

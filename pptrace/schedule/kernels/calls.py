@@ -190,6 +190,16 @@ def _write(end, cells, messages, out, edge, n):
     edge[n] = messages.edge[m]
 
 
+def _waited(end, messages, plan):
+    """Return from when on an end's call is waited for: at the latest by what needs the message."""
+    count = len(plan.send)
+    if end < count:
+        return plan.send_waited[end]
+    waited = plan.receive_waited[end - count]
+    needed = (messages.consumer[end - count] + messages.target[end - count]) * TURNS + TURNS - 1
+    return needed if waited < 0 else min(waited, needed)
+
+
 def wait_for_calls(
     row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, waiting, rows, calls, counted
 ):
@@ -200,7 +210,7 @@ def wait_for_calls(
     """
     n, m, count = 0, 0, len(plan.send)
     for end in range(2 * count):
-        waited = plan.send_waited[end] if end < count else plan.receive_waited[end - count]
+        waited = _waited(end, messages, plan)
         if waited < 0:
             continue
         awaited, slot, turn = of_end[end], waited // TURNS, waited % TURNS
@@ -224,11 +234,11 @@ def wait_for_calls(
     counted[0], counted[1] = n, m
 
 
-def count_later(plan, communicators, first, key):
+def count_later(messages, plan, communicators, first, key):
     """Return how many ends are issued behind waits of their slots: a bound of the calls that wait for calls."""
-    bound, count = 0, len(plan.send)
-    for end in range(2 * count):
-        waited = plan.send_waited[end] if end < count else plan.receive_waited[end - count]
+    bound = 0
+    for end in range(2 * len(plan.send)):
+        waited = _waited(end, messages, plan)
         if waited >= 0:
             low, high = first[waited // TURNS], first[waited // TURNS + 1]
             if high > low and key[high - 1] // communicators > waited % TURNS:
