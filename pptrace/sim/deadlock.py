@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.config.choices import Receive
 from pptrace.errors import DeadlockError
 from pptrace.schedule.deadlock import cycle_text
 from pptrace.schedule.policy import PolicyName
@@ -30,6 +31,8 @@ def explain_stuck(
     remedy = "; change the order on one of these ranks"
     if policy.name is PolicyName.ORDERED:
         remedy = _eager_remedy(schedule, workload, network, policy, graph)
+    elif policy.name is PolicyName.BATCHED and policy.program is None and policy.placing is Receive.DEFERRED:
+        remedy += ", or receive earlier: --set p2p.receive=asap"
     elif policy.name is not PolicyName.ASYNC:
         remedy += ", or try p2p async"
     return DeadlockError(

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 import pptrace
+from pptrace.config.choices import Receive
 from pptrace.model.request import ScheduleRequest
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
+from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.schedule.table import Schedule
-from pptrace.sim.policy import Policy, PolicyName
 from pptrace.sim.simulate import simulate
 from pptrace.testing import assert_valid_schedule
 from pptrace.timeline.metrics import Metrics, measure
@@ -94,7 +95,7 @@ def test_a_table_runs_under_every_policy(name: str, policy: PolicyName, ranks: i
 
     assert_valid_schedule(schedule)
     assert len(schedule) == 3 * microbatches * schedule.stages
-    timeline = simulate(schedule, costs, network, Policy(name=policy, eager_bytes=8))
+    timeline = simulate(schedule, costs, network, Policy(name=policy, receive=Receive.ASAP, eager_bytes=8))
     assert measure(timeline, costs).busy_ns.tolist() == [9 * microbatches * CHUNKS[name]] * ranks
 
 
