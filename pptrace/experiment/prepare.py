@@ -246,9 +246,19 @@ def _policy(work: Assembly, table: Schedule) -> tuple[Assembly, Policy]:
         return work, Policy(name=name, receive=p2p.receive, stream=p2p.stream, eager_bytes=p2p.eager)
     with placed(work.resolved, "p2p"):
         provided = work.registry.message_policies[p2p.policy]
+    _refuse_rules(work.resolved, p2p.policy)
     work, options = work.using(provided).options("p2p", provided.offer.options)
     with placed(work.resolved, "p2p"):
         return work, build_policy(provided, table, options)
+
+
+def _refuse_rules(resolved: Resolved, policy: str) -> None:
+    """Refuse settings of the core's rules beside a plugin's policy; those written elsewhere stay."""
+    chosen = resolved.positions.get("p2p.policy")
+    for key in ("p2p.stream", "p2p.eager", "p2p.receive"):
+        place = resolved.positions.get(key)
+        if place is not None and chosen is not None and place.source == chosen.source:
+            raise resolved.error(key, f"{policy} does not take it: its switches stand under p2p.options")
 
 
 def _contention(experiment: Experiment) -> Contention:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pptrace
-from pptrace.errors import PluginError
+from pptrace.errors import ConfigError, PluginError
 from pptrace.hooks.registry import Registry
 from pptrace.plugin import MessageCalls, MessagePolicyOffer, MessageRequest, Policy, PolicyName, hookimpl
 
@@ -225,3 +225,15 @@ def test_communicators_are_told_apart_whatever_their_numbers() -> None:
     )
 
     assert far.metrics.step_ns == near.metrics.step_ns
+
+
+def test_a_setting_of_the_core_s_rules_beside_a_program_is_one_line(tmp_path: Path) -> None:
+    step = tmp_path / "step.yaml"
+    said = "schedule: 1f1b\nparallel: {pp: 4}\nbatch: {microbatches: 8}\np2p: {policy: megatron, stream: pair}\n"
+    step.write_text(said, encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=r"step.yaml:4:25: p2p.stream: megatron does not take it: its switches"):
+        pptrace.simulate(step)
+
+    step.write_text(said.replace("megatron", "ordered"), encoding="utf-8")
+    assert pptrace.simulate(step, p2p="megatron").metrics.step_ns  # named over a file that says how rules run
