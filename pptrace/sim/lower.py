@@ -29,6 +29,7 @@ from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.limits import check_total
 from pptrace.sim.needs import behind_all_ranks, behind_holders
 from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, Rules, TaskColumns
+from pptrace.sim.results import is_early
 from pptrace.sim.segmented import Expansion, in_segments
 from pptrace.timeline.timeline import LANE_COLUMNS
 
@@ -84,7 +85,11 @@ def lower(
     graph = graph_of(issued.placement)
     expansion = Expansion()
     if times is None:
+        whole = issued
         issued, expansion = in_segments(issued, workload, policy, schedule.interleave, slows=slows)
+        if expansion.names and is_early(whole):
+            raise explain_deadlock(schedule)
+        del whole
     lanes = assign_lanes(issued, policy, expansion.columns, graph)
     rules = Rules(
         mode=lanes.mode, receive=_RECEIVE.get(policy.name, codes.NO_RECEIVE),

@@ -19,10 +19,19 @@ if TYPE_CHECKING:
     from pptrace.schedule.policy import Policy
     from pptrace.sim.records import PartColumns
 
-__all__ = ["behind_results"]
+__all__ = ["behind_results", "is_early"]
 
 _KEEPS_MESSAGES = {PolicyName.ASYNC, PolicyName.ORDERED}
 """Policies under which a message leaves when its own member of a pair is done, not when the whole pair is."""
+
+
+def is_early(issued: IssueOrder) -> bool:
+    """Return whether an action needs a result that its own rank computes later in its row."""
+    cell, rows, cells = _cells(issued)
+    made = np.full(2 * cells, -1, dtype=np.int64)
+    made[cell] = rows
+    before, behind = (made[side] for side in _on_own_rank(issued.placement))
+    return bool(((before > behind) & (behind >= 0)).any())
 
 
 def behind_results(
@@ -38,12 +47,7 @@ def behind_results(
     """
     placement = issued.placement
     stages, microbatches = placement.stages, placement.microbatches
-    cells = stages * microbatches
-    way = TABLE.feeds[issued.kind].astype(np.int64)
-    rows = np.flatnonzero((way >= 0) & (issued.microbatch >= 0))
-    rows = np.repeat(rows, issued.span[rows])
-    ahead = np.arange(rows.size) - np.searchsorted(rows, rows)
-    cell = (way[rows] * stages + issued.stage[rows]) * microbatches + issued.microbatch[rows] + ahead
+    cell, rows, cells = _cells(issued)
     begins, makers = np.full(2 * cells, -1, dtype=np.int64), np.full(2 * cells, -1, dtype=np.int64)
     begins[cell], makers[cell] = begin[rows], rows
     before, behind = _on_own_rank(placement)
@@ -66,6 +70,17 @@ def behind_results(
         kept &= columns.stream[source] != Stream.COMPUTE  # whose order says so
         found.append(np.stack([source, target])[:, kept])
     return found
+
+
+def _cells(issued: IssueOrder) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return the results that forwards and backwards make, by place, who makes each, and how many each way has."""
+    stages, microbatches = issued.placement.stages, issued.placement.microbatches
+    way = TABLE.feeds[issued.kind].astype(np.int64)
+    rows = np.flatnonzero((way >= 0) & (issued.microbatch >= 0))
+    rows = np.repeat(rows, issued.span[rows])
+    ahead = np.arange(rows.size) - np.searchsorted(rows, rows)
+    cell = (way[rows] * stages + issued.stage[rows]) * microbatches + issued.microbatch[rows] + ahead
+    return cell, rows, stages * microbatches
 
 
 def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np.int64]) -> None:

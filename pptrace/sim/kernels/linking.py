@@ -26,7 +26,8 @@ def link_rows(
 ):  # fmt: skip
     """List every edge between tasks that no stream implies; return how many.
 
-    ``problem[0]`` becomes 1 + the row that needs a result which its own rank computes later.
+    ``problem[0]`` becomes 1 + the row that needs a result which its own rank computes later; nobody looks for one
+    where rows are segments, whose lanes differ.
     """
     n = 0
     kind, role, fork, in_parts = cells.kind, kinds.role, task.fork, len(parts.stream) > 0
@@ -57,7 +58,7 @@ def link_rows(
             if role[k] != COMPUTES:
                 if fork[at] >= 0:
                     n = _pair(pairs, n, fork[at], at)
-            elif kinds.feeds[k] >= 0 and _is_early(row, at, rank, cells, graph, kinds, found):
+            elif not in_parts and kinds.feeds[k] >= 0 and _is_early(row, at, rank, cells, graph, kinds, found):
                 problem[0] = row + 1
                 return n
     return n
