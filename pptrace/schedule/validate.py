@@ -12,6 +12,7 @@ from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.index import Positions, Problem, index_schedule
 from pptrace.schedule.kernels import tables
 from pptrace.schedule.matched import check_copies, check_messages, check_stage_ends
+from pptrace.schedule.pairing import check_pairs
 from pptrace.schedule.shape import check_shape
 from pptrace.schedule.walk import walk
 
@@ -50,6 +51,7 @@ def validate_structure(schedule: Schedule) -> Positions:
         raise _describe(schedule, positions.problem)
     _check_present(schedule, positions)
     _check_order(schedule, positions)
+    check_pairs(schedule, positions)
     if schedule.has_communication:
         check_messages(schedule, positions)
     if positions.results > Result.OFFLOADED:

@@ -138,7 +138,7 @@ def test_what_follows_an_action_alone_on_other_streams_waits_for_all_of_it() -> 
     costs = Workload.uniform(1, reduce_ns=7, offload_ns=[2], reload_ns=[2]).segmented(
         {Kind.F: [tail], Kind.B: [tail]}
     )
-    table = Schedule.from_rows([["0F0", "0OFFLOAD0", "(0F1;0B1)OVERLAP_F_B", "0RELOAD0", "0B0"]])
+    table = Schedule.from_rows([["0F0", "0OFFLOAD0", "0F2", "(0F1;0B2)OVERLAP_F_B", "0B1", "0RELOAD0", "0B0"]])
 
     taken = spans(simulate(table, costs))
 
