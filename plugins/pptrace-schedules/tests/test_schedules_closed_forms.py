@@ -46,7 +46,7 @@ def test_closed_forms_hold_for_every_size_that_the_schedule_takes(name: str) -> 
 
 @pytest.mark.parametrize("name", OFFERS)
 def test_generation_grows_as_the_table_does(name: str) -> None:
-    chunks = 2 if name in {"interleaved-1f1b", "interleaved-zb", "zb-v", "v-half", "v-min"} else 1
+    chunks = 2 if name in {"interleaved-1f1b", "combined-1f1b", "interleaved-zb", "zb-v", "v-half", "v-min"} else 1
 
     assert_schedule_family(OFFERS[name], sizes=grid(ranks=(16,), microbatches=(64,), chunks=(chunks,)))
 

@@ -102,7 +102,7 @@ def test_an_offer_states_its_constraints_and_source(name: str) -> None:
     offer = OFFERS[name]
 
     assert offer.constraints.endswith(".")
-    assert offer.source.startswith("https://arxiv.org/abs/")
+    assert offer.source.startswith(("https://arxiv.org/abs/", "https://github.com/NVIDIA/Megatron-LM"))
     assert "\n" not in offer.summary
 
 

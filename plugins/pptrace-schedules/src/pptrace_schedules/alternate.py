@@ -17,7 +17,13 @@ __all__ = ["one_forward_one_backward"]
 
 
 def one_forward_one_backward(
-    request: ScheduleRequest, warm_up: Sequence[int], microbatch: Int32s, forward: Int32s, backward: Int32s
+    request: ScheduleRequest,
+    warm_up: Sequence[int],
+    microbatch: Int32s,
+    forward: Int32s,
+    backward: Int32s,
+    *,
+    overlapped: bool = False,
 ) -> Schedule:
     """Return the table of rows ``F…F  F B F B …  B…B`` with ``warm_up[r]`` forwards before the turns.
 
@@ -27,16 +33,20 @@ def one_forward_one_backward(
         microbatch: shape (steps,): the microbatch of each step, forward as backward.
         forward: shape (steps,): rank 0's stage at each forward step; rank ``r`` holds the ``r``-th behind it.
         backward: the same of each backward step.
+        overlapped: whether each turn's forward and backward are an overlapped pair.
     """
     ranks, steps = request.ranks, microbatch.size
     length = 2 * steps
     kind = np.full((ranks, length), Kind.F, dtype=np.int8)
     stage, microbatches = (np.empty((ranks, length), dtype=np.int32) for _ in range(2))
+    pair = np.full((ranks, length), -1, dtype=np.int32)
     for rank, ahead in enumerate(warm_up):
         turns = steps - ahead
         early, late = slice(ahead), slice(length - ahead, None)
         forth, back = slice(ahead, length - ahead, 2), slice(ahead + 1, length - ahead, 2)
         kind[rank, back] = kind[rank, late] = Kind.B
+        if overlapped:
+            pair[rank, forth] = pair[rank, back] = rank * steps + np.arange(turns, dtype=np.int32)
         for column, f, b in ((microbatches[rank], microbatch, microbatch), (stage[rank], forward, backward)):
             column[early], column[forth] = f[:ahead], f[ahead:]
             column[back], column[late] = b[:turns], b[turns:]
@@ -47,4 +57,5 @@ def one_forward_one_backward(
         kind.ravel(),
         stage.ravel(),
         microbatches.ravel(),
+        pair=pair.ravel(),
     )

@@ -1,11 +1,21 @@
-"""What this distribution offers: twelve schedules; light to import."""
+"""What this distribution offers: fifteen schedules; light to import."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import hookimpl
-from pptrace_schedules import chimera, gpipe, hanayo, interleaved_1f1b, looped_bfs, one_f_one_b
+from pptrace_schedules import (
+    chimera,
+    combined_1f1b,
+    dualpipe,
+    dualpipe_v,
+    gpipe,
+    hanayo,
+    interleaved_1f1b,
+    looped_bfs,
+    one_f_one_b,
+)
 from pptrace_schedules.zero_bubble import interleaved_zb, v_half, v_min, zb_h1, zb_h2, zb_v
 
 if TYPE_CHECKING:
@@ -31,3 +41,6 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield v_half.OFFER
     yield v_min.OFFER
     yield interleaved_zb.OFFER
+    yield dualpipe.OFFER
+    yield dualpipe_v.OFFER
+    yield combined_1f1b.OFFER

@@ -1,0 +1,146 @@
+"""Combined 1F1B is interleaved 1F1B whose steady turns are overlapped pairs, so that tokens travel beside experts.
+
+Source: NVIDIA, Megatron-LM, ``--overlap-moe-expert-parallel-comm`` (``pipeline_parallel/combined_1f1b.py`` and
+``schedules.py``, 2025). Rounds of other sizes than p are its
+``--microbatch-group-size-per-virtual-pipeline-stage``.
+
+Chunk c of rank r is stage c p + r. With m microbatches, v chunks, rounds of g and
+w = min(v m, (v - 1) g + 2 (p - 1 - r) + 1), which is one forward more than interleaved 1F1B's, so that no pair's
+members need each other, rank r runs (& makes an overlapped pair)::
+
+    w F,   v m - w times F&B,   w B
+
+    forwards    round 0: chunk 0 of microbatches 0 … g - 1, chunk 1 of the same, …, chunk v - 1; round 1: …
+    backwards   the same rounds, each from chunk v - 1 down to chunk 0
+
+On one rank there is no pipeline, and one chunk: F of a microbatch beside B of the one before.
+
+In a pair the compute stream runs, layer by layer, attention F, experts I, experts W, experts F, attention I,
+attention W; the communication stream combine B, dispatch F, dispatch B, combine F. Whether an exchange waits for
+its half's weight gradient is a matter of the costs: with ``--delay-wgrad-compute`` it does not.
+
+Bubble: (p - 1) / (v m + p - 1), that of interleaved 1F1B: what a pair hides shortens its turns, not the way
+through the ranks. Peak activations of rank r, each a chunk's: min(v m, w + 1), one more than there.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import ConstraintError, ScheduleOffer
+from pptrace_schedules.looped import looped_bubble
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from pptrace.plugin import Schedule, ScheduleRequest
+
+__all__ = ["OFFER"]
+
+_FEWEST_CHUNKS = 2
+
+
+def build(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from pptrace_schedules.alternate import one_forward_one_backward
+    from pptrace_schedules.dual import TURNS
+
+    ranks, chunks, size = request.ranks, request.chunks, _round_size(request)
+    whole = request.microbatches // size * size
+    each = np.arange(whole, dtype=np.int32).reshape(-1, 1, size)
+    rest = np.arange(whole, request.microbatches, dtype=np.int32)
+    numbers = np.arange(chunks, dtype=np.int32)
+    shape = (each.shape[0], chunks, size)
+    microbatch = np.concatenate([np.broadcast_to(each, shape).ravel(), np.tile(rest, chunks)])
+    chunk = np.concatenate([np.broadcast_to(numbers[:, None], shape).ravel(), np.repeat(numbers, rest.size)])
+    table = one_forward_one_backward(
+        request,
+        [_warm_up(request, rank) for rank in range(ranks)],
+        microbatch,
+        chunk * ranks,
+        (chunks - 1 - chunk) * ranks,
+        overlapped=True,
+    )
+    return replace(table, interleave=TURNS)
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse a pipeline without virtual stages, and rounds that do not reach over the ranks."""
+    ranks, chunks, microbatches = request.ranks, request.chunks, request.microbatches
+    if ranks == 1 and chunks > 1:
+        raise ConstraintError(
+            f"combined-1f1b on one rank is no pipeline, and takes one chunk of the model, not {chunks}",
+            nearest="1 chunk",
+            key="parallel.vp",
+        )
+    if ranks > 1 and chunks < _FEWEST_CHUNKS:
+        raise ConstraintError(
+            f"combined-1f1b needs at least {_FEWEST_CHUNKS} chunks of the model on each of {ranks} ranks, not "
+            f"{chunks}",
+            nearest=f"{_FEWEST_CHUNKS} chunks",
+            key="parallel.vp",
+        )
+    size = _round_size(request)
+    if size < ranks:
+        raise ConstraintError(
+            f"a round of combined-1f1b reaches over all {ranks} ranks, and {size} microbatches do not",
+            nearest=f"{ranks}",
+            key="schedule.options.round",
+        )
+    if microbatches < ranks or 0 < microbatches % size < ranks:
+        below, above = microbatches // size * size, microbatches // size * size + ranks
+        near = f"{below} or {above} microbatches" if below >= ranks else f"{above} microbatches"
+        raise ConstraintError(
+            f"the last round of combined-1f1b takes {ranks} microbatches or more, and of {microbatches} in rounds "
+            f"of {size} it has {microbatches % size}",
+            nearest=near,
+            key="batch.microbatches",
+        )
+
+
+def bubble(request: ScheduleRequest) -> Fraction:
+    """Return idle over ranks times length."""
+    return looped_bubble(request)
+
+
+def peak_activations(request: ScheduleRequest) -> list[Fraction]:
+    """Return the chunks' activations that each rank holds in its first pair, its backward not yet done."""
+    whole = request.chunks * request.microbatches
+    return [Fraction(min(whole, _warm_up(request, rank) + 1)) for rank in range(request.ranks)]
+
+
+def options() -> type[BaseModel]:
+    """Return the parameter model."""
+    from pptrace_schedules.combined_options import CombinedOptions
+
+    return CombinedOptions
+
+
+def _warm_up(request: ScheduleRequest, rank: int) -> int:
+    ahead = (request.chunks - 1) * _round_size(request) + 2 * (request.ranks - 1 - rank) + 1
+    return min(ahead, request.chunks * request.microbatches)
+
+
+def _round_size(request: ScheduleRequest) -> int:
+    return int(request.options.get("round") or request.ranks)
+
+
+OFFER = ScheduleOffer(
+    name="combined-1f1b",
+    summary="Interleaved 1F1B with one more forward ahead, so that every steady forward overlaps a backward.",
+    build=build,
+    options=options,
+    check=check,
+    bubble=bubble,
+    peak_activations=peak_activations,
+    constraints=(
+        "Two or more chunks per rank, or one rank with one; microbatches in rounds of as many as ranks or more, "
+        "the last one too."
+    ),
+    source="https://github.com/NVIDIA/Megatron-LM",
+)

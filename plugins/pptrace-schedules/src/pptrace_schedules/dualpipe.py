@@ -1,0 +1,111 @@
+"""DualPipe runs a pipeline down the ranks and one up, and overlaps forwards of one with backwards of the other.
+
+Source: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv:2412.19437, section 3.2.1; the order is that of the
+authors' released program (deepseek-ai/DualPipe).
+
+Each of the p ranks holds stage r for microbatches that go down and stage p - 1 - r for those that go up, so all
+weights are there twice. Microbatches take the directions in turn: even ones go down. Rank r lies
+k = min(r, p - 1 - r) from its end, and q = p/2 - 1 - k from the middle. Stage k is its chunk 0 (F0, B0), stage
+p - 1 - k its chunk 1; & makes an overlapped pair, I and W are a backward's halves, and W is of the earliest
+backward that is due. With n = m/2 microbatches each way::
+
+    2q F0,   k+1 times F0 F1,   q times I1 W F1,
+    n-p+k+1 times F0&B1 F1&B0   (the middle's first: F0 B1 F1&B0),
+    q times B1 F1&B0,
+    floor((k+1)/2) times B1 B0,   B1 I0 where k is even,   floor((k+1)/2) times I1 I0,
+    q times W I0,   k+1 W
+
+In a pair, with the forward's computations attention and experts, and the backward's each in a part for the input
+and one for the weights, the compute stream runs attention F, experts I, experts W, experts F, attention I,
+attention W, layer by layer; dispatch and combine run beside what follows their producer.
+
+Bubble, as the authors state it: (p/2 - 1) (F&B + B - 3W) of idle time, with F&B a pair's time and B a full
+backward's. It holds on the middle ranks, which idle longest, where a message leaves behind the whole pair and a
+backward for the input takes what a forward does; in general it is (p/2 - 1) (F&B + F - 2W) as long as I is not
+much longer than F. A message that leaves with its own member makes it shorter: with costs that are not in
+segments, and F = I = W, the share of idle time is (p - 2) / (6m + p - 2). Peak activations: p + 1 on every rank.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import ConstraintError, ScheduleOffer
+from pptrace_schedules.one_chunk import check_one_chunk
+
+if TYPE_CHECKING:
+    from pptrace.plugin import Schedule, ScheduleRequest
+
+__all__ = ["OFFER"]
+
+
+def build(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from pptrace.plugin import Placement, Schedule
+    from pptrace_schedules.dual import TURNS, program
+
+    ranks, microbatches = request.ranks, request.microbatches
+    down = np.arange(ranks, dtype=np.int32)
+    depth = np.minimum(down, down[::-1])
+    rows = program(depth, ranks // 2, microbatches // 2)
+    rank = rows.row
+    up = rows.chunk ^ (rank >= ranks // 2)
+    table = Schedule.from_columns(
+        Placement.of_stages(np.stack([down, down[::-1]]), microbatches, ranks),
+        rows.row_ptr,
+        rows.kind,
+        np.where(rows.chunk == 0, depth[rank], ranks - 1 - depth[rank]),
+        2 * rows.microbatch + up,
+        pair=rows.pair,
+    )
+    return replace(table, interleave=TURNS)
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse odd ranks, and microbatches that are odd or fewer than two per rank."""
+    check_one_chunk(request, "dualpipe", "dualpipe-v")
+    ranks, microbatches = request.ranks, request.microbatches
+    if ranks % 2:
+        near = f"{ranks - 1} or {ranks + 1} ranks" if ranks > 1 else "2 ranks"
+        message = f"dualpipe pairs a rank with its mirror image, and {ranks} ranks are odd"
+        raise ConstraintError(message, nearest=near, key="parallel.pp")
+    if microbatches < 2 * ranks:
+        raise ConstraintError(
+            f"dualpipe's warm-up on {ranks} ranks takes {2 * ranks} microbatches or more, not {microbatches}",
+            nearest=f"{2 * ranks} microbatches",
+            key="batch.microbatches",
+        )
+    if microbatches % 2:
+        raise ConstraintError(
+            f"dualpipe sends as many microbatches down as up, and {microbatches} are odd",
+            nearest=f"{microbatches - 1} or {microbatches + 1} microbatches",
+            key="batch.microbatches",
+        )
+
+
+def bubble(request: ScheduleRequest) -> Fraction:
+    """Return idle over ranks times length."""
+    idle = request.ranks - 2
+    return Fraction(idle, 6 * request.microbatches + idle)
+
+
+def peak_activations(request: ScheduleRequest) -> list[Fraction]:
+    """Return the stages' activations that each rank holds at most."""
+    return [Fraction(request.ranks + 1)] * request.ranks
+
+
+OFFER = ScheduleOffer(
+    name="dualpipe",
+    summary="Forwards down the ranks beside backwards of those that go up, with two copies of the model.",
+    build=build,
+    check=check,
+    bubble=bubble,
+    peak_activations=peak_activations,
+    constraints="One chunk per rank; an even number of ranks, and of microbatches two per rank or more.",
+    source="https://arxiv.org/abs/2412.19437",
+)
