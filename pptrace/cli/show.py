@@ -143,6 +143,7 @@ def _print(drawing: Drawing, title: str, first: int, last: int, width: int | Non
     from rich.console import Console
 
     from pptrace.show.terminal import plain_lines, rich_lines, windows
+    from pptrace.show.together import note
 
     console = Console(width=width or max(Console().width, _NARROWEST), highlight=False)
     parts = windows(drawing, console.width, first, last, _MOST_LINES)
@@ -159,6 +160,8 @@ def _print(drawing: Drawing, title: str, first: int, last: int, width: int | Non
                 click.echo(text)
     if drawing.ranks > _MOST_RANKS:
         click.echo(f"... {drawing.ranks - _MOST_RANKS} more ranks: write -o FILE.svg")
+    if pairs := note(drawing, "joined by &"):
+        click.echo(f"({pairs})")
     rank, action = drawing.lacking
     if rank >= 0:
         click.echo(f"(rank {rank}! lacks {action})")

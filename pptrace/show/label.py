@@ -23,9 +23,16 @@ MARK = "#c81e1e"
 _SENT, _RECEIVED = "\N{RIGHTWARDS ARROW}", "\N{LEFTWARDS ARROW}"
 
 
+_DARKER = 0.84
+"""Of what a colour is, on every other chunk."""
+
+
 def colour(cell: Cell) -> str:
-    """Return a cell's colour: by kind, and by direction where microbatches take more than one route."""
-    return cell.action.kind.traits.colour[min(cell.route, 1)]
+    """Return a cell's colour: by kind, by direction where there are more routes, and darker on odd chunks."""
+    basic = cell.action.kind.traits.colour[min(cell.route, 1)]
+    if cell.chunk % 2 == 0:
+        return basic
+    return "#" + "".join(f"{round(int(basic[at : at + 2], 16) * _DARKER):02x}" for at in (1, 3, 5))
 
 
 def basic_colour(cell: Cell) -> str:
@@ -50,12 +57,12 @@ def picture_label(cell: Cell, chunks: int) -> str:
 
 def legend(cells: Iterable[Cell]) -> dict[str, str]:
     """Return the colour of each meaning that a picture has, in a fixed order."""
-    found = {(cell.action.kind, min(cell.route, 1)): colour(cell) for cell in cells}
+    found = {(cell.action.kind, min(cell.route, 1), cell.chunk % 2): colour(cell) for cell in cells}
     entries: dict[str, str] = {}
-    for route, (kind, traits) in product(range(2), KINDS.items()):
-        if traits.meaning and (kind, route) in found:
-            fill = found[kind, route]
-            entries[traits.meaning + ("" if fill == traits.colour[0] else ", other way")] = fill
+    for odd, route, (kind, traits) in product(range(2), range(2), KINDS.items()):
+        if traits.meaning and (kind, route, odd) in found:
+            other = ", other way" if traits.colour[route] != traits.colour[0] else ""
+            entries[traits.meaning + other + (", odd chunk" if odd else "")] = found[kind, route, odd]
     return entries
 
 

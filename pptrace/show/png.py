@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING
 
 from pptrace.errors import PptraceError
 from pptrace.show.label import INK, MARK, colour, legend, picture_label
+from pptrace.show.together import note, pairs_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from matplotlib.axes import Axes
+
     from pptrace.show.slots import Drawing
+    from pptrace.show.together import Together
 
 __all__ = ["write_png"]
 
@@ -42,13 +46,17 @@ def write_png(drawing: Drawing, title: str, path: Path) -> None:
     figure = Figure(figsize=(min(inches[0], _MOST_INCHES), min(inches[1], _MOST_INCHES)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for cell in sorted(drawing.cells, key=lambda cell: cell.marked):
+    pairs = pairs_of(drawing)
+    paired = {cell for pair in pairs for cell in pair.members}
+    for cell in sorted(set(drawing.cells) - paired, key=lambda cell: (cell.marked, cell.rank, cell.start)):
         edge, line = (MARK, 2.5) if cell.marked else ("white", 0.8)
         start = drawing.first + cell.start
         box = Rectangle((start, cell.rank - 0.46), cell.length, 0.92, fc=colour(cell), ec=edge, lw=line)
         axes.add_patch(box)
         text = picture_label(cell, drawing.chunks)
         axes.text(start + cell.length / 2, cell.rank, text, ha="center", va="center", fontsize=8, color=INK)
+    for pair in pairs:
+        _draw_together(axes, pair, drawing)
     axes.set(
         xlim=(drawing.first, drawing.first + max(drawing.length, 1)), xlabel="slot",
         ylim=(drawing.ranks - 0.45, -0.55), yticks=range(drawing.ranks),
@@ -56,7 +64,25 @@ def write_png(drawing: Drawing, title: str, path: Path) -> None:
     )  # fmt: skip
     handles = [Rectangle((0, 0), 1, 1, fc=fill, label=meaning) for meaning, fill in legend(drawing.cells).items()]
     figure.legend(handles=handles, loc="outside lower left", ncols=_PER_LINE, fontsize=8, frameon=False)
+    if pairs:
+        axes.set_xlabel(f"slot ({note(drawing)})")
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     if drawing.error is not None:
         axes.set_xlabel(str(drawing.error), color=MARK, loc="left", fontsize=8, wrap=True)
     figure.savefig(path, format="png", dpi=110, metadata={"Software": None})
+
+
+def _draw_together(axes: Axes, pair: Together, drawing: Drawing) -> None:
+    """Draw a pair: a band per member, pale while the other computes, its label, and a frame around all."""
+    from matplotlib.patches import Rectangle
+
+    left, height = drawing.first + pair.start, 0.92 / len(pair.members)
+    top = pair.members[0].rank - 0.46
+    for place, (cell, turns) in enumerate(zip(pair.members, pair.turns, strict=True)):
+        y, fill = top + place * height, colour(cell)
+        axes.add_patch(Rectangle((left, y), pair.length, height, fc=fill, alpha=0.4, lw=0))
+        for start, length in turns:
+            axes.add_patch(Rectangle((drawing.first + start, y), length, height, fc=fill, lw=0))
+        text = picture_label(cell, drawing.chunks)
+        axes.text(left + pair.length / 2, y + height / 2, text, ha="center", va="center", fontsize=6.5, color=INK)
+    axes.add_patch(Rectangle((left, top), pair.length, 0.92, fill=False, ec=INK, lw=1.1))

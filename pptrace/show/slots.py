@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from fractions import Fraction
 
+    from numpy.typing import NDArray
+
     from pptrace.model.action import Action
+    from pptrace.model.placement import Placement
     from pptrace.schedule.table import Schedule
     from pptrace.timeline.timeline import Timeline
 
@@ -76,6 +80,10 @@ class Cell:
     """Its microbatch's route."""
     marked: bool = False
     """Whether something is wrong with it."""
+    chunk: int = 0
+    """How many stages of its route its rank has before it."""
+    pair: int = -1
+    """Number of its overlapped pair on its rank, -1 outside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +104,8 @@ class Drawing:
     """What is wrong with the schedule."""
     first: int = 0
     """The number of the first slot, where those before it were cut off."""
+    orders: Mapping[tuple[Kind, ...], tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """By the kinds of an overlapped pair's members, whose next computation comes, over and over."""
 
     @property
     def lacking(self) -> tuple[int, str]:
@@ -125,12 +135,13 @@ def draw(schedule: Schedule, slots: SlotsOfKind | None = None, *, messages: bool
 
 
 def cropped(drawing: Drawing, first: int, last: int) -> Drawing:
-    """Return the slots from ``first`` up to ``last``, which is not among them."""
+    """Return the slots from ``first`` up to ``last``, without that; a cell that is cut is in no pair."""
     cells = []
     for cell in drawing.cells:
         low, high = max(cell.start, first), min(cell.start + cell.length, last)
         if low < high:
-            cells.append(replace(cell, start=low - first, length=high - low))
+            pair = cell.pair if high - low == cell.length else -1
+            cells.append(replace(cell, start=low - first, length=high - low, pair=pair))
     length = min(last, drawing.length) - first
     return replace(drawing, cells=tuple(cells), length=length, first=drawing.first + first)
 
@@ -153,22 +164,25 @@ def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Dra
         cells=tuple(_compute_cells(schedule, timeline, messages=messages)),
         chunks=_chunks(schedule),
         bubble=metrics.bubble,
+        orders=schedule.interleave,
     )
 
 
 def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) -> Iterator[Cell]:
+    chunk = _chunk_of(schedule.placement)
     for lane in np.flatnonzero(timeline.lane_stream == Stream.COMPUTE).tolist():
         rank, here = int(timeline.lane_rank[lane]), slice(*timeline.lane_ptr[lane : lane + 2].tolist())
         for row in range(here.start, here.stop):
             action = timeline.action(row)
             if messages or action.kind not in COMMUNICATION:
                 start, end = int(timeline.start_ns[row]), int(timeline.end_ns[row])
-                yield _cell(schedule, rank, start, end - start, action)
+                yield _cell(schedule, chunk, rank, start, end - start, action, pair=int(timeline.pair[row]))
 
 
 def _as_far_as_it_goes(schedule: Schedule, slots: SlotsOfKind, error: ScheduleError, *, messages: bool) -> Drawing:
     named = set(error.cycle) if isinstance(error, DeadlockError) else set[str]()
     rows: list[tuple[int, Action, int, bool]] = []
+    chunk = _chunk_of(schedule.placement)
     for rank in range(schedule.ranks):
         for row in range(int(schedule.row_ptr[rank]), int(schedule.row_ptr[rank + 1])):
             action = schedule.action(row)
@@ -178,8 +192,8 @@ def _as_far_as_it_goes(schedule: Schedule, slots: SlotsOfKind, error: ScheduleEr
     at_fault = {at for at, (_, _, _, marked) in enumerate(rows) if marked}
     start = place_leniently(schedule, [length for _, _, length, _ in rows], at_fault)
     cells = [
-        _cell(schedule, rank, at, length, action, marked=marked)
-        for at, (rank, action, length, marked) in zip(start, rows, strict=True)
+        _cell(schedule, chunk, rank, at, length, action, pair=pair, marked=marked)
+        for at, pair, (rank, action, length, marked) in zip(start, schedule.pair.tolist(), rows, strict=True)
         if length
     ]
     return Drawing(
@@ -188,15 +202,40 @@ def _as_far_as_it_goes(schedule: Schedule, slots: SlotsOfKind, error: ScheduleEr
         cells=tuple(cells),
         chunks=_chunks(schedule),
         bubble=None,
+        orders=schedule.interleave,
         error=error,
     )
 
 
-def _cell(schedule: Schedule, rank: int, start: int, length: int, action: Action, *, marked: bool = False) -> Cell:
+def _cell(
+    schedule: Schedule,
+    chunk: NDArray[np.int64],
+    rank: int,
+    start: int,
+    length: int,
+    action: Action,
+    *,
+    pair: int,
+    marked: bool = False,
+) -> Cell:
     placement = schedule.placement
     known = 0 <= action.microbatch < placement.microbatches
     route = int(placement.microbatch_route[action.microbatch]) if known else 0
-    return Cell(rank=rank, start=start, length=length, action=action, route=route, marked=marked)
+    own = int(chunk[route, action.stage]) if 0 <= action.stage < placement.stages else 0
+    return Cell(
+        rank=rank, start=start, length=length, action=action, route=route, marked=marked, chunk=own, pair=pair
+    )
+
+
+def _chunk_of(placement: Placement) -> NDArray[np.int64]:
+    """Return how many stages of a route the rank of each has before it, shape (routes, stages)."""
+    before = np.zeros(placement.stage_rank.shape, dtype=np.int64)
+    for route, ranks in enumerate(placement.stage_rank):
+        seen = np.zeros(placement.ranks, dtype=np.int64)
+        for stage, rank in enumerate(ranks):
+            before[route, stage] = seen[rank]
+            seen[rank] += rank >= 0
+    return before
 
 
 def _chunks(schedule: Schedule) -> int:

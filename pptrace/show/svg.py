@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.present.svg import document, element, lines
 from pptrace.show.label import INK, MARK, colour, legend, picture_label
+from pptrace.show.together import note, pairs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from pptrace.show.slots import Cell, Drawing
+    from pptrace.show.together import Together
 
 __all__ = ["svg_text"]
 
@@ -49,10 +51,13 @@ def svg_text(drawing: Drawing, title: str) -> str:
     below = _TOP + drawing.ranks * _ROW + 24
     body += _axis(drawing, slot, below - 12)
     # Marked cells last, so that their frames lie on top.
+    pairs = [] if banded else pairs_of(drawing)
+    paired = {cell for pair in pairs for cell in pair.members}
     boxes = sorted(drawing.cells, key=lambda cell: cell.marked)
-    body += [_box(cell, drawing, slot) for cell in boxes if cell.marked or not banded]
+    body += [_box(cell, drawing, slot) for cell in boxes if cell.marked or not (banded or cell in paired)]
+    body += [part for pair in pairs for part in _together(pair, drawing, slot)]
     keys, below = _legend(legend(drawing.cells), width, below)
-    notes = [(_too_many(drawing), _PALE)] if banded else []
+    notes = [(_too_many(drawing) if banded else note(drawing), _PALE)] if banded or pairs else []
     if drawing.error is not None:
         notes += [(line, MARK) for line in wrap(str(drawing.error), (width - _LEFT) // _LETTER)]
     body += keys
@@ -97,6 +102,28 @@ def _box(cell: Cell, drawing: Drawing, slot: int) -> Markup:
         size = {} if letters == _LETTERS else {"font_size": letters}
         parts.append(element("text", text, x=x + width / 2, y=y + 17, text_anchor="middle", **size))
     return element("g", *parts)
+
+
+def _together(pair: Together, drawing: Drawing, slot: int) -> Iterator[Markup]:
+    """Yield a pair: a band per member, pale while the other computes, its label, and a frame around all."""
+    top = _TOP + pair.members[0].rank * _ROW + 1
+    left, width, height = _LEFT + pair.start * slot, pair.length * slot, (_ROW - 2) / len(pair.members)
+    for place, (cell, turns) in enumerate(zip(pair.members, pair.turns, strict=True)):
+        y, fill, text = top + place * height, colour(cell), picture_label(cell, drawing.chunks)
+        white = element("rect", x=left, y=y, width=width, height=height, fill="#ffffff")
+        pale = element("rect", x=left, y=y, width=width, height=height, fill=fill, fill_opacity="0.4")
+        parts = [element("title", str(cell.action)), white, pale]
+        parts += [
+            element("rect", x=_LEFT + start * slot, y=y, width=length * slot, height=height, fill=fill)
+            for start, length in turns
+        ]
+        letters = min(height - 2, width * _LETTERS / (len(text) * _LETTER))
+        if letters >= _SMALLEST:
+            middle, base = left + width / 2, y + height / 2 + letters * 0.36
+            size = round(letters, 1)
+            parts.append(element("text", text, x=middle, y=base, text_anchor="middle", font_size=size))
+        yield element("g", *parts)
+    yield element("rect", x=left, y=top, width=width, height=_ROW - 2, fill="none", stroke=INK, stroke_width="1.4")
 
 
 def _bands(drawing: Drawing, slot: int) -> Iterator[Markup]:

@@ -57,6 +57,7 @@ def windows(drawing: Drawing, width: int, first: int, last: int, most_lines: int
 def plain_lines(drawing: Drawing, seen: Window) -> list[str]:
     """Return a line per rank; idle slots are dots, a cell that goes on is filled with ``=``.
 
+    A ``&`` stands between the members of an overlapped pair.
     What is wrong stands in brackets; a rank that lacks an action has a ``!``.
     """
     return [_row_text(drawing, rank, row, seen) for rank, row in enumerate(_by_rank(drawing, seen))]
@@ -72,9 +73,14 @@ def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[T
         line = Text()
         line.append(_margin(drawing, rank), "bold red" if rank == drawing.lacking[0] else "")
         at = seen.first
+        joined = -1
         for cell in row:
             start, end = max(cell.start, seen.first), min(cell.start + cell.length, seen.last)
             line.append(" " * ((start - at) * seen.slot))
+            if joined >= 0 and joined == cell.pair:
+                line.right_crop(1)
+                line.append("&", "bold")
+            joined = cell.pair
             width = (end - start) * seen.slot
             style = f"black on {basic_colour(cell)}" if basic else f"{INK} on {colour(cell)}"
             name = full_label(cell, drawing.chunks)
@@ -88,11 +94,15 @@ def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[T
 def _row_text(drawing: Drawing, rank: int, row: list[Cell], seen: Window) -> str:
     margin = _margin(drawing, rank)
     line = list(margin + f"{'.':<{seen.slot}}" * (seen.last - seen.first))
+    joined = -1
     for cell in row:
         start, end = max(cell.start, seen.first), min(cell.start + cell.length, seen.last)
         low, high = (len(margin) + (slot - seen.first) * seen.slot for slot in (start, end))
         name = full_label(cell, drawing.chunks)[: high - low - 1]
         line[low:high] = f"{name:=<{high - low - 1}} "
+        if joined >= 0 and joined == cell.pair:
+            line[low - 1] = "&"
+        joined = cell.pair
         if cell.marked:
             line[low - 1], line[low + len(name)] = ("|" if line[low - 1] == "]" else "["), "]"
     return "".join(line).rstrip()

@@ -1,0 +1,92 @@
+"""Overlapped pairs and chunks can be told apart in text, SVG and PNG."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from pptrace.model.kinds import Kind
+from pptrace.model.placement import Placement
+from pptrace.schedule.table import Schedule
+from pptrace.show.label import colour, legend
+from pptrace.show.png import write_png
+from pptrace.show.slots import cropped, draw
+from pptrace.show.svg import svg_text
+from pptrace.show.terminal import plain_lines, rich_lines, window
+from pptrace.show.together import note, pairs_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = [["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "(1F2;1B1)OVERLAP_F_B", "1B2"]]
+PAIRS = replace(Schedule.from_rows(ROWS), interleave={(Kind.F, Kind.B): (0, 1, 1, 0, 1, 1)})
+V = Schedule.from_rows([["0F0", "3F0", "3B0", "0B0"], ["1F0", "2F0", "2B0", "1B0"]], Placement.v_shaped(2, 1))
+
+
+def test_text_joins_members_of_a_pair() -> None:
+    drawing = draw(PAIRS)
+
+    assert plain_lines(drawing, window(drawing, 120))[1] == "rank 1  .  F0 F1&B0=== F2&B1=== B2=== .  ."
+    assert rich_lines(drawing, window(drawing, 120))[1].plain.rstrip().count("&") == 2
+    assert note(drawing) == "overlapped pairs are framed; F&B computes by turns F B B F B B"
+
+
+def test_members_compute_by_the_turns_of_the_schedule() -> None:
+    first, _ = pairs_of(draw(PAIRS))
+
+    assert (first.start, first.length) == (2, 3)
+    assert first.turns == (((2.0, 0.5), (3.5, 0.5)), ((2.5, 0.5), (3.0, 0.5), (4.0, 0.5), (4.5, 0.5)))
+
+
+def test_without_an_order_members_are_drawn_when_they_run() -> None:
+    drawing = draw(replace(PAIRS, interleave={}))
+
+    assert pairs_of(drawing)[0].turns == (((2.0, 1.0),), ((3.0, 2.0),))
+    assert note(drawing) == "overlapped pairs are framed"
+
+
+def test_a_pair_that_is_cut_is_drawn_as_cells() -> None:
+    cut = cropped(draw(PAIRS), 0, 6)
+
+    assert [pair.start for pair in pairs_of(cut)] == [2]
+    assert sum(cell.pair >= 0 for cell in cut.cells) == 3
+
+
+def test_no_pairs_no_note() -> None:
+    assert note(draw(V)) == ""
+
+
+def test_svg_frames_pairs_and_keeps_a_tooltip_per_action() -> None:
+    tree = ET.fromstring(svg_text(draw(PAIRS), "pairs"))  # noqa: S314 - our own text
+
+    name = "{http://www.w3.org/2000/svg}"
+    assert sorted(str(t.text) for t in tree.iter(f"{name}title")) == sorted(
+        str(member) for rank in range(2) for action in PAIRS[rank] for member in action.sub_actions or (action,)
+    )
+    assert sum(rect.get("fill") == "none" for rect in tree.iter(f"{name}rect")) == 2
+    assert any("by turns F B B F B B" in str(t.text) for t in tree.iter(f"{name}text"))
+
+
+def test_png_draws_pairs(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    write_png(draw(PAIRS), "pairs", tmp_path / "t.png")
+
+    assert (tmp_path / "t.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_chunks_of_a_v_are_told_apart() -> None:
+    cells = {str(cell.action): cell for cell in draw(V).cells}
+
+    assert [cells[name].chunk for name in ("0F0", "1F0", "2F0", "3F0")] == [0, 0, 1, 1]
+    assert colour(cells["0F0"]) == colour(cells["1F0"]) != colour(cells["3F0"])
+    assert "F forward, odd chunk" in legend(cells.values())
+
+
+def test_directions_are_no_chunks() -> None:
+    both = Schedule.from_rows([["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]])
+
+    assert {cell.chunk for cell in draw(both).cells} == {0}
