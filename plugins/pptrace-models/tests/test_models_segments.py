@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pptrace.errors import ConfigError
 from pptrace.model.kinds import Kind, Stream
 from pptrace.model.request import CostRequest
 from pptrace_models.plugin import pptrace_devices
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 DEVICE = next(offer.values for offer in pptrace_devices() if offer.name == "h100-sxm")
 DENSE = {"layers": 7, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn": 4096, "vocabulary": 32001}
 EXPERTS = {"num_experts": 8, "top_k": 2, "expert_ffn": 1024, "moe_every": 2}
+EVERY = {**EXPERTS, "layers": 8, "moe_every": 1}
 FORWARD, BACKWARD = ["attention", "mlp"], ["mlp-input", "mlp-weight", "attention-input", "attention-weight"]
 
 
@@ -126,6 +128,27 @@ def test_weight_parts_wait_for_their_input_part_and_nothing_waits_for_them(costs
             assert not any(name.endswith("weight") for name in needed)
     assert [one.name for one in segments if one.result] == ["all-reduce"]
     assert {one.stream for one in segments} == {Stream.COMPUTE, Stream.TENSOR_PARALLEL}
+
+
+def test_without_delayed_weight_gradients_exchanges_wait_for_them(costs: Callable[..., Workload]) -> None:
+    options = {"segments": True, "delay_wgrad": False}
+    workload = costs(EVERY, options=options, dp=4, ep=4)
+
+    segments = workload.segments[Kind.B][1]
+    names = [one.name for one in segments]
+    layer = ["combine", "experts-input", "experts-weight", "dispatch", "attention-input", "attention-weight"]
+    assert names == layer * (len(names) // len(layer))
+    waits = {place: one.needs_of(place) for place, one in enumerate(segments)}
+    assert set(waits[3]) == {1, 2}
+    assert waits[4] == (3,)
+    assert all(set(waits[place]) == {place - 2, place - 1} for place in range(6, len(names), 6))
+    assert [one.name for one in segments if one.result] == ["attention-input", "attention-weight"]
+    assert (workload.b_ns == costs(EVERY, dp=4, ep=4).b_ns).all()
+
+
+def test_delayed_weight_gradients_are_of_segments(costs: Callable[..., Workload]) -> None:
+    with pytest.raises(ConfigError, match="write segments: true beside it"):
+        costs(options={"delay_wgrad": False})
 
 
 def test_what_is_computed_again_stands_before_what_needs_it(costs: Callable[..., Workload]) -> None:

@@ -26,3 +26,6 @@ class RooflineOptions(Parameters):
     alone: Literal["in-order", "overlapped"] = "in-order"
     """What segments of an action outside pairs do: follow one another, or compute what does not need the action's
     communication beside that, as Megatron-LM's backward does."""
+    delay_wgrad: bool = True
+    """Whether expert parallelism's exchanges leave before their half's weight gradients, as with Megatron-LM's
+    ``--delay-wgrad-compute``, or behind them."""

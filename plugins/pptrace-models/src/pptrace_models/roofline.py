@@ -60,6 +60,8 @@ def build(request: CostRequest) -> Workload:
     options = checked(RooflineOptions, request.options, "costs.options")
     if options.alone == "overlapped" and not options.segments:
         raise ConfigError("overlapped needs segments: write segments: true beside it", key="costs.alone")
+    if not (options.delay_wgrad or options.segments):
+        raise ConfigError("false needs segments: write segments: true beside it", key="costs.delay_wgrad")
     part = shard(model, request)
     groups = groups_of(request, part, device)
     stages = _stages(model, request.stages)
@@ -88,7 +90,10 @@ def build(request: CostRequest) -> Workload:
     )
     if not options.segments:
         return workload
-    costing = Costing(model=model, shard=part, device=device, groups=groups, grad=memory.gradient_bytes(options))
+    costing = Costing(
+        model=model, shard=part, device=device, groups=groups, grad=memory.gradient_bytes(options),
+        delay_wgrad=options.delay_wgrad,
+    )  # fmt: skip
     return workload.segmented(_segments(costing, stages), overlapped=options.alone == "overlapped")
 
 

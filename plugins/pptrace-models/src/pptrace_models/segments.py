@@ -80,6 +80,8 @@ class Costing:
     """Times of collectives."""
     grad: int
     """Bytes of a gradient."""
+    delay_wgrad: bool = True
+    """Whether exchanges leave before weight gradients."""
 
     def passes(self, operations: Iterable[flops.Operation]) -> _Passes:
         """Return what operations take in each pass."""
@@ -108,7 +110,7 @@ def stage_segments(
     backward = [part for one in reversed(order) for part in one.backward]
     found = {
         Kind.F: _chained(forward),
-        Kind.B: _chained(backward),
+        Kind.B: _chained(backward, delay_wgrad=costing.delay_wgrad),
         Kind.I: _chained([part for part in backward if not part.for_weights]),
         Kind.W: _chained([part._replace(for_weights=False) for part in backward if part.for_weights]),
     }
@@ -117,21 +119,29 @@ def stage_segments(
     return found
 
 
-def _chained(parts: Sequence[_Part]) -> tuple[Segment, ...]:
-    """Return parts one behind the other, but those for weights beside what follows the input part before them."""
+def _chained(parts: Sequence[_Part], *, delay_wgrad: bool = True) -> tuple[Segment, ...]:
+    """Return parts one behind the other, but those for weights beside what follows the input part before them.
+
+    Without ``delay_wgrad``, exchanges and the action's result wait for the weight gradients before them.
+    """
     found: list[Segment] = []
     behind: list[int] = []
+    weights: list[int] = []
     computed = 0
     for part in parts:
         if not part.ns:
             continue
         needs = (computed,) if part.for_weights and found else tuple(behind)
+        if part.for_weights and not delay_wgrad:
+            weights.append(len(found))
+        elif part.stream is Stream.EXPERT_PARALLEL:
+            needs, weights = (*needs, *weights), []
         if not part.for_weights:
             behind = [len(found)]
             computed = len(found) if part.stream is Stream.COMPUTE else computed
         found.append(Segment(name=part.name, duration_ns=part.ns, stream=part.stream, needs=needs or None))
-    if behind:
-        found[behind[0]] = replace(found[behind[0]], result=True)
+    for place in (*behind, *weights):
+        found[place] = replace(found[place], result=True)
     if not any(one.is_computation for one in found):
         return (*found, Segment(name="nothing"))
     return tuple(found)
@@ -160,13 +170,14 @@ def _layer(costing: Costing, *, moe: bool) -> _Unit:
         part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part for part in forward
     )
     once_more = {"none": (), "selective": (keys, _Part("recompute-core", core.f)), "full": again}[model.recompute]
+    weight = _Part(f"{name}-weight", inner.w, for_weights=True)
     backward = (
-        combine, gather, _Part(f"{name}-input", inner.i), reduce, dispatch,
-        _Part(f"{name}-weight", inner.w, for_weights=True),
+        combine, gather, _Part(f"{name}-input", inner.i), reduce,
+        *((dispatch, weight) if costing.delay_wgrad else (weight, dispatch)),
         gather, keys, _Part("attention-input", rest.i), key_gradients, _Part("projections-input", before.i),
         reduce, _Part("attention-weight", own.w, for_weights=True),
     )  # fmt: skip
-    at = 0 if model.recompute == "full" else _place(backward, f"{name}-weight")
+    at = 0 if model.recompute == "full" else max(_place(backward, f"{name}-weight"), _place(backward, "dispatch"))
     return _Unit(forward=forward, backward=(*backward[:at], *once_more, *backward[at:]))
 
 
