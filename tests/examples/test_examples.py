@@ -51,7 +51,8 @@ def test_every_file_that_is_not_run_is_used_by_one_that_is() -> None:
 
 def test_the_page_about_overlapped_pairs_shows_its_example() -> None:
     page = (FOLDER.parent / "docs" / "overlap.md").read_text(encoding="utf-8")
-    costs, table = re.findall(r"^```(?:yaml)?\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    costs, table, combined = re.findall(r"^```(?:yaml)?\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
     assert yaml.safe_load(costs) == yaml.safe_load((FOLDER / "overlap.yaml").read_text(encoding="utf-8"))
     assert (FOLDER / "overlap.out").read_text(encoding="utf-8").startswith(table)
+    assert (FOLDER / "combined.out").read_text(encoding="utf-8") == combined
