@@ -177,7 +177,7 @@ def _listed(schedule: Schedule) -> _Messages:
 def _issued(schedule: Schedule, messages: _Messages, plan: Plan) -> IssueOrder:
     """Put both ends of every message in place."""
     count, ranks = messages.producer.size, schedule.ranks
-    plan = _around_pairs(schedule, plan)
+    plan = _around_pairs(schedule, messages, plan)
     communicators = int(plan.communicator.max(initial=0)) + 1
     first, order = np.zeros(len(schedule) + ranks + 1, dtype=np.int32), np.empty(2 * count, dtype=np.int32)
     ends = _Ends(first, order, order.copy())
@@ -225,8 +225,8 @@ def _waits(
     return _Waits(*(side[: counted[0]] for side in rows)), _Waits(*(side[: counted[1]] for side in later))
 
 
-def _around_pairs(schedule: Schedule, plan: Plan) -> Plan:
-    """Move what senders do inside an overlapped pair behind it, and what receivers do before it."""
+def _around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:
+    """Move what is issued inside an overlapped pair behind it; before it what one of its members needs."""
     if not (schedule.pair >= 0).any():
         return plan
     rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.row_ptr))
@@ -240,7 +240,13 @@ def _around_pairs(schedule: Schedule, plan: Plan) -> Plan:
     def moved(moment: Int64s, to: NDArray[np.integer]) -> Int64s:
         return np.where(moment < 0, moment, to[moment // MOST_TURNS] * MOST_TURNS + moment % MOST_TURNS)
 
+    needed = before[messages.consumer + messages.target] * MOST_TURNS + MOST_TURNS - 1
+    waited = np.where(plan.receive_waited < 0, needed, plan.receive_waited)
+    receive, waited = (
+        np.where(moved(moment, behind) <= needed, moved(moment, behind), moved(moment, before))
+        for moment in (plan.receive, waited)
+    )
     return plan._replace(
-        send=moved(plan.send, behind), receive=moved(plan.receive, before),
-        send_waited=moved(plan.send_waited, behind), receive_waited=moved(plan.receive_waited, before),
+        send=moved(plan.send, behind), send_waited=moved(plan.send_waited, behind),
+        receive=receive, receive_waited=waited,
     )  # fmt: skip

@@ -237,3 +237,16 @@ def test_a_setting_of_the_core_s_rules_beside_a_program_is_one_line(tmp_path: Pa
 
     step.write_text(said.replace("megatron", "ordered"), encoding="utf-8")
     assert pptrace.simulate(step, p2p="megatron").metrics.step_ns  # named over a file that says how rules run
+
+
+@pytest.mark.parametrize("switch", [None, "overlap_p2p_comm_warmup_flush", "deallocate_pipeline_outputs"])
+@pytest.mark.parametrize(("pp", "vp", "microbatches"), [(2, 2, 8), (4, 2, 16), (4, 3, 8), (8, 2, 16)])
+def test_overlapped_pairs_send_behind_them(pp: int, vp: int, microbatches: int, switch: str | None) -> None:
+    step = {
+        "schedule": "combined-1f1b", "parallel": {"pp": pp, "vp": vp}, "microbatches": microbatches,
+        "network": {"name": "hockney", "bandwidth": "unlimited", "latency": "100 ms"},
+    }  # fmt: skip
+    least = pptrace.simulate(**step, p2p="async").metrics.step_ns
+    options = {} if switch is None else {switch: True}
+
+    assert pptrace.simulate(**step, p2p={"policy": "megatron", "options": options}).metrics.step_ns >= least

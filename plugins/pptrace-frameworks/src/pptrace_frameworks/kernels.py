@@ -155,7 +155,9 @@ def _outside(k, rank, gradient, loop):
 
 def _overlap(m, send, made, used, source, target, gradient, loop, calls):
     """Place a message that runs beside computation."""
-    calls.send[m] = send + _second(source, 0)
+    # A backward's call comes behind its forward's where both are one pair.
+    call = NEXT_CALL * gradient
+    calls.send[m] = send + call + _second(source, 0)
     calls.send_waited[m] = _send_waited(send, made, source, gradient, loop)
     issued = used - _ahead(target, gradient, loop)
     if issued < 0:
@@ -165,25 +167,26 @@ def _overlap(m, send, made, used, source, target, gradient, loop, calls):
         calls.receive_waited[m] = NEVER if turns else receive
         return
     row = _row(issued, target, gradient, loop)
-    calls.receive[m] = _behind(row, target) + _second(target, 1)
+    calls.receive[m] = _behind(row, target) + call + _second(target, 1)
     outside = _outside(issued, target, gradient, loop)
     returns = loop.ranks - 1 if gradient == 1 else 0
     if loop.flush == 1:
         if outside and target != returns:
-            calls.receive[m] = _before(row, target) + AHEAD
+            calls.receive[m] = _before(row, target) + call + AHEAD
         if _outside(used, target, gradient, loop):
-            calls.receive_waited[m] = _before(_row(used, target, gradient, loop), target) + NEXT_CALL
+            calls.receive_waited[m] = _before(_row(used, target, gradient, loop), target) + call + NEXT_CALL
     elif outside:
-        calls.receive_waited[m] = _behind(row, target) + WAITED
+        calls.receive_waited[m] = _behind(row, target) + call + WAITED
 
 
 def _send_waited(send, made, rank, gradient, loop):
     """Return from when on a sender waits: at once, or behind the next of its kind."""
+    waited = WAITED + NEXT_CALL * gradient
     at_once = loop.flush == 0 and _outside(made, rank, gradient, loop)
     if at_once or (loop.frees == 1 and gradient == 0):
-        return send + WAITED
+        return send + waited
     if made == loop.number_of - 1:
-        return send + WAITED if gradient == 1 else NEVER
+        return send + waited if gradient == 1 else NEVER
     kept = loop.flush == 0 and gradient == 1 and made == loop.number_of - loop.warm_up[rank] - 1
     following = loop.number_of - 1 if kept else made + 1
-    return _behind(_row(following, rank, gradient, loop), rank) + WAITED
+    return _behind(_row(following, rank, gradient, loop), rank) + waited
