@@ -24,6 +24,8 @@ __all__ = ["cli", "main"]
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_CRASHED = 70
+"""EX_SOFTWARE of sysexits.h; 1 is an answer of ``diff`` and ``sweep``."""
 
 
 class _Lazy(click.Group):
@@ -120,11 +122,22 @@ def main() -> NoReturn:
         code = _BROKEN_PIPE
     except OSError as error:
         if error.errno is None:
-            raise
+            sys.exit(_crashed())
         name = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"pptrace: {name}{error.strerror}\n")
         code = 2
+    except Exception:  # noqa: BLE001 - the last resort: a bug, told as such, with a status of its own
+        code = _crashed()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _crashed() -> int:
+    """Show the traceback of a bug; return the status that says so, which no command's answer has."""
+    import traceback
+
+    traceback.print_exc()
+    sys.stderr.write(f"pptrace: this is a bug in pptrace {__version__}; please report the lines above\n")
+    return _CRASHED
 
 
 def _open_closed_streams() -> None:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.errors import TraceError
+from pptrace.export.damage import DAMAGE, checked_timeline, named_damage
 from pptrace.export.kineto.columns import Part, joined
 from pptrace.export.kineto.header import FORMAT
 
@@ -45,7 +46,9 @@ def read(paths: Sequence[Path]) -> Timeline:
     Raises:
         TraceError: a file cannot be read, is not ours, or does not belong with the others.
     """
-    return joined([(path, _read_one(path)) for path in paths])
+    parts = [(path, _read_one(path)) for path in paths]
+    with named_damage(paths):
+        return checked_timeline(joined(parts))
 
 
 def _read_one(path: Path) -> Part:
@@ -59,7 +62,9 @@ def _read_one(path: Path) -> Part:
         raise TraceError(f"{error}; was it cut short?", file=path) from None
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except RecursionError:
+        raise TraceError("nests its values too deeply to be a trace that pptrace wrote", file=path) from None
+    except DAMAGE as error:
         raise TraceError(f"not a trace that pptrace wrote: {type(error).__name__} {error}", file=path) from None
 
 

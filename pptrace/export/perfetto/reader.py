@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.errors import TraceError
+from pptrace.export.damage import DAMAGE, checked_timeline, named_damage
 from pptrace.export.hops import routed
 from pptrace.export.perfetto.events import scan
 from pptrace.export.perfetto.marker import placement_of
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-_DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
-"""What JSON and arrays raise where a file was tampered with."""
 _GZIP = b"\x1f\x8b"
 _FIELDS = {
     "kind": "kind",
@@ -54,7 +53,9 @@ def read(paths: Sequence[Path]) -> Timeline:
     Raises:
         TraceError: a file is missing, truncated, not pptrace's or does not belong with the others.
     """
-    return joined([_read_one(path) for path in paths])
+    parts = [_read_one(path) for path in paths]
+    with named_damage(paths):
+        return checked_timeline(joined(parts))
 
 
 def _read_one(path: Path) -> Part:
@@ -68,7 +69,7 @@ def _read_one(path: Path) -> Part:
     try:
         events = scan(raw, str(path))
         return Part(path=path, timeline=_timeline(events, str(path)), first_row=events.step["first_row"])
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise TraceError(f"is damaged ({' '.join(str(error).split())}); write it again", file=path) from None
 
 
