@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Columns"]
 
-_LARGEST_US = 2**53
+_LARGEST_US, _LONGEST_US = 2**51, 2**40
+"""71 years, so that a time since 1970 is one, and 12 days: sums of an event's start and of many lengths fit 62 bits."""
 _LARGEST_ID, _LONGEST_ID = 2**63, 19
 _COLUMNS = 7
 _MOST_THREADS = 1 << 31
@@ -65,7 +66,7 @@ class Columns:
         names = _interned(self.names, [e.name for e in events])
         categories = _interned(self.categories, [e.cat for e in events])
         start, length = _times([e.ts for e in events]), _times([e.dur for e in events], absent=0.0)
-        good = (np.abs(start) < _LARGEST_US) & (length >= 0) & (length < _LARGEST_US)
+        good = (np.abs(start) < _LARGEST_US) & (length >= 0) & (length < _LONGEST_US)
         self.bad += len(events) - int(good.sum())
         start_ns = _nanoseconds(np.where(good, start, 0.0))
         arguments = [e.args or NO_ARGUMENTS for e in events]

@@ -7,6 +7,8 @@ import math
 __all__ = ["microseconds", "whole"]
 
 _LARGEST = 2**62
+_LARGEST_US = 2**51
+"""71 years: a time since 1970 is below, and the sum of two in nanoseconds below 2**63."""
 _DIGITS = 19
 """Of the largest; text of more is not made a number."""
 
@@ -39,7 +41,7 @@ def microseconds(value: object) -> int | None:
         return None
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if abs(value) >= 2**53:
+    if abs(value) >= _LARGEST_US:
         return None
     floor = math.floor(value)
     return floor * 1000 + round((value - floor) * 1000)
