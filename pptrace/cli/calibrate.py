@@ -12,6 +12,7 @@ from pptrace.cli import complete
 from pptrace.cli.experiment_flags import one_output
 from pptrace.cli.measured_options import measured_options, read
 from pptrace.cli.printed import echo_documents
+from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from pptrace.timeline.measurement import ImportRequest, Measurement
@@ -101,4 +102,4 @@ def _write(output: str, text: str) -> None:
 
     with replace_file(Path(output)) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    sys.stderr.write(f"wrote {output}\n")
+    sys.stderr.write(f"wrote {printable_line(str(output))}\n")

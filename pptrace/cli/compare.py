@@ -11,6 +11,7 @@ import click
 from pptrace.cli import complete
 from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
 from pptrace.cli.status import status
+from pptrace.printable import printable_line
 
 __all__ = ["command"]
 
@@ -80,4 +81,4 @@ def command(
     else:
         click.echo(comparison.summary())
     for output in outputs:
-        sys.stderr.write(f"wrote {comparison.save(output)}\n")
+        sys.stderr.write(f"wrote {printable_line(str(comparison.save(output)))}\n")

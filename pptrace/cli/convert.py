@@ -11,6 +11,7 @@ import click
 from pptrace.cli import complete
 from pptrace.cli.measured_options import measured_options, read
 from pptrace.config.choices import Receive
+from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +81,7 @@ def command(
         exporters = _exporters(target)
         paths = _convert_trace(_read(sources, step, where), target, exporters, only, color)
     for path in paths:
-        sys.stderr.write(f"wrote {path}\n")
+        sys.stderr.write(f"wrote {printable_line(str(path))}\n")
 
 
 def _table(source: Path) -> Schedule:

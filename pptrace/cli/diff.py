@@ -10,6 +10,7 @@ import click
 from pptrace.cli import complete
 from pptrace.cli.measured_options import measured_options
 from pptrace.cli.printed import echo_documents
+from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from pptrace.analysis.diff.step_diff import StepDiff
@@ -83,7 +84,7 @@ def command(
     difference = compare_steps(first, second, tolerance, step, request, Registry.load())
     echo_documents(difference.document(top), as_json=as_json)
     for path in difference.save(*outputs, top=top):
-        click.echo(f"wrote {path}", err=True)
+        click.echo(f"wrote {printable_line(str(path))}", err=True)
     sys.exit(_code(difference.findings, fail_over))
 
 

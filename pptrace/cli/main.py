@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import sys
 import warnings
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from pptrace.cli.terminal import plain_streams
 from pptrace.commands import COMMANDS
 from pptrace.errors import PptraceError
+from pptrace.printable import printable_line
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cli", "main"]
 
+_TROUBLE = 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 _CRASHED = 70
@@ -96,7 +98,13 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line; every error that a user can cause is one line and exit code 2."""
     warnings.showwarning = _show_warning
-    _open_closed_streams()
+    with plain_streams():
+        code = _run()
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command line, and return its exit code."""
     try:
         code = cli.main(prog_name="pptrace", standalone_mode=False)
         sys.stdout.flush()
@@ -106,46 +114,40 @@ def main() -> NoReturn:
         code = _interrupted()
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
-    except click.ClickException as error:
-        sys.stderr.write(_refusal(error))
-        code = error.exit_code
-    except PptraceError as error:
-        text = str(error).replace("\n", "\\n")  # a file's name may hold one
-        sys.stderr.write(f"pptrace: {text}\n")
-        code = error.exit_code
-    except MemoryError:
-        sys.stderr.write("pptrace: out of memory: take fewer ranks or microbatches, or trim exports with --only\n")
-        code = 2
     except BrokenPipeError:
         # The reader of a pipe went away; nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = _BROKEN_PIPE
-    except OSError as error:
-        if error.errno is None:
-            sys.exit(_crashed())
-        name = f"{error.filename}: " if error.filename else ""
+    except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as such, with a status of its own
+        code = _refused(error)
+    return code if isinstance(code, int) else 0
+
+
+def _refused(error: Exception) -> int:
+    """Tell what went wrong, in one line unless it is a bug, and return the exit code."""
+    if isinstance(error, click.ClickException):
+        sys.stderr.write(_refusal(error))
+        return error.exit_code
+    if isinstance(error, PptraceError):
+        sys.stderr.write(f"pptrace: {printable_line(str(error))}\n")
+        return error.exit_code
+    if isinstance(error, MemoryError):
+        sys.stderr.write("pptrace: out of memory: take fewer ranks or microbatches, or trim exports with --only\n")
+        return _TROUBLE
+    if isinstance(error, OSError) and error.errno is not None:
+        name = f"{printable_line(str(error.filename))}: " if error.filename else ""
         sys.stderr.write(f"pptrace: {name}{error.strerror}\n")
-        code = 2
-    except Exception:  # noqa: BLE001 - the last resort: a bug, told as such, with a status of its own
-        code = _crashed()
-    sys.exit(code if isinstance(code, int) else 0)
+        return _TROUBLE
+    return _crashed(error)
 
 
-def _crashed() -> int:
+def _crashed(error: Exception) -> int:
     """Show the traceback of a bug; return the status that says so, which no command's answer has."""
     import traceback
 
-    traceback.print_exc()
+    traceback.print_exception(error)
     sys.stderr.write(f"pptrace: this is a bug in pptrace {__version__}; please report the lines above\n")
     return _CRASHED
-
-
-def _open_closed_streams() -> None:
-    """Let output go nowhere where the shell closed a stream, as ``>&-`` does."""
-    if sys.stdout is None:
-        sys.stdout = io.StringIO()
-    if sys.stderr is None:
-        sys.stderr = io.StringIO()
 
 
 def _interrupted(before: str = "\n") -> int:
@@ -165,4 +167,4 @@ def _refusal(error: click.ClickException) -> str:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     del category
-    sys.stderr.write(f"pptrace: warning: {message}\n")
+    sys.stderr.write(f"pptrace: warning: {printable_line(str(message))}\n")

@@ -12,6 +12,7 @@ import click
 from pptrace.cli import complete
 from pptrace.cli.experiment_flags import experiment_flags, given_flags, one_output
 from pptrace.config.quantity import format_duration, format_rate
+from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from pptrace.experiment.cluster_view import Between, ClusterView
@@ -70,7 +71,7 @@ def command(
 
         with replace_file(Path(output)) as temporary:
             temporary.write_text(cluster_svg(view), encoding="utf-8")
-        sys.stderr.write(f"wrote {output}\n")
+        sys.stderr.write(f"wrote {printable_line(str(output))}\n")
 
 
 def _lines(view: ClusterView) -> list[str]:

@@ -16,6 +16,7 @@ import click
 from pptrace.errors import ConfigError, OutputError, PluginError
 from pptrace.hooks.registry import Registry
 from pptrace.hooks.sorts import Sort, Sorts
+from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from pptrace.hooks.provider import Provider
@@ -56,7 +57,7 @@ def command(context: click.Context, name: str, into: Path, *, schedule: bool) ->
     kind = "schedule" if schedule else "network"
     _check_name(name, kind, registry)
     folder = write_plugin(name, into, kind=kind)
-    click.echo(f"wrote {folder}")
+    click.echo(f"wrote {printable_line(str(folder))}")
     install = f"pip install -e {shlex.quote(str(folder))}"
     click.echo(f"next: {install} && {_NEXT[kind].format(name=name)}")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from pptrace.cli.terminal import raw
 from pptrace.errors import PluginError
 from pptrace.hooks.provider import Failure, Provider
 from pptrace.hooks.registry import Registry
@@ -95,15 +96,18 @@ def _troubles(failures: list[Failure], disabled: list[Provider]) -> list[str]:
 
 def _print_table(listed: list[Listed]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
+
+    from pptrace.printable import printable_line
 
     table = Table("distribution", "version", "plugin", "offers", "names")
     for plugin in listed:
         who = (plugin.provider.distribution, plugin.provider.version, plugin.provider.name)
         for noun, names in plugin.offers.items() or [("nothing", dict[str, str]())]:
-            table.add_row(*who, noun, ", ".join(names))
+            table.add_row(*(escape(printable_line(cell)) for cell in (*who, noun, ", ".join(names))))
             who = ("", "", "")
-    Console().print(table)
+    Console(file=raw(sys.stdout)).print(table)
 
 
 def _document(listed: list[Listed], failures: list[Failure], disabled: list[Provider]) -> dict[str, Any]:

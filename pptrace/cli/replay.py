@@ -11,6 +11,7 @@ from pptrace.cli import complete
 from pptrace.cli.experiment_flags import one_output
 from pptrace.cli.measured_options import measured_options, read
 from pptrace.cli.printed import echo_documents
+from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +69,7 @@ def command(
 
         exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
         for path in save(next(iter(replays.values())).timeline, [output], exporters, {"color": "kind"}):
-            click.echo(f"wrote {path}", err=True)
+            click.echo(f"wrote {printable_line(str(path))}", err=True)
 
 
 def _policy(name: str) -> Callable[[Schedule], Policy]:

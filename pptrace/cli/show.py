@@ -10,7 +10,9 @@ import click
 
 from pptrace.cli import complete
 from pptrace.cli.experiment_flags import flag_option
+from pptrace.cli.terminal import raw
 from pptrace.config.flags import FLAGS
+from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,7 +138,7 @@ def _write(drawing: Drawing, title: str, outputs: Sequence[Path]) -> None:
                 temporary.write_text(svg_text(drawing, title), encoding="utf-8")
             else:
                 write_png(drawing, title, temporary)
-        sys.stderr.write(f"wrote {output}\n")
+        sys.stderr.write(f"wrote {printable_line(str(output))}\n")
 
 
 def _print(drawing: Drawing, title: str, first: int, last: int, width: int | None) -> None:
@@ -145,7 +147,8 @@ def _print(drawing: Drawing, title: str, first: int, last: int, width: int | Non
     from pptrace.show.terminal import plain_lines, rich_lines, windows
     from pptrace.show.together import note
 
-    console = Console(width=width or max(Console().width, _NARROWEST), highlight=False)
+    out = raw(sys.stdout)
+    console = Console(file=out, width=width or max(Console(file=out).width, _NARROWEST), highlight=False)
     parts = windows(drawing, console.width, first, last, _MOST_LINES)
     click.echo(title)
     colourful = console.is_terminal and console.color_system is not None and not console.no_color

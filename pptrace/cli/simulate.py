@@ -10,6 +10,7 @@ import click
 
 from pptrace.cli import complete
 from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
+from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +78,7 @@ def command(
         click.echo("\n".join(["", *advice_lines(run)]))
     for path in paths:
         trimmed = f" ({', '.join(only)} only)" if only else ""
-        sys.stderr.write(f"wrote {path}{trimmed}\n")
+        sys.stderr.write(f"wrote {printable_line(str(path))}{trimmed}\n")
 
 
 def _print(run: Run, written: list[Path], *, as_json: bool, explain: bool) -> None:

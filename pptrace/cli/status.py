@@ -6,6 +6,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pptrace.cli.terminal import raw
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -21,5 +23,7 @@ def status(first: str) -> Iterator[Callable[[str], None] | None]:
     from rich.console import Console
     from rich.markup import escape
 
-    with Console(stderr=True).status(first) as shown:
-        yield lambda text: shown.update(escape(text))
+    from pptrace.printable import printable_line
+
+    with Console(file=raw(sys.stderr)).status(first) as shown:
+        yield lambda text: shown.update(escape(printable_line(text)))

@@ -13,6 +13,8 @@ import click
 
 from pptrace.cli import complete
 from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
+from pptrace.cli.terminal import raw
+from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -115,7 +117,10 @@ def _saved(swept: Sweep, paths: Sequence[Path], picture: Picture) -> str:
 
     nothing = len(swept.failed) == len(swept.rows)
     kept = [path for path in paths if path.suffix.lower() in TABLES or not nothing]
-    lines = [f"wrote {path}\n" for path in swept.save(*kept, plot=picture.plot, x=picture.x, y=picture.y)]
+    lines = [
+        f"wrote {printable_line(str(path))}\n"
+        for path in swept.save(*kept, plot=picture.plot, x=picture.x, y=picture.y)
+    ]
     end_journals(paths)
     return "".join([*lines, *(f"nothing to draw in {path}\n" for path in paths if path not in kept)])
 
@@ -153,7 +158,7 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
 
     columns = TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     # No thread draws the bar: workers are forked from this process, which has to be the only thread then.
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
+    with Progress(*columns, console=Console(file=raw(sys.stderr)), auto_refresh=False, transient=True) as progress:
         task, drawn_s = progress.add_task(""), 0.0
 
         def show(done: int, total: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.config.choices import PolicyName, StreamPer, Validation
 from pptrace.config.quantity import format_duration, format_size
+from pptrace.printable import shell_word
 from pptrace.timeline.link_use import busiest_links
 from pptrace.timeline.metrics import IdleCause
 
@@ -255,7 +256,7 @@ def _warning(run: Run) -> list[str]:
 def _last(run: Run, written: Sequence[Path], width: int) -> list[str]:
     traces = [path for path in written if path.name.lower().endswith((".pftrace", ".json", ".gz"))]
     lever = f"lever: {run.lever}"
-    following = f"next: pptrace open {traces[0]}" if traces else "next: add -o step.pftrace"
+    following = f"next: pptrace open {shell_word(str(traces[0]))}" if traces else "next: add -o step.pftrace"
     best = run.advice.best
     if best is not None:
         arguments = best.change.arguments.split(" --")

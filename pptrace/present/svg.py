@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
+from pptrace.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -23,7 +25,7 @@ def element(name: str, /, *children: str, **attributes: str | float) -> Markup:
     given = "".join(f' {_name(key)}="{escape(_value(value))}"' for key, value in attributes.items())
     if name in _EMPTY and not children:
         return Markup(f"<{name}{given}/>")  # noqa: S704 - escaped above
-    return Markup(f"<{name}{given}>{Markup().join(children)}</{name}>")  # noqa: S704 - as above
+    return Markup(f"<{name}{given}>{Markup().join(map(_child, children))}</{name}>")  # noqa: S704 - as above
 
 
 def number(value: float) -> str:
@@ -76,5 +78,9 @@ def _name(key: str) -> str:
     return key if key == "viewBox" else key.rstrip("_").replace("_", "-")
 
 
+def _child(child: str) -> str:
+    return child if isinstance(child, Markup) else printable(child)
+
+
 def _value(value: str | float) -> str:
-    return value if isinstance(value, str) else number(value)
+    return printable(value) if isinstance(value, str) else number(value)

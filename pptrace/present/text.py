@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.present.document import Line, Picture
 from pptrace.present.figures import MARK
+from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,9 +31,12 @@ def text_of(document: Document, width: int | None = None) -> str:
     lines = [*_blocks(document.lead, width, indent=0), ""]
     for section in document.sections:
         if inner := list(_blocks(section.blocks, width, indent=_GAP)):
-            lines += [section.title, *inner, ""]
+            lines += [printable_line(section.title), *inner, ""]
     return "\n".join(
-        [*lines[:-1], *(line for note in document.notes for line in _wrapped(f"note: {note}", width))]
+        [
+            *lines[:-1],
+            *(line for note in document.notes for line in _wrapped(printable_line(f"note: {note}"), width)),
+        ]
     )
 
 
@@ -41,7 +45,7 @@ def _blocks(blocks: Iterable[Block], width: int | None, indent: int) -> Iterator
     for block in blocks:
         shown = block.instead if isinstance(block, Picture) else block
         if isinstance(shown, Line):
-            lines = _wrapped(shown.text, inner)
+            lines = _wrapped(printable_line(shown.text), inner)
         else:
             lines = [] if shown is None else _table(shown, inner)
         yield from (f"{'':{indent}}{line}".rstrip() for line in lines)
@@ -54,7 +58,7 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 
 
 def _table(table: Table, width: int | None) -> list[str]:
-    rows = [tuple(map(str, row)) for row in (table.head, *table.rows) if row]
+    rows = [tuple(printable_line(str(cell)) for cell in row) for row in (table.head, *table.rows) if row]
     columns = list(zip(*rows, strict=True))
     parts = _parts(columns, width or _USUAL) if table.splits else [columns]
     return [line for part in parts for line in _aligned(part, table.words, width)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ConfigError, PptraceError
+from pptrace.printable import csv_written
 from pptrace.study.levels import at_levels
 from pptrace.study.policies import check_policies, compare_policies
 from pptrace.study.ranking import moves, ranked
@@ -91,7 +92,10 @@ class Comparison:
         rows, text = [row.row() for row in self.policies.rows] if self.policies else self.table(), io.StringIO()
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(
+            {key: csv_written(cell) if isinstance(cell, str) else cell for key, cell in row.items()}
+            for row in rows
+        )
         return text.getvalue()
 
     def to_dict(self) -> dict[str, Any]:

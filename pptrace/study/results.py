@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from pptrace.config.experiment import Experiment
 from pptrace.errors import OutputError, PptraceError
+from pptrace.printable import csv_text, csv_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,7 +63,7 @@ def write_table(path: Path, temporary: Path, columns: Sequence[str], rows: Seque
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(columns)
-            writer.writerows([_written(row.get(column)) for column in columns] for row in rows)
+            writer.writerows([csv_written(_written(row.get(column))) for column in columns] for row in rows)
         return
     pa, pq = _pyarrow(path)
     arrays = [_array(pa, column, [row.get(column) for row in rows]) for column in columns]
@@ -117,6 +118,7 @@ def _written(cell: Cell) -> str:
 
 def _read(column: str, text: str) -> Cell:
     """Return what was written as this text; a number is what would be written in just this way."""
+    text = csv_text(text)
     if column in IDENTITY:
         return text or None
     if _INTEGER.fullmatch(text) and str(int(text)) == text:

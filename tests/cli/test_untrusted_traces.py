@@ -43,9 +43,7 @@ def replaced(folder: Path, pattern: str, value: str) -> None:
         (r'"stage_rank": ?\[\[', '"stage_rank":[[7,'),
     ],
 )
-def test_a_forged_value_is_one_line(
-    pptrace: Any, folder: Path, command: str, pattern: str, value: str
-) -> None:
+def test_a_forged_value_is_one_line(pptrace: Any, folder: Path, command: str, pattern: str, value: str) -> None:
     replaced(folder, pattern, value)
 
     assert pptrace(command, "own.json").complaint.startswith("own.json: ")
@@ -59,9 +57,7 @@ def test_nested_arrays_are_one_line(pptrace: Any, folder: Path) -> None:
     assert pptrace("explain", "own.json").complaint.startswith("own.json: nests its values too deeply")
 
 
-def test_a_crash_has_a_status_that_no_answer_has(
-    pptrace: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_has_a_status_that_no_answer_has(pptrace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug of ours")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LAYERS = (
-    {"commands", "errors", "lazy", "version"},
+    {"commands", "errors", "lazy", "printable", "version"},
     {"kernel", "model", "config", "present.svg"},
     {"network", "schedule", "viewer"},
     {"timeline"},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from pptrace.export.kinds import CATEGORY, COLLECTIVE, NAMES
+from pptrace.printable import printable
 from pptrace.timeline.actions import in_group
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Names:
         for iid, text in enumerate(CATEGORIES, 1):
             interned.event_categories.add(iid=iid, name=text)
         for iid, text in enumerate(self.names, 1):
-            interned.event_names.add(iid=iid, name=text)
+            interned.event_names.add(iid=iid, name=printable(text))
         for iid, text in enumerate(self.microbatches, 1):
             interned.correlation_id_str.add(iid=iid, str=text.encode())
 

@@ -20,6 +20,7 @@ from pptrace.export.hops import link_title
 from pptrace.export.perfetto.layout import SEQUENCE
 from pptrace.export.streams import stream_title
 from pptrace.model.kinds import Stream
+from pptrace.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,5 +161,5 @@ class Tracks:
         track: TrackDescriptor = self.trace.packet.add(trusted_packet_sequence_id=sequence).track_descriptor
         track.uuid = next(self.uuids)
         if name:
-            track.name = name
+            track.name = printable(name)
         return track

@@ -27,6 +27,7 @@ from pptrace.export.perfetto.names import LINK_CATEGORY, Names
 from pptrace.export.perfetto.slices import Slices
 from pptrace.export.perfetto.tracks import Tracks
 from pptrace.export.write_behind import write_behind
+from pptrace.printable import printable
 from pptrace.timeline.phases import phases
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _write_attributes(head: Trace, timeline: Timeline, title: str) -> None:
     attributes = head.packet.add().trace_attributes.attribute
     attributes.add(key=FORMAT_KEY, long_value=VERSION)
     if title:
-        attributes.add(key=TITLE_KEY, string_value=title)
+        attributes.add(key=TITLE_KEY, string_value=printable(title))
     attributes.add(key=PROVENANCE_KEY, string_value=provenance_json(timeline.provenance))
     embedded = head.packet.add().extension_descriptor.extension_set
     links = timeline.routes is not None and timeline.routes.link.size > 0

@@ -25,6 +25,7 @@ from pptrace.export.perfetto.tracks import Tracks
 from pptrace.export.perfetto.writer import write_packets
 from pptrace.present.traces.lateness import counter_run, difference_runs, lateness
 from pptrace.present.traces.shifted import earliest_ns, shifted
+from pptrace.printable import printable
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _aligned(timelines: Sequence[Timeline], findings: StepDiff) -> tuple[list[Ti
 
 def _write_attributes(head: Trace, findings: StepDiff, *, segments: bool) -> None:
     attributes = head.packet.add().trace_attributes.attribute
-    first, second = findings.names
+    first, second = map(printable, findings.names)
     attributes.add(key=TITLE_KEY, string_value=f"{first} and {second}")
     attributes.add(key="pptrace.version", string_value=__version__)
     attributes.add(key="pptrace.first", string_value=first)
@@ -124,7 +125,7 @@ def _more_tracks(head: Trace, findings: StepDiff, uuids: Iterator[int]) -> tuple
 
 def _track(head: Trace, uuids: Iterator[int], name: str, place: int) -> TrackDescriptor:
     track = head.packet.add(trusted_packet_sequence_id=SEQUENCE).track_descriptor
-    track.uuid, track.name, track.sibling_order_rank = next(uuids), name, place
+    track.uuid, track.name, track.sibling_order_rank = next(uuids), printable(name), place
     return track
 
 
@@ -134,4 +135,4 @@ def _write_interned(head: Trace, texts: Sequence[str]) -> None:
         packet.interned_data.event_categories.add(iid=iid, name=category)
     packet.interned_data.event_categories.add(iid=DIFFERENCE_CATEGORY, name="difference")
     for iid, text in enumerate(texts, 1):
-        packet.interned_data.event_names.add(iid=iid, name=text)
+        packet.interned_data.event_names.add(iid=iid, name=printable(text))

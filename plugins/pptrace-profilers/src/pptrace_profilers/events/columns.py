@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Columns"]
 
 _LARGEST_US, _LONGEST_US = 2**51, 2**40
-"""71 years, so that a time since 1970 is one, and 12 days: sums of an event's start and of many lengths fit 62 bits."""
+"""71 years, so that a time since 1970 is one, and 12 days, so that sums of many lengths fit 62 bits."""
 _LARGEST_ID, _LONGEST_ID = 2**63, 19
 _COLUMNS = 7
 _MOST_THREADS = 1 << 31

@@ -1,0 +1,66 @@
+"""Text of others made fit to be shown: nothing in it moves a cursor, turns letters around or runs in a shell."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["csv_text", "csv_written", "printable", "printable_line", "shell_word"]
+
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
+)
+"""C0 but for tabs and ends of lines, C1, marks and overrides of direction, and halves of characters."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)")
+
+
+def printable(text: str) -> str:
+    r"""Return text in which each control character stands as JSON writes it; lines and tabs stay.
+
+    >>> printable("F\x1b[31m 0\u202e\n")
+    'F\\u001b[31m 0\\u202e\n'
+    """
+    return _CONTROLS.sub(_escaped, text)
+
+
+def printable_line(text: str) -> str:
+    r"""Return :func:`printable` text as one line.
+
+    >>> printable_line("two\nlines")
+    'two\\nlines'
+    """
+    return printable(text.replace("\r", "\\r").replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def shell_word(text: str) -> str:
+    """Return a file's name as a word that a shell takes for no option and no command.
+
+    >>> shell_word("step.pftrace"), shell_word("-x; rm.json")
+    ('step.pftrace', "'./-x; rm.json'")
+    """
+    import shlex
+
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
+def csv_written(text: str) -> str:
+    """Return the text of a CSV cell that no spreadsheet takes for a formula; numbers stay what they are.
+
+    >>> csv_written("=1+1"), csv_written("-5.5"), csv_written("1f1b")
+    ("'=1+1", '-5.5', '1f1b')
+    """
+    guarded = text.lstrip("'").startswith(_FORMULA) and not _NUMBER.fullmatch(text)
+    return f"'{text}" if guarded else text
+
+
+def csv_text(cell: str) -> str:
+    """Return the text that :func:`csv_written` made a cell of.
+
+    >>> csv_text(csv_written("=1+1")), csv_text(csv_written("'=1+1")), csv_text("'quoted'")
+    ('=1+1', "'=1+1", "'quoted'")
+    """
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
