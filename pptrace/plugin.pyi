@@ -36,6 +36,10 @@ from pptrace.hooks.offers import ScheduleOffer as ScheduleOffer
 from pptrace.hooks.registry import Registry as Registry
 from pptrace.hooks.specs import hookimpl as hookimpl
 from pptrace.kernel import run_kernel as run_kernel
+from pptrace.limits.reading import UnpackedFile as UnpackedFile
+from pptrace.limits.reading import check_events as check_events
+from pptrace.limits.reading import open_unpacked as open_unpacked
+from pptrace.limits.reading import read_unpacked as read_unpacked
 from pptrace.model.action import Action as Action
 from pptrace.model.action import parse_action as parse_action
 from pptrace.model.cells import CellColumns as CellColumns

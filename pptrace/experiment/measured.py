@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import TraceError
+from pptrace.limits.reading import check_regular
 from pptrace.timeline.measurement import ImportRequest, Measurement, Step
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def head_of(path: Path) -> bytes:
     Raises:
         TraceError: it cannot be read.
     """
+    check_regular(path)
     try:
         with path.open("rb") as file:
             start = file.read(_HEAD)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, cast
 
 from pptrace.errors import TraceError
+from pptrace.limits.reading import UnpackedFile
 from pptrace.viewer.varint import read_varint
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 _ACCEPTED = "a Perfetto trace (.pftrace) or a Chrome JSON trace (.json), either also with .gz"
-_GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _CHUNK_BYTES = 1 << 20
 _EVENTS = b'"traceEvents"'
@@ -60,13 +60,7 @@ def _require_file(path: Path) -> None:
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     with path.open("rb") as file:
-        packed = file.read(len(_GZIP)) == _GZIP
-        file.seek(0)
-        if not packed:
-            yield file
-            return
-        with gzip.GzipFile(fileobj=file) as unpacked:
-            yield cast("IO[bytes]", unpacked)
+        yield cast("IO[bytes]", UnpackedFile(path, file))
 
 
 def _is_perfetto(head: bytes) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LAYERS = (
     {"commands", "errors", "lazy", "printable", "version"},
-    {"kernel", "model", "config", "present.svg"},
+    {"kernel", "model", "config", "present.svg", "limits"},
     {"network", "schedule", "viewer"},
     {"timeline"},
     {"sim", "hooks.offers"},

@@ -9,7 +9,6 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.errors import TraceError
-from pptrace_profilers.formats import torch_perfetto
 from pptrace_profilers.formats.torch_perfetto import read_pftrace
 from pptrace_profilers.rules.actions import BUILT_IN
 
@@ -131,7 +130,7 @@ def test_what_is_no_trace_is_one_line(content: bytes, message: str, tmp_path: Pa
 def test_a_trace_that_unfolds_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.pftrace"
     path.write_bytes(gzip.compress(b"\n\x00" * 100_000))
-    monkeypatch.setattr(torch_perfetto, "MOST_BYTES", 1000)
+    monkeypatch.setenv("PPTRACE_MOST_UNPACKED", "1000")
 
     with pytest.raises(TraceError, match="is larger than"):
         read_pftrace(path, BUILT_IN)

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import TraceError
 from pptrace.export.damage import DAMAGE, checked_timeline, named_damage
 from pptrace.export.kineto.columns import Part, joined
 from pptrace.export.kineto.header import FORMAT
+from pptrace.limits.memory import gibibytes, memory_key
+from pptrace.limits.reading import check_events, most_held, open_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from io import BufferedReader
     from pathlib import Path
 
+    from pptrace.limits.reading import UnpackedFile
     from pptrace.timeline.timeline import Timeline
-
-BinaryFile: TypeAlias = "BufferedReader | gzip.GzipFile"
 
 __all__ = ["read"]
 
-_GZIP = b"\x1f\x8b"
 _EVENTS = b'"traceEvents": [\n'
 _END = b"]}\n"
-_BATCH = 20_000
+_BLOCK, _LONGEST_LINE = 4 << 20, 64 << 20
+_JSON = 8
+"""Values take this many times the bytes of their text."""
 _TELLING = (
     b'{"ph":"X","cat":"kernel"',
     b'{"ph":"X","cat":"gpu_memcpy"',
@@ -53,32 +51,29 @@ def read(paths: Sequence[Path]) -> Timeline:
 
 def _read_one(path: Path) -> Part:
     try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP
-        with path.open("rb") as raw:
-            top, batches = _events(gzip.GzipFile(fileobj=raw) if packed else raw)
+        with open_unpacked(path) as file:
+            top, batches = _events(file, path)
             return Part.of(top["metadata"]["pptrace"], batches)
     except json.JSONDecodeError as error:
         raise TraceError(f"{error}; was it cut short?", file=path) from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
     except RecursionError:
         raise TraceError("nests its values too deeply to be a trace that pptrace wrote", file=path) from None
     except DAMAGE as error:
         raise TraceError(f"not a trace that pptrace wrote: {type(error).__name__} {error}", file=path) from None
 
 
-def _events(file: BinaryFile) -> tuple[dict[str, Any], Iterable[list[dict[str, Any]]]]:
+def _events(file: UnpackedFile, path: Path) -> tuple[dict[str, Any], Iterable[list[dict[str, Any]]]]:
     """Return what stands before the events, and the events in batches, so that memory stays bounded.
 
     A file that some tool laid out anew is read at one go.
     """
-    first = file.readline()
+    first = file.readline(most_held())
     if first.endswith(_EVENTS):
         top = json.loads(first + _END)
-        batches: Iterable[list[dict[str, Any]]] = _batches(file)
+        batches: Iterable[list[dict[str, Any]]] = _batches(file, path)
     else:
-        top = json.loads(first + file.read())
+        top = json.loads(first + _rest(file, len(first), path))
+        check_events(len(top["traceEvents"]), path)
         batches = [top["traceEvents"]]
     if top.get("pptraceFormat") not in range(1, FORMAT + 1):
         msg = f"format {top.get('pptraceFormat')}, and this version reads up to {FORMAT}"
@@ -86,12 +81,37 @@ def _events(file: BinaryFile) -> tuple[dict[str, Any], Iterable[list[dict[str, A
     return top, batches
 
 
-def _batches(file: BinaryFile) -> Iterator[list[dict[str, Any]]]:
-    last = b""
-    while lines := list(islice(file, _BATCH)):
-        last = lines[-1]
-        text = b"".join(line for line in lines if line.startswith(_TELLING))
-        yield json.loads(b"[" + text.rstrip().rstrip(b",") + b"]")
+def _rest(file: UnpackedFile, held: int, path: Path) -> bytes:
+    """Return what is left of a file that is read whole."""
+    parts, most = [], most_held() // _JSON
+    while part := file.read(_BLOCK):
+        parts.append(part)
+        held += len(part)
+        if held > most:
+            message = f"is not laid out as pptrace writes it, and larger than {gibibytes(most)}: {memory_key()}"
+            raise TraceError(message, file=path)
+    return b"".join(parts)
+
+
+def _batches(file: UnpackedFile, path: Path) -> Iterator[list[dict[str, Any]]]:
+    held, last, count = b"", b"", 0
+    while True:
+        part = file.read(_BLOCK)
+        end = part.rfind(b"\n") + 1
+        if not end and part:
+            held += part
+            if len(held) > _LONGEST_LINE:
+                raise TraceError(f"a line is longer than {gibibytes(_LONGEST_LINE)}: not a trace", file=path)
+            continue
+        lines = (held + part[:end]).splitlines(keepends=True)
+        held = part[end:]
+        telling = [line for line in lines if line.startswith(_TELLING)]
+        count += len(telling)
+        check_events(count, path)
+        yield json.loads(b"[" + b"".join(telling).rstrip().rstrip(b",") + b"]")
+        last = lines[-1] if lines else last
+        if not part:
+            break
     if last != _END:
-        msg = "the end is missing"
-        raise EOFError(msg)
+        msg = "cannot be read: the end is missing"
+        raise TraceError(msg, file=path)

@@ -13,6 +13,7 @@ from pptrace.errors import TraceError
 from pptrace.export.perfetto.extension import FIELD_NUMBERS, MESSAGE, PACKAGE, descriptor_set
 from pptrace.export.perfetto.layout import BEGIN, COUNTER, END
 from pptrace.export.perfetto.marker import FORMAT_KEY, PROVENANCE_KEY, STEP_KEY, VERSION, layout_of, renamed
+from pptrace.limits.reading import check_events
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Events", "scan"]
 
 _PACKET_TAG = 0x0A
+_BATCH = 1 << 16
 _LONGEST_VARINT = 10
 _MORE = 0x80
 _OF_LINKS = "transfer"
@@ -59,9 +61,13 @@ def scan(raw: bytes, file: str) -> Events:
     events = Events()
     at, length = 0, len(raw)
     runs: list[Any] = []
+    count = 0
     while at < length:
+        count += 1
+        if count % _BATCH == 0:
+            check_events(count, file)
         if runs:
-            taken = _take_runs(raw, at, runs, events)
+            taken = _take_runs(raw, at, runs, events, file)
             runs = []
             at += taken
             continue
@@ -86,12 +92,13 @@ def scan(raw: bytes, file: str) -> Events:
     return events
 
 
-def _take_runs(raw: bytes, at: int, runs: list[Any], events: Events) -> int:
+def _take_runs(raw: bytes, at: int, runs: list[Any], events: Events, file: str) -> int:
     """Decode the runs at a place of the file; return the bytes that were theirs."""
     taken = 0
     for run in runs:
         layout, records = layout_of(run["parts"]), run["records"]
         size = records * layout.size
+        check_events(records, file)
         if at + taken + size > len(raw):
             return taken
         columns = _decode(raw, at + taken, layout, records)

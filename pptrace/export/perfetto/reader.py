@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from pptrace.export.hops import routed
 from pptrace.export.perfetto.events import scan
 from pptrace.export.perfetto.marker import placement_of
 from pptrace.export.perfetto.parts import Part, joined
+from pptrace.limits.reading import read_unpacked
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.parts import Parts
 from pptrace.timeline.routes import Routes
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-_GZIP = b"\x1f\x8b"
 _FIELDS = {
     "kind": "kind",
     "stage": "stage",
@@ -59,13 +57,7 @@ def read(paths: Sequence[Path]) -> Timeline:
 
 
 def _read_one(path: Path) -> Part:
-    try:
-        raw = path.read_bytes()
-        raw = gzip.decompress(raw) if raw.startswith(_GZIP) else raw
-    except (EOFError, zlib.error):
-        raise TraceError("is truncated or damaged; write it again", file=path) from None
-    except OSError as error:
-        raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
+    raw = read_unpacked(path)
     try:
         events = scan(raw, str(path))
         return Part(path=path, timeline=_timeline(events, str(path)), first_row=events.step["first_row"])

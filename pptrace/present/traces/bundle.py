@@ -6,7 +6,6 @@ keeps its own times; a simulated step is written at the time of the measured one
 
 from __future__ import annotations
 
-import gzip
 import io
 import shutil
 import tarfile
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from pptrace.export.perfetto.writer import write
+from pptrace.limits.reading import UnpackedFile
 from pptrace.present.traces.manifest import NAME, Member, manifest_json
 from pptrace.present.traces.shifted import earliest_ns, shifted
 from pptrace.present.traces.together import labels
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["write_bundle"]
 
-_GZIP = b"\x1f\x8b"
 _MODE = 0o644
 
 
@@ -142,12 +141,9 @@ def _fill(file: IO[bytes], content: Path | Timeline, beside: Path) -> None:
         finally:
             trace.unlink(missing_ok=True)
         return
-    with content.open("rb") as raw:
-        packed = raw.read(2) == _GZIP
-        raw.seek(0)
-        # Of a file that ends in the middle, what could be read was read before.
-        with suppress(EOFError, zlib.error):
-            shutil.copyfileobj(gzip.GzipFile(fileobj=raw) if packed else raw, file, 1 << 20)
+    # Of a file that ends in the middle, what could be read was read before.
+    with content.open("rb") as raw, suppress(EOFError, zlib.error):
+        shutil.copyfileobj(UnpackedFile(content, raw), file, 1 << 20)
 
 
 def _add(archive: tarfile.TarFile, name: str, file: IO[bytes]) -> None:

@@ -12,14 +12,13 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import TraceError
-from pptrace_profilers.events.unpacking import open_unpacked
+from pptrace.plugin import TraceError, open_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pptrace_profilers.events.unpacking import UnpackedFile
+    from pptrace.plugin import UnpackedFile
 
 __all__ = ["MOST_EVENT_BYTES", "Blocks"]
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pptrace.plugin import check_events
 from pptrace_profilers.events.blocks import Blocks
 
 if TYPE_CHECKING:
@@ -40,12 +41,17 @@ class PlainEvents:
         Raises:
             TraceError: the file cannot be read, is no Chrome JSON, or unfolds without end.
         """
+        count = 0
         for block in self._blocks:
             text = self._mend(block) if self._mend is not None else block
             try:
-                yield from _DECODER.decode(b"[" + text + b"]")
+                events = _DECODER.decode(b"[" + text + b"]")
+                count += len(events)
+                check_events(count, self._blocks.path)
+                yield from events
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 for event in self._blocks.values(text):
+                    count += 1
                     if isinstance(event, dict):
                         yield event
                     else:

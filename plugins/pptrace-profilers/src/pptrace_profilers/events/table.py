@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from pptrace.plugin import check_events
 from pptrace_profilers.events.blocks import Blocks
 from pptrace_profilers.events.columns import Columns
 from pptrace_profilers.events.details import detailed_events
@@ -131,6 +132,7 @@ def read_events(path: Path, keep: Keep) -> Events:
             waiting += choice.of(_events_one_by_one(block, blocks, columns))
         if len(waiting) >= _BATCH:
             columns.add(waiting)
+            check_events(columns.count + columns.bad, path)
             waiting = []
     columns.add(waiting)
     base = blocks.top.get("baseTimeNanoseconds")

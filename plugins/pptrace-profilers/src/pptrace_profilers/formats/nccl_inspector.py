@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pptrace.plugin import TraceError
+from pptrace.plugin import TraceError, check_events, open_unpacked
 from pptrace_profilers.events.numbers import microseconds, whole
-from pptrace_profilers.events.unpacking import open_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Transfer", "read_inspector"]
 
+_BATCH = 1 << 16
 _LONGEST_LINE = 16 << 20
 _FASTEST = 10**9
 """GB/s from which on a bandwidth is none."""
@@ -97,6 +97,8 @@ def read_inspector(path: Path) -> list[Transfer]:
             message = f"line {number} says no operation with its rank, size and time, as NCCL Inspector writes it"
             raise TraceError(message, file=path)
         transfers.append(transfer)
+        if len(transfers) % _BATCH == 0:
+            check_events(len(transfers), path)
     if not transfers:
         raise TraceError("holds no operation of NCCL Inspector's", file=path)
     return transfers

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pptrace.plugin import TraceError, read_varint
+from pptrace.plugin import TraceError, check_events, read_unpacked, read_varint
 from pptrace_profilers.events.builder import EventBuilder
 from pptrace_profilers.events.numbers import whole
 from pptrace_profilers.events.table import Arguments
-from pptrace_profilers.events.unpacking import open_unpacked
 from pptrace_profilers.pytorch.process import recording_of
 
 if TYPE_CHECKING:
@@ -31,10 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["read_pftrace"]
 
-MOST_BYTES = 4 << 30
-"""Largest trace that is read, unpacked: all of it is held."""
-_PART = 1 << 20
 _CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]\w*")
+_BATCH = 1 << 16
 _PACKET_TAG, _LONGEST_VARINT = 0x0A, 10
 _MOST_OPEN, _MOST_ANCESTORS = 10_000, 8
 _BEGIN, _END, _INSTANT = 1, 2, 3
@@ -51,33 +48,30 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
 
     slices = _Slices(path)
     raw = _unpacked(path)
-    for start, stop in _packets(raw, path, slices):
+    for count, (start, stop) in enumerate(_packets(raw, path, slices)):
+        if count % _BATCH == 0:
+            check_events(count, path)
         try:
-            slices.take(TracePacket.FromString(bytes(raw[start:stop])))
+            slices.take(TracePacket.FromString(raw[start:stop]))
         except DecodeError:
             raise TraceError(f"is damaged: the packet at byte {start} is none", file=path) from None
     return slices.recording(rules)
 
 
-def _unpacked(path: Path) -> bytearray:
-    raw = bytearray()
-    with open_unpacked(path) as file:
-        while len(raw) <= MOST_BYTES and (part := file.read(_PART)):
-            raw += part
-    if len(raw) > MOST_BYTES:
-        raise TraceError(f"is larger than {MOST_BYTES >> 30} GiB, unpacked: record fewer steps", file=path)
+def _unpacked(path: Path) -> bytes:
+    raw = read_unpacked(path)
     if not raw:
         raise TraceError("is empty", file=path)
     return raw
 
 
-def _packets(raw: bytearray, path: Path, slices: _Slices) -> Iterator[tuple[int, int]]:
+def _packets(raw: bytes, path: Path, slices: _Slices) -> Iterator[tuple[int, int]]:
     """Yield where each packet of ``Trace`` starts and stops."""
     at = 0
     while at < len(raw):
         if raw[at] != _PACKET_TAG:
             raise TraceError(f"is no Perfetto trace: byte {at} starts no packet", file=path)
-        size, length = read_varint(bytes(raw[at + 1 : at + 1 + _LONGEST_VARINT]), 0)
+        size, length = read_varint(raw[at + 1 : at + 1 + _LONGEST_VARINT], 0)
         start = at + 1 + length
         if not length or start + size > len(raw):
             slices.cut = True

@@ -1,0 +1,131 @@
+"""A file's bytes, unpacked where it is a gzip file: one guard for all readers, so none unfolds without end."""
+
+from __future__ import annotations
+
+import gzip
+import stat
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pptrace.errors import TraceError
+from pptrace.limits.keys import EVENTS, UNPACKED, most_events, most_unpacked
+from pptrace.limits.memory import gibibytes, memory_key, most_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from io import BufferedReader
+    from pathlib import Path
+
+__all__ = ["UnpackedFile", "check_events", "check_regular", "most_held", "open_unpacked", "read_unpacked"]
+
+MOST_RATIO, RATIO_FROM = 100, 32 << 20
+"""How far a file may unfold, and from which size on that is looked at; traces unfold 5 to 40 times."""
+EVENT_BYTES = 350
+"""Memory that an event takes while it is read, about."""
+_HELD = 4
+"""What is read whole takes this many times its bytes until it is columns."""
+_PART = 1 << 20
+_GZIP = b"\x1f\x8b"
+
+
+class UnpackedFile:
+    """The bytes, one part after another."""
+
+    def __init__(self, path: Path, raw: BufferedReader) -> None:
+        """Take an open file, at its beginning."""
+        self._path, self._raw = path, raw
+        self._packed = raw.read(2) == _GZIP
+        raw.seek(0)
+        self._file = gzip.GzipFile(fileobj=raw) if self._packed else raw
+        self._most = most_unpacked()
+        self.size = 0
+        """Bytes that were read."""
+
+    def read(self, most: int = _PART, /) -> bytes:
+        """Return the next bytes, as many as asked or fewer; none at the end.
+
+        Raises:
+            TraceError: it unfolds without end, or is larger than may be.
+            OSError, EOFError, zlib.error: it cannot be read or unpacked, as :func:`open_unpacked` says.
+        """
+        return self._counted(self._file.read(most))
+
+    def readline(self, most: int) -> bytes:
+        """Return the next line, or its first bytes; raises what :meth:`read` does."""
+        return self._counted(self._file.readline(most))
+
+    def _counted(self, part: bytes) -> bytes:
+        self.size += len(part)
+        if self._packed and self.size > max(RATIO_FROM, MOST_RATIO * self._raw.tell()):
+            message = f"unfolds more than {MOST_RATIO} times: unpack it first if it really is a trace"
+            raise TraceError(message, file=self._path)
+        if self.size > self._most:
+            message = f"is larger than {gibibytes(self._most)}, unpacked: set {UNPACKED} to allow more"
+            raise TraceError(message, file=self._path)
+        return part
+
+
+@contextmanager
+def open_unpacked(path: Path) -> Iterator[UnpackedFile]:
+    """Open a file, and close it.
+
+    Raises:
+        TraceError: it cannot be opened, read or unpacked.
+    """
+    check_regular(path)
+    try:
+        with path.open("rb") as raw:
+            yield UnpackedFile(path, raw)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"cannot be unpacked: {error}", file=path) from None
+    except OSError as error:
+        raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
+
+
+def read_unpacked(path: Path) -> bytes:
+    """Return all of a file.
+
+    Raises:
+        TraceError: as :func:`open_unpacked` says, or it is more than memory may hold.
+    """
+    parts, most = [], most_held()
+    with open_unpacked(path) as file:
+        while part := file.read(_PART):
+            parts.append(part)
+            if file.size > most:
+                message = f"is larger than {gibibytes(most)}, unpacked, and read whole: {memory_key()}"
+                raise TraceError(message, file=path)
+    return b"".join(parts)
+
+
+def most_held() -> int:
+    """Return how many bytes of one file may be held at once."""
+    return min(most_unpacked(), most_memory() // _HELD)
+
+
+def check_events(count: int, path: Path | str) -> None:
+    """Check that a file's events may be so many, before they are held.
+
+    Raises:
+        TraceError: there are more than the limit, or than memory holds.
+    """
+    if count > most_events():
+        raise TraceError(f"holds more than {most_events():,} events: set {EVENTS} to allow more", file=path)
+    if count * EVENT_BYTES > most_memory():
+        size = gibibytes(count * EVENT_BYTES)
+        raise TraceError(f"holds more events than memory does ({size}): {memory_key()}", file=path)
+
+
+def check_regular(path: Path) -> None:
+    """Check that a file is one, so that opening it does not wait for a writer.
+
+    Raises:
+        TraceError: it is a pipe or a device.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # whoever opens it says so
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise TraceError("is no regular file: save what it gives to one first", file=path)

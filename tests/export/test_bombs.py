@@ -1,0 +1,130 @@
+"""Files that unfold without end, or hold more events than memory does, are refused before they are held."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pptrace.errors import ConfigError, TraceError
+from pptrace.export import kineto, perfetto
+from pptrace.limits import reading
+from pptrace.limits.keys import EVENTS, MEMORY, UNPACKED, most_unpacked
+from pptrace.limits.memory import most_memory
+from pptrace.model.action import parse_action
+from pptrace.model.kinds import Stream
+from pptrace.model.placement import Placement
+from pptrace.timeline.build import from_slices
+from pptrace.timeline.timeline import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+READERS = {".json": kineto, ".pftrace": perfetto}
+ONE = from_slices(
+    [Slice(rank=0, stream=Stream.COMPUTE, action=parse_action("0F0"), start_ns=0, end_ns=5)],
+    Placement.looped(1, 1),
+)
+FILLERS = {".json": b" ", ".pftrace": b"\n\x02\x40\x01"}
+
+
+@pytest.fixture(params=[".json", ".pftrace"])
+def own(request: Any, tmp_path: Path) -> Path:
+    """Write a trace of ours in each format."""
+    path = tmp_path / f"own{request.param}"
+    READERS[request.param].write(ONE, path, {})
+    return path
+
+
+def read(path: Path) -> None:
+    READERS[path.suffix].read([path])
+
+
+def peak_of(run: Callable[[], None]) -> int:
+    """Return the most bytes that were held at once."""
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_padding_that_unfolds_without_end_is_refused_in_bounded_memory(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "RATIO_FROM", 4 << 20)
+    own.write_bytes(
+        gzip.compress(own.read_bytes() + FILLERS[own.suffix] * (64 << 20 >> 2 * (own.suffix != ".json")))
+    )
+
+    def refused() -> None:
+        with pytest.raises(TraceError, match="unfolds more than 100 times"):
+            read(own)
+
+    assert peak_of(refused) < 32 << 20
+
+
+def test_a_first_line_that_never_ends_is_refused_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own.json"
+    path.write_bytes(b'{"pptraceFormat": 2, ' + b" " * (24 << 20))
+    monkeypatch.setenv(MEMORY, "16 MiB")
+
+    def refused() -> None:
+        with pytest.raises(TraceError, match=f"larger than .*: set {MEMORY}"):
+            read(path)
+
+    assert peak_of(refused) < 24 << 20
+
+
+def test_a_file_may_be_as_large_as_is_said(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = own.stat().st_size
+    monkeypatch.setenv(UNPACKED, str(size))
+    read(own)
+    monkeypatch.setenv(UNPACKED, str(size - 1))
+
+    with pytest.raises(TraceError, match=f"unpacked: set {UNPACKED} to allow more"):
+        read(own)
+
+
+def test_events_are_counted_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "own.json"
+    kineto.write(ONE, path, {})
+    head, _, tail = path.read_text("utf-8").rpartition("]}")
+    event = json.dumps({"ph": "C", "pid": 1, "name": "x", "ts": 0, "args": {"x": 1}}, separators=(",", ":"))
+    path.write_text("".join([head.rstrip(), "\n", f"{event},\n" * 5000, "]}", tail]), encoding="utf-8")
+    monkeypatch.setenv(EVENTS, "4999")
+
+    with pytest.raises(TraceError, match=f"holds more than 4,999 events: set {EVENTS}"):
+        read(path)
+
+
+def test_more_events_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MEMORY, "350 MiB")
+    reading.check_events(1 << 20, "a.json")
+
+    with pytest.raises(TraceError, match=r"a.json: holds more events than memory does \(350 MiB\)"):
+        reading.check_events((1 << 20) + 1, "a.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64 GiB", 64 << 30), ("1000", 1000), ("5mib", 5 << 20), ("", 16 << 30)]
+)
+def test_a_limit_is_a_size(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
+    monkeypatch.setenv(UNPACKED, text)
+
+    assert most_unpacked() == size
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "0", "5 GB/s"])
+def test_a_limit_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(MEMORY, text)
+
+    with pytest.raises(ConfigError, match=f"{MEMORY}: is "):
+        most_memory()
