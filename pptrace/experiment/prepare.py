@@ -14,6 +14,7 @@ from pptrace.experiment.cluster import layout_of, on_cluster
 from pptrace.experiment.costs import costs_of, with_reduction
 from pptrace.experiment.interleave import with_interleave
 from pptrace.experiment.placed import placed
+from pptrace.experiment.sizes import check_size
 from pptrace.experiment.stage_replicas import with_stage_replicas
 from pptrace.experiment.validation import with_validation
 from pptrace.hooks.build import build_network, build_policy, build_schedule
@@ -119,6 +120,7 @@ def _are_of_the_file(resolved: Resolved) -> bool:
 def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
         raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
+    check_size(resolved)
     work, file = _table_file(Assembly(resolved=resolved, registry=registry))
     work, network, job = _network(work)
     work, costs = costs_of(work, job)

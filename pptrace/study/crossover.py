@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ConfigError, PptraceError, ScheduleError
+from pptrace.experiment.sizes import check_size
 from pptrace.experiment.summary import job_text, setting_text
 from pptrace.study.bisection import Bisection, geometric
 from pptrace.study.compare_text import options_notes, work_note
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Crossover", "Flip", "Point", "Skipped", "crossover"]
 
 _PAIR = 2
+_LARGEST_COUNT = 2**31 - 1
+"""No key that counts something takes more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +184,7 @@ def crossover(
     for entry in between:
         basis.find(entry)
     span = parse_span(over, basis, between)
+    _check_last(basis, between, span)
     trial = _Trial(basis=basis, between=(between[0], between[1]), span=span, watch=watch)
     search = Bisection(sign=trial.sign, whole=span.scale.whole, tolerance=tolerance)
     changes = search.changes(geometric(span.low, span.high, points))
@@ -193,6 +197,18 @@ def crossover(
         skipped=tuple(sorted(trial.skipped, key=lambda one: one.value)),
         heading=trial.heading, notes=trial.notes,
     )  # fmt: skip
+
+
+def _check_last(basis: Basis, between: Sequence[Entry], span: Span) -> None:
+    """Check before anything runs that the range's last value can be run at all; others are smaller."""
+    for entry in between:
+        try:
+            resolved = basis.resolve(entry, [span.at(span.high)])
+        except ConfigError as error:
+            if error.key == span.key and span.high > _LARGEST_COUNT:
+                raise
+            continue  # the search says so, and goes on with other values
+        check_size(resolved)
 
 
 @dataclass(slots=True, kw_only=True)
