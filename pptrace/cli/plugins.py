@@ -48,19 +48,20 @@ def command(context: click.Context, *, as_json: bool) -> None:
 
 def _list(registry: Registry) -> tuple[list[Listed], list[Failure]]:
     """Return the plugins one by one, so that one whose hook fails hides no other."""
-    listed, failures = [], list(registry.failures)
-    for provider in registry.providers:
+    listed, failing = [], []
+    for provider in tuple(registry.providers):
         offers: dict[str, dict[str, str]] = {}
         for sort in SORTS:
             try:
                 found = registry.offers_of(provider, sort)
             except PluginError as error:
-                failures.append(_failure(provider, error))
+                failing.append(_failure(provider, error))
                 continue
             if found:
                 offers[sort.plural.replace("_", " ")] = {each.offer.name: each.offer.summary for each in found}
-        listed.append(Listed(provider=provider, offers=offers))
-    return listed, failures
+        if provider in registry.providers:  # else it was left out for what its hook did
+            listed.append(Listed(provider=provider, offers=offers))
+    return listed, [*registry.failures, *failing]
 
 
 def _clashes(registry: Registry, known: list[Failure]) -> list[Failure]:

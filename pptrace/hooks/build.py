@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from pptrace.errors import ConfigError, ConstraintError, PluginError, TableError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["build_network", "build_policy", "build_schedule", "build_workload", "checked_options"]
 
+_MOST_CELLS, _CELLS_PER_ACTION = 1_000_000, 64
+"""Cells of a row, and per stage and microbatch: all kinds of actions, messages and copies are fewer."""
 _BETWEEN = re.compile(r"[\s,]+")
 
 
@@ -42,7 +45,7 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
         call_plugin(provider, offer.check, request)
     with plugin_code(provider, offer.build):
         built = offer.build(request)
-        rows = None if isinstance(built, Schedule) else _rows(provider, offer, built)
+        rows = None if isinstance(built, Schedule) else _rows(provider, offer, built, request)
     table = built if isinstance(built, Schedule) else _table(provider, offer, rows or [])
     if table.ranks != request.ranks:
         message = f"has {table.ranks} ranks where {request.ranks} were asked for"
@@ -157,18 +160,29 @@ def checked_options(provided: Provided[Any], given: Mapping[str, Any], key: str)
     return {}
 
 
-def _rows(provider: Provider, offer: ScheduleOffer, built: object) -> list[list[str | Action | None]]:
+def _rows(
+    provider: Provider, offer: ScheduleOffer, built: object, request: ScheduleRequest
+) -> list[list[str | Action | None]]:
     from pptrace.model.action import Action
 
     if not isinstance(built, Iterable) or isinstance(built, str):
         message = f"returned {_told(built)}, expected a Schedule or one row of actions per rank"
         raise plugin_error(provider, f"schedule {offer.name!r} {message}")
     rows: list[list[str | Action | None]] = []
+    most = max(_MOST_CELLS, _CELLS_PER_ACTION * request.stages * request.microbatches)
     for rank, row in enumerate(built):
+        if rank == request.ranks:
+            message = f"returned more rows than the {rank} ranks that were asked for"
+            raise plugin_error(provider, f"schedule {offer.name!r} {message}")
         if not isinstance(row, Iterable):
             message = f"returned {_told(row)} as the row of rank {rank}, expected a list of actions"
             raise plugin_error(provider, f"schedule {offer.name!r} {message}")
-        cells = [cell for cell in _BETWEEN.split(row) if cell] if isinstance(row, str) else list(row)
+        cells = (
+            [cell for cell in _BETWEEN.split(row) if cell] if isinstance(row, str) else list(islice(row, most + 1))
+        )
+        if len(cells) > most:
+            message = f"returned more than {most:,} actions of rank {rank}: does it ever end?"
+            raise plugin_error(provider, f"schedule {offer.name!r} {message}")
         for position, cell in enumerate(cells):
             if cell is not None and not isinstance(cell, str | Action):
                 message = f"returned {_told(cell)} as action {position} of rank {rank}, expected text such as 0F3"

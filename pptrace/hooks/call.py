@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
     from pptrace.hooks.provider import Provider
 
-__all__ = ["call_plugin", "one_line", "plugin_code", "plugin_error"]
+__all__ = ["MOST_OFFERS", "call_plugin", "one_line", "plugin_code", "plugin_error"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _LONGEST = 300
+MOST_OFFERS = 10_000
+"""Offers of one hook of one plugin: more come from one that never ends."""
 
 
 def call_plugin(provider: Provider, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -47,10 +49,11 @@ def plugin_code(
     """
     known: tuple[type[Exception], ...] = (PptraceError, MemoryError, *passing)
     try:
-        yield
-    except known:
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of our output
+            yield
+    except (*known, KeyboardInterrupt, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:  # a plugin may raise anything, and sys.exit() is no answer
+    except BaseException as error:  # a plugin may raise anything, and sys.exit() is no answer
         place = _place(error.__traceback__, _package(function))
         name = name or getattr(function, "__qualname__", type(function).__name__)
         where = f" at {place}" if place else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -47,8 +49,11 @@ def find_entry_points(disable: Collection[str]) -> Found:
             disabled.append(provider)
             continue
         try:
-            plugins.append((provider, entry_point.load()))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - others' code may raise anything
+            with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of our output
+                plugins.append((provider, entry_point.load()))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - others' code may raise anything
             failures.append(Failure(provider=provider, reason=one_line(error)))
     return Found(
         plugins=tuple(plugins),

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -13,13 +14,13 @@ from pluggy import PluginManager
 from pluggy import PluginValidationError as HookMismatch
 
 from pptrace.errors import PluginError
-from pptrace.hooks.call import one_line, plugin_code, plugin_error
+from pptrace.hooks.call import MOST_OFFERS, one_line, plugin_code, plugin_error
 from pptrace.hooks.check import check_offer
 from pptrace.hooks.guard import guarded
 from pptrace.hooks.loading import core_provider, find_entry_points
 from pptrace.hooks.misfit import misfit
 from pptrace.hooks.provider import AnyOffer, Failure, Offered, Provided, Provider
-from pptrace.hooks.sorts import Sort, Sorts, hook_specs
+from pptrace.hooks.sorts import SORTS, Sort, Sorts, hook_specs
 from pptrace.hooks.specs import PROJECT
 from pptrace.hooks.tracing import trace_calls
 from pptrace.hooks.unknown import unknown_name
@@ -35,6 +36,9 @@ DISABLE = "PPTRACE_DISABLE_PLUGINS"
 
 TRACE = "PPTRACE_TRACE_HOOKS"
 """Environment variable: 1 prints every hook call."""
+
+_OWN = ("pptrace-stp",)
+"""Distributions of pptrace's own that are no sort's source."""
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 
@@ -57,6 +61,7 @@ class Registry(Sorts):
         self._offers: dict[tuple[Provider, str], tuple[Provided[Any], ...]] = {}
         self._offered: dict[str, Offered[Any]] = {}
         self._found: dict[tuple[str, str], Provided[Any]] = {}
+        self._told: Callable[[str], None] = _warn
         self._manager = PluginManager(PROJECT)
         self._manager.add_hookspecs(hook_specs())
         if trace is not None:
@@ -90,6 +95,7 @@ class Registry(Sorts):
             trace = sys.stderr
         own = [(Provider(name=name), plugin) for name, plugin in plugins.items()]
         registry = cls([(core_provider(), builtin), *own], trace=trace)
+        registry._told = warn or _warn
         if entry_points:
             unknown = registry._add_installed({*disable, *_names(os.environ.get(DISABLE, ""))})
             for name in unknown:
@@ -112,20 +118,20 @@ class Registry(Sorts):
         """
         key = provider, sort.hook
         if key not in self._offers:
-            self._offers[key] = self._call(provider, sort)
+            try:
+                self._offers[key] = self._call(provider, sort)
+            except _UnusableError as error:
+                self._leave_out(provider, str(error))
+                return ()
         return self._offers[key]
 
     def _gather(self, sort: Sort[Offer]) -> dict[str, Provided[Offer]]:
         found: dict[str, Provided[Offer]] = {}
-        for provider in self.providers:
+        for provider in tuple(self.providers):
             for provided in self.offers_of(provider, sort):
                 name = provided.offer.name
                 if name in found:
-                    message = (
-                        f"{sort.hook} yielded {name!r}, which {found[name].provider} offers too; "
-                        f"uninstall one or set PPTRACE_DISABLE_PLUGINS={provider.name}"
-                    )
-                    raise plugin_error(provider, message)
+                    raise _clash(found[name].provider, provider, f"{sort.hook} yielded {name!r}")
                 found[name] = provided
         return found
 
@@ -137,16 +143,35 @@ class Registry(Sorts):
             return ()
         others = [impl.plugin for impl in impls if impl.plugin is not plugin]
         with plugin_code(provider, function):
-            results = self._manager.subset_hook_caller(hook, others)()
-            offers = results[0] if results else None
-            if not isinstance(offers, Iterable) or isinstance(offers, str | Mapping):
-                raise plugin_error(provider, f"{hook} returned {offers!r:.60}, expected an iterable of offers")
-            listed = list(offers)
+            listed = self._listed(provider, hook, others)
+        if len(listed) > MOST_OFFERS:
+            raise _UnusableError(f"{hook} yields more than {MOST_OFFERS:,} offers")
         for offer in listed:
             check_offer(provider, offer, sort)
         own = plugin is self._plugins.get(core_provider())  # what the core raises is a bug, with its traceback
         safe = listed if own else [guarded(provider, offer, sort.noun) for offer in listed]
         return tuple(Provided(offer=offer, provider=provider) for offer in safe)
+
+    def _listed(self, provider: Provider, hook: str, others: Collection[object]) -> list[Any]:
+        """Return what a hook yields, one more than may be at most."""
+        try:
+            results = self._manager.subset_hook_caller(hook, others)()
+            offers = results[0] if results else None
+            if isinstance(offers, Iterable) and not isinstance(offers, str | Mapping):
+                return list(islice(offers, MOST_OFFERS + 1))
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise _UnusableError(f"{hook} raised {one_line(error)}") from error
+        raise plugin_error(provider, f"{hook} returned {offers!r:.60}, expected an iterable of offers")
+
+    def _leave_out(self, provider: Provider, reason: str) -> None:
+        """Take a plugin out that would end the program or never end; the others go on."""
+        failure = Failure(provider=provider, reason=reason)
+        self.failures.append(failure)
+        if provider in self.providers:
+            self.providers.remove(provider)
+        self._told(f"{failure.provider} is left out: {failure.reason}")
 
     def _elsewhere(self, sort: Sort[Offer], name: str) -> Provided[Offer]:
         key = sort.hook, name
@@ -174,7 +199,9 @@ class Registry(Sorts):
             reason = misfit(plugin)
         except HookMismatch as error:
             reason = misfit(plugin) or one_line(error)
-        except Exception as error:  # noqa: BLE001 - reading a foreign object's attributes may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - reading a foreign object's attributes may raise anything
             reason = one_line(error)
         if not reason:
             self.providers.append(provider)
@@ -183,6 +210,18 @@ class Registry(Sorts):
         if self._manager.has_plugin(key):
             self._manager.unregister(name=key)
         self.failures.append(Failure(provider=provider, reason=reason))
+
+
+class _UnusableError(PluginError):
+    """A plugin that is left out, wherever its fault is found."""
+
+
+def _clash(first: Provider, second: Provider, what: str) -> PluginError:
+    """Return the error of two plugins that offer one name; what to disable is never one of pptrace's own."""
+    own = {PROJECT, *_OWN, *(sort.source for sort in SORTS)}
+    stranger, other = (first, second) if second.distribution in own else (second, first)
+    message = f"{what}, which {other} offers too; uninstall one or set {DISABLE}={stranger.name}"
+    return plugin_error(stranger, message)
 
 
 def _names(text: str) -> set[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, TextIO
 
-from pptrace.hooks.call import one_line
+from pptrace.hooks.call import MOST_OFFERS, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +37,10 @@ def _told(outcome: Result[list[object]]) -> str:
     if outcome.exception is not None:
         return one_line(outcome.exception)
     try:
-        results = [list(item) if isinstance(item, Iterator) else item for item in outcome.get_result()]
+        results = [
+            list(islice(item, MOST_OFFERS + 1)) if isinstance(item, Iterator) else item
+            for item in outcome.get_result()
+        ]
     except Exception as error:  # noqa: BLE001 - a plugin's generator may raise anything
         outcome.force_exception(error)
         return one_line(error)
