@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from pptrace_profilers.rules.timed import Matcher
+
 __all__ = ["BUILT_IN", "Meaning", "Rule", "Rules", "Stream"]
 
 _MOST_MICROBATCHES = 2**16
@@ -65,9 +67,9 @@ class Meaning:
 class Rule:
     """One way in which events are named; groups of its patterns count, and what stands beside them."""
 
-    pattern: re.Pattern[str]
+    pattern: Matcher
     """Matches whole names; its groups are ``action`` in full, or ``kind``, ``stage``, ``microbatch`` and so on."""
-    args: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
+    args: Mapping[str, Matcher] = field(default_factory=dict)
     """Patterns of whole arguments, by key."""
     kind: Kind | None = None
     """The kind, where no pattern has a group for it."""
@@ -137,7 +139,7 @@ class Rules:
 
     actions: Sequence[Rule]
     """How actions and messages are told."""
-    communication: re.Pattern[str]
+    communication: Matcher
     """Finds the names of kernels that communicate."""
 
     def meaning(self, name: str, args: Mapping[str, object]) -> Meaning | None:

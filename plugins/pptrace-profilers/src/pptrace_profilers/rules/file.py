@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pptrace.plugin import ConfigError, Kind
 from pptrace_profilers.rules.actions import BUILT_IN, Rule, Rules, Stream
 from pptrace_profilers.rules.ranks import RankRule
+from pptrace_profilers.rules.timed import TimedPattern
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pptrace.plugin import Place, Places
     from pptrace_profilers.recording.recording import Recording
     from pptrace_profilers.rules.schema import ActionModel
+    from pptrace_profilers.rules.timed import Matcher
 
 __all__ = ["NO_FILE", "RulesFile", "read_rules"]
 
@@ -85,29 +87,46 @@ def read_rules(path: Path | None) -> RulesFile:
     model = validate_options(RulesModel, values, positions=document.places, file=path)
     return RulesFile(
         rules=Rules(
-            actions=(*map(_rule, model.actions), *BUILT_IN.actions),
-            communication=_either(model.communication, document.places.get("communication")),
+            actions=(
+                *(_rule(action, number, document.places) for number, action in enumerate(model.actions)),
+                *BUILT_IN.actions,
+            ),
+            communication=_either(model.communication, document.places),
         ),
-        rank=RankRule(source=model.rank.source, pattern=re.compile(model.rank.pattern)) if model.rank else None,
+        rank=RankRule(
+            source=model.rank.source, pattern=_timed(model.rank.pattern, "rank.pattern", document.places)
+        )
+        if model.rank
+        else None,
         places=document.places,
     )
 
 
-def _rule(model: ActionModel) -> Rule:
+def _rule(model: ActionModel, number: int, places: Places) -> Rule:
+    key = f"actions[{number}]"
     return Rule(
-        pattern=re.compile(model.name) if model.name is not None else re.compile(".*", re.DOTALL),
-        args={key: re.compile(pattern) for key, pattern in model.args.items()},
+        pattern=re.compile(".*", re.DOTALL) if model.name is None else _timed(model.name, f"{key}.name", places),
+        args={name: _timed(pattern, f"{key}.args.{name}", places) for name, pattern in model.args.items()},
         kind=Kind[model.kind] if model.kind is not None else None,
         stage=model.stage, microbatch=model.microbatch, peer=model.peer, stream=Stream(model.stream),
     )  # fmt: skip
 
 
-def _either(patterns: Sequence[str], place: Place | None) -> re.Pattern[str]:
+def _timed(text: str, key: str, places: Places, flags: int = 0) -> TimedPattern:
+    """Return a user's pattern, with the error that says where it stands."""
+    place = places.get(key) or places.get(key.rpartition(".")[0]) or places.get(key.partition("[")[0])
+    return TimedPattern(compiled=re.compile(text, flags), error=lambda what: _error_at(place, key, what))
+
+
+def _either(patterns: Sequence[str], places: Places) -> Matcher:
     """Return what finds any of some patterns, or the built-in one."""
+    if not patterns:
+        return BUILT_IN.communication
     text = "|".join(f"(?:{pattern})" for pattern in (*patterns, BUILT_IN.communication.pattern))
     try:
-        return re.compile(text, re.IGNORECASE)
+        return _timed(text, "communication", places, re.IGNORECASE)
     except re.error as error:
+        place = places.get("communication")
         raise _error_at(place, "communication", f"the patterns do not go together: {error}") from None
 
 

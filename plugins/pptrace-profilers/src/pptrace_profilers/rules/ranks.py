@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pptrace_profilers.recording.recording import MOST_RANKS
+
+if TYPE_CHECKING:
+    from pptrace_profilers.rules.timed import Matcher
 
 __all__ = ["FILE_NAME", "RankRule"]
 
@@ -18,7 +22,7 @@ class RankRule:
 
     source: str = "file"
     """``file``, ``pid``, ``process_name``, or ``args.`` and an argument's key."""
-    pattern: re.Pattern[str] = re.compile(r"rank[_\-.]?(?P<rank>\d+)", re.IGNORECASE)
+    pattern: Matcher = re.compile(r"rank[_\-.]?(?P<rank>\d+)", re.IGNORECASE)
     """Finds the rank in it."""
 
     def read(self, text: str) -> int:
