@@ -11,6 +11,7 @@ import click
 from pptrace.cli import complete
 from pptrace.cli.measured_options import measured_options, read
 from pptrace.cli.printed import echo_documents
+from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from pptrace.analysis.steps.sides import Side
@@ -46,7 +47,7 @@ def command(steps: tuple[Path, ...], request: ImportRequest, step: str, *, as_js
             return
         side = measured_side(measurement, name, step)
     for incomplete in side.incomplete:
-        click.echo(f"note: {incomplete}", err=True)
+        click.echo(printable_line(f"note: {incomplete}"), err=True)
     _explain(side, step, as_json=as_json)
 
 
@@ -62,7 +63,7 @@ def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str) -> Side
         raise click.UsageError(f"{steps[1]}: a configuration or a table is explained alone")
     idle = idle_options(step, request)
     if idle:
-        click.echo(f"note: {idle}: {steps[0]} is no measurement", err=True)
+        click.echo(printable_line(f"note: {idle}: {steps[0]} is no measurement"), err=True)
     return side
 
 

@@ -105,6 +105,7 @@ def main() -> NoReturn:
 
 def _run() -> int:
     """Run the command line, and return its exit code."""
+    out = sys.stdout
     try:
         code = cli.main(prog_name="pptrace", standalone_mode=False)
         sys.stdout.flush()
@@ -115,12 +116,20 @@ def _run() -> int:
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except BrokenPipeError:
-        # The reader of a pipe went away; nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = _BROKEN_PIPE
+        code = _left_alone()
+    except SystemExit:
+        if sys.stdout is out:
+            raise
+        code = _left_alone()  # click exits with 1, and hides what cannot be written any more
     except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as such, with a status of its own
         code = _refused(error)
     return code if isinstance(code, int) else 0
+
+
+def _left_alone() -> int:
+    """Return the status of a broken pipe: its reader went away, and nothing may be written at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _BROKEN_PIPE
 
 
 def _refused(error: Exception) -> int:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pptrace.printable import printable_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -53,5 +55,5 @@ def read(traces: Sequence[Path], request: ImportRequest, *, without_actions: boo
     if not measurement.steps and not without_actions:
         raise TraceError(NO_ACTIONS, file=traces[0])
     for note in measurement.notes:
-        click.echo(f"note: {note}", err=True)
+        click.echo(printable_line(f"note: {note}"), err=True)
     return measurement

@@ -61,7 +61,7 @@ def command(
     if not replays:
         raise next(iter(failed.values()))
     for label, reason in failed.items():
-        click.echo(f"note: {label} is left out: {reason}", err=True)
+        click.echo(printable_line(f"note: {label} is left out: {reason}"), err=True)
     echo_documents(replay_document(replays), as_json=as_json)
     if output is not None:
         from pptrace.export.output import save

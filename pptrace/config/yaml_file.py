@@ -11,6 +11,7 @@ import yaml
 
 from pptrace.config.yaml_nodes import Builder, NodeLoader
 from pptrace.errors import ConfigError
+from pptrace.limits.reading import is_named_pipe
 
 if TYPE_CHECKING:
     from pptrace.config.places import Places
@@ -93,6 +94,8 @@ def parse_value(text: str, source: str) -> Plain:
 
 
 def _text(path: Path) -> str:
+    if is_named_pipe(Path(path)):
+        raise ConfigError("is a pipe: save what it gives to a file first", file=path)
     try:
         with Path(path).open("rb") as stream:
             content = stream.read(_MOST_BYTES + 1)

@@ -47,11 +47,13 @@ def plugin_code(
         PptraceError: as the plugin raised it, where it is one of ours.
         PluginError: the plugin raised anything else; names plugin, distribution, exception, file and line.
     """
-    known: tuple[type[Exception], ...] = (PptraceError, MemoryError, *passing)
+    known: tuple[type[BaseException], ...] = (
+        PptraceError, MemoryError, KeyboardInterrupt, GeneratorExit, *passing,
+    )  # fmt: skip
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of our output
             yield
-    except (*known, KeyboardInterrupt, GeneratorExit):
+    except known:
         raise
     except BaseException as error:  # a plugin may raise anything, and sys.exit() is no answer
         place = _place(error.__traceback__, _package(function))

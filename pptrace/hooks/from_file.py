@@ -15,6 +15,7 @@ from pptrace.hooks.call import plugin_code
 from pptrace.hooks.guard import guarded
 from pptrace.hooks.offers import ScheduleOffer
 from pptrace.hooks.provider import Provided, Provider
+from pptrace.limits.reading import is_named_pipe
 from pptrace.model.request import ScheduleRequest
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[S
 
 
 def _run(provider: Provider, file: str, path: Path) -> types.ModuleType:
+    if is_named_pipe(path):
+        raise _error(provider, f"cannot read {file}: is a pipe")
     try:
         source = path.read_bytes()
     except OSError as error:

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from pathlib import Path
 
-__all__ = ["UnpackedFile", "check_events", "check_regular", "most_held", "open_unpacked", "read_unpacked"]
+__all__ = [
+    "UnpackedFile",
+    "check_events",
+    "check_regular",
+    "is_named_pipe",
+    "most_held",
+    "open_unpacked",
+    "read_unpacked",
+]
 
 MOST_RATIO, RATIO_FROM = 100, 32 << 20
 """How far a file may unfold, and from which size on that is looked at; traces unfold 5 to 40 times."""
@@ -129,3 +137,12 @@ def check_regular(path: Path) -> None:
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise TraceError("is no regular file: save what it gives to one first", file=path)
+
+
+def is_named_pipe(path: Path) -> bool:
+    """Return whether opening a file would wait for a writer that may never come; a shell's own pipes have one."""
+    try:
+        named = stat.S_ISFIFO(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+    return named and path.absolute().parts[1:2] not in {("dev",), ("proc",)}

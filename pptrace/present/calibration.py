@@ -8,6 +8,7 @@ from pptrace.analysis.calibration.network_fit import network_of
 from pptrace.config.quantity import format_duration, format_rate, format_size
 from pptrace.model.kinds import Kind
 from pptrace.present.document import Document, Line, Section, Table
+from pptrace.printable import printable_line, shell_word
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +30,9 @@ def calibrated_yaml(fit: Calibration, source: str, schedule: str = "") -> str:
     where it was measured on all stages; else the simulator takes half of it.
     """
     steps = f"{fit.steps} steps" if fit.steps > 1 else "one step"
+    shown = printable_line(source)
     lines = [
-        f"# Medians of {steps} of {source}: pptrace calibrate. Behind # is the spread, lower to upper quartile.",
+        f"# Medians of {steps} of {shown}: pptrace calibrate. Behind # is the spread, lower to upper quartile.",
         *_schedule(fit, source, schedule), "batch:", f"  microbatches: {fit.microbatches}",
         "costs:", "  name: table", f"  slices: {fit.stages}  # stages of the measured schedule; others share them",
     ]  # fmt: skip
@@ -46,9 +48,10 @@ def _schedule(fit: Calibration, source: str, schedule: str) -> list[str]:
     chunks = fit.stages // fit.ranks
     parallel = ["parallel:", f"  pp: {fit.ranks}"]
     if not schedule:
+        word = printable_line(shell_word(source))
         return [
             "# The measured order is that of no installed schedule. Simulate another one, --schedule 1f1b, or",
-            f"# that order: pptrace convert {source} order.csv --messages asap, then --schedule order.csv",
+            f"# that order: pptrace convert {word} order.csv --messages asap, then --schedule order.csv",
             *parallel,
         ]
     return [f"schedule: {schedule}", *parallel, *([f"  vp: {chunks}"] if chunks > 1 else [])]

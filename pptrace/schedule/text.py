@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pptrace.errors import ScheduleError, TableError
+from pptrace.limits.reading import is_named_pipe
 from pptrace.model.cells import CellColumns
 from pptrace.schedule.infer import infer_placement
 from pptrace.schedule.row import Form, parse_row
@@ -68,6 +69,8 @@ def parse_table(text: str, file: Path | str = "", form: Form | None = None) -> T
 
 def _text(path: Path) -> str:
     try:
+        if is_named_pipe(path):
+            raise TableError("is a pipe: save what it gives to a file first", file=path)
         if path.exists() and not (path.is_file() or path.is_fifo()):
             raise TableError("not a file: name a table (.csv or .txt)", file=path)
         if path.is_file() and path.stat().st_size > _LARGEST:

@@ -29,6 +29,8 @@ class Server(ThreadingHTTPServer):
     """Serves one :class:`Site` on the loopback interface."""
 
     timeout = _TICK_S
+    request_queue_size = 128
+    """Connections that may wait to be accepted: a UI asks for dozens of files at once."""
 
     def __init__(self, site: Site, port: int) -> None:
         """Listen on ``port``, or on any free one for 0.

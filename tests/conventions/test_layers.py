@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 LAYERS = (
     {"commands", "errors", "lazy", "printable", "version"},
-    {"kernel", "model", "config", "present.svg", "limits"},
+    {"limits"},
+    {"kernel", "model", "config", "present.svg"},
     {"network", "schedule", "viewer"},
     {"timeline"},
     {"sim", "hooks.offers"},

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -258,3 +259,22 @@ def test_an_offline_ui_is_served_around_its_trace(trace: Path, tmp_path: Path) -
     assert other.headers["Content-Type"] == "application/octet-stream"
     assert (response.status, body) == (200, CONTENT)
     assert "Access-Control-Allow-Origin" not in response.headers
+
+
+def test_many_requests_at_once_and_a_slow_client_all_get_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    content = CONTENT * 3_000
+    path.write_bytes(content)
+    with (
+        running(Site(trace=path)) as run,
+        ThreadPoolExecutor(40) as clients,
+        socket.create_connection((HOST, run.server.port), timeout=10) as slow,
+    ):
+        slow.sendall(b"GET /step.json HTTP/1.1\r\nHost: ")
+        bodies = [clients.submit(run.ask, "GET", "/step.json") for _ in range(40)]
+        answers = [each.result() for each in bodies]
+        slow.sendall(f"{HOST}:{run.server.port}\r\n\r\n".encode())
+        received = slow.makefile("rb").read()
+
+    assert [(response.status, body == content) for response, body in answers] == [(200, True)] * 40
+    assert received.endswith(content)
