@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 from pptrace.config.flags import ARGUMENTS
 from pptrace.config.quantity import parse_share
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pptrace.study.basis import Basis
     from pptrace.study.compare import Comparison
     from pptrace.study.crossover import Crossover
+    from pptrace.study.equal import EqualComparison
     from pptrace.study.sweep import Sweep
     from pptrace.timeline.measurement import Measurement
 
@@ -59,21 +60,51 @@ def simulate(
     return simulate_resolved(resolved, registry or Registry.load())
 
 
+@overload
 def compare(
     config: Config | None = None,
     *,
     schedules: str | Sequence[str],
     policies: bool = False,
+    memory: None = None,
     sets: Sequence[str] = (),
     registry: Registry | None = None,
     **values: Unpack[SettingsBesideSchedule],
-) -> Comparison:
-    """Run schedules side by side, and rank them as formulas, as tables and simulated.
+) -> Comparison: ...
+
+
+@overload
+def compare(
+    config: Config | None = None,
+    *,
+    schedules: str | Sequence[str],
+    memory: str,
+    vary: str | Sequence[str] = (),
+    sets: Sequence[str] = (),
+    registry: Registry | None = None,
+    **values: Unpack[SettingsBesideSchedule],
+) -> EqualComparison: ...
+
+
+def compare(
+    config: Config | None = None,
+    *,
+    schedules: str | Sequence[str],
+    policies: bool = False,
+    memory: str | None = None,
+    vary: str | Sequence[str] = (),
+    sets: Sequence[str] = (),
+    registry: Registry | None = None,
+    **values: Unpack[SettingsBesideSchedule],
+) -> Comparison | EqualComparison:
+    """Run schedules side by side, and rank them as formulas, as tables and simulated; or on equal memory.
 
     Args:
         config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
         schedules: as for ``pptrace compare``: ``"gpipe,1f1b"`` or ``["1f1b", "interleaved-1f1b:vp=2"]``.
         policies: whether to run each under every point-to-point policy too, for ``.policies``.
+        memory: what a rank may hold, ``"76GiB"``: each schedule is then the best of its forms that fits.
+        vary: in what forms may differ, as for ``--vary``: ``"vp,recompute"``.
         sets: ``key.path=value`` texts, as for ``--set``.
         registry: the plugins; all installed ones by default.
         values: as for :func:`simulate`, but for ``schedule``.
@@ -85,9 +116,14 @@ def compare(
     """
     from pptrace.study.compare import compare as compare_entries
     from pptrace.study.entry import parse_entries
+    from pptrace.study.equal import check_together, compare_equal, parse_names
 
     basis = _basis(config, sets, registry, values)
-    return compare_entries(basis, parse_entries(_listed(schedules), "schedules"), policies=policies)
+    entries = parse_entries(_listed(schedules), "schedules")
+    check_together(memory=memory is not None, policies=policies, vary=bool(vary))
+    if memory is not None:
+        return compare_equal(basis, entries, memory, parse_names(_listed(vary)))
+    return compare_entries(basis, entries, policies=policies)
 
 
 def crossover(

@@ -20,6 +20,7 @@ pptrace compare llama.yaml --schedules gpipe,1f1b,chimera,hanayo
 pptrace compare --pp 8 --microbatches 16 --schedules 1f1b,interleaved-1f1b:vp=2,./mine.py:make
 pptrace compare llama.yaml --schedules 1f1b,1f1b:p2p=batched --csv > compare.csv
 pptrace compare llama.yaml --schedules 1f1b,interleaved-1f1b --policies
+pptrace compare llama.yaml --schedules 1f1b,zb-h1,zb-v --memory 76GiB
 pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg"""
 
 
@@ -40,6 +41,15 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
     is_flag=True,
     help="Run each schedule under every point-to-point policy too: what messages cost it.",
 )
+@click.option(
+    "--memory", metavar="SIZE",
+    help="On equal memory: each schedule in its best form that fits this on every rank, such as 76GiB.",
+)  # fmt: skip
+@click.option(
+    "--vary", multiple=True, metavar="NAME,...",
+    help="With --memory, in what forms differ: vp, micro, recompute, options, memory unless given; zero, "
+    "sequence-parallel too.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option(
     "--csv", "as_csv", is_flag=True, help="Print a row per schedule as CSV; with --policies one per policy."
@@ -51,13 +61,16 @@ def command(
     outputs: tuple[str, ...],
     *,
     policies: bool,
+    memory: str | None,
+    vary: tuple[str, ...],
     as_json: bool,
     as_csv: bool,
     **flags: str | None,
 ) -> None:
     """Compare schedules on CONFIG at three levels: formula, idealised table, simulation.
 
-    Whatever simulate can run can be compared; what a schedule cannot run is said in its row.
+    Whatever simulate can run can be compared; what a schedule cannot run is said in its row. With --memory,
+    each schedule is the best of its forms that fits, and the question is which is the fastest.
     """
     if as_json and as_csv:
         raise click.UsageError("--json or --csv, not both")
@@ -66,14 +79,20 @@ def command(
     from pptrace.study.basis import Basis
     from pptrace.study.compare import compare
     from pptrace.study.entry import parse_entries
+    from pptrace.study.equal import check_together, compare_equal, parse_names
     from pptrace.study.picture import check_picture
 
+    check_together(memory=memory is not None, policies=policies, vary=bool(vary), option="--")
     for output in outputs:
         check_picture(Path(output))
     entries = parse_entries(schedules, "--schedules")
     basis = Basis(file=file, sets=sets, flags=given_flags(flags), registry=Registry.load())
     with status("comparing") as watch:
-        comparison = compare(basis, entries, watch, policies=policies)
+        comparison = (
+            compare(basis, entries, watch, policies=policies)
+            if memory is None
+            else compare_equal(basis, entries, memory, parse_names(vary), watch, option="--")
+        )
     if as_json:
         click.echo(json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False))
     elif as_csv:

@@ -134,8 +134,8 @@ class _Search:
     def _estimates(self) -> Iterator[tuple[Change, Estimate]]:
         """Yield candidates with more and more room, until some of each size fit."""
         schedules = [name for name in schedules_of(self.run) if self._offers(name)]
-        pending = list(sizes_of(self.run, self._reach())) if schedules else []
-        for switches in room_makers(self.run) if self.own.model else [{}]:
+        pending = list(sizes_of(self.own, self._reach())) if schedules else []
+        for switches in room_makers(self.run.prepared.resolved, self.run.registry) if self.own.model else [{}]:
             tight = []
             for sizes in pending:
                 found = list(self._of_sizes(sizes, switches, schedules))
@@ -160,7 +160,7 @@ class _Search:
         same = change_of(self.run, sizes, self._chunks(), "", switches)
         costs: Costs | None = None
         microbatches = sizes.microbatches(self.own.batch.global_batch or 0)
-        for chunks in chunks_of(self.run, sizes.pp, deep=self.deep):
+        for chunks in chunks_of(self.own, self._chunks(), sizes.pp, deep=self.deep):
             if self.weighed >= self.effort.weighed:
                 return
             self.weighed += 1
@@ -218,12 +218,9 @@ class _Search:
             other = self.run.under(resolved)
             if self.own.model is None and not _alike(self.run, other):
                 return None
-            tried = Tried(
-                change=change, step_ns=other.metrics.step_ns, fits=other.metrics.over_capacity is None,
-                peak_bytes=int(other.metrics.memory.peak_bytes.max(initial=0)),
-            )  # fmt: skip
+            tried = Tried.of(change, other)
         except PptraceError as error:
-            tried = Tried(change=change, reason=" ".join(str(error).split()), fits=False)
+            tried = Tried.refused(change, error)
         self.tried[change.arguments] = tried
         return tried
 

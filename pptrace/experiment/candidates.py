@@ -20,8 +20,12 @@ from pptrace.config.flags import FLAGS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pydantic import BaseModel
+
+    from pptrace.config.experiment import Experiment
     from pptrace.config.resolve import Resolved
     from pptrace.experiment.run import Run
+    from pptrace.hooks.registry import Registry
 
 __all__ = [
     "DIVISION",
@@ -30,10 +34,14 @@ __all__ = [
     "Sizes",
     "change_of",
     "chunks_of",
+    "literals",
     "policies",
     "room_makers",
     "schedules_of",
     "sizes_of",
+    "value_of",
+    "with_name",
+    "words_of",
 ]
 
 _POLICIES: tuple[Mapping[str, Any], ...] = ({"p2p.policy": "ordered", "p2p.stream": "direction"},)
@@ -123,12 +131,11 @@ class Reach:
     """By what the sequences of a microbatch are."""
 
 
-def sizes_of(run: Run, reach: Reach) -> Iterator[Sizes]:
+def sizes_of(experiment: Experiment, reach: Reach) -> Iterator[Sizes]:
     """Yield other sizes with the same processes and global batch, the configuration's own first.
 
     Costs that read no model hold for one division only, and a table for its own microbatches.
     """
-    experiment = run.prepared.resolved.experiment
     parallel, batch = experiment.parallel, experiment.batch
     pp, total = parallel.pp or 1, batch.global_batch or 0
     own = Sizes(pp=pp, tp=parallel.tp, dp=parallel.dp, micro=batch.micro)
@@ -145,13 +152,11 @@ def sizes_of(run: Run, reach: Reach) -> Iterator[Sizes]:
             yield sizes
 
 
-def chunks_of(run: Run, ranks: int, *, deep: bool) -> list[int]:
-    """Return chunks per rank: the configuration's own, one, and others that divide the model's layers.
+def chunks_of(experiment: Experiment, own: int, ranks: int, *, deep: bool) -> list[int]:
+    """Return chunks per rank: a configuration's ``own``, one, and others that divide the model's layers.
 
     That is the largest of these, or all where ``deep``.
     """
-    experiment = run.prepared.resolved.experiment
-    own = run.prepared.schedule.stages // run.prepared.schedule.ranks
     layers = experiment.model.values.get("layers") if experiment.model else None
     if not isinstance(layers, int) or layers % ranks:
         return sorted({1, 2, 4, own})
@@ -159,22 +164,23 @@ def chunks_of(run: Run, ranks: int, *, deep: bool) -> list[int]:
     return sorted({own, *(whole if deep else (1, whole[-1]))})
 
 
-def room_makers(run: Run) -> list[dict[str, Any]]:
+def room_makers(resolved: Resolved, registry: Registry) -> list[dict[str, Any]]:
     """Return settings with more and more room for activations, those that cost no time first.
 
     They begin with the least recomputation, even where the configuration has more.
     """
     steps: list[dict[str, Any]] = [{}]
     for key, costs_time in _LEAVES_ROOM:
-        values, own = _values(run, key), _value(run.prepared.resolved, key)
+        values, own = words_of(resolved, registry, key), value_of(resolved, key)
         if own not in values:
             continue
         if costs_time and own != values[0]:
             steps = [{**step, key: values[0]} for step in steps]
         steps += [{**steps[-1], key: value} for value in values[1 if costs_time else values.index(own) + 1 :]]
-    own_values = {key: _value(run.prepared.resolved, key) for key, _ in _LEAVES_ROOM}
+    own_values = {key: value_of(resolved, key) for key, _ in _LEAVES_ROOM}
     return [
-        _with_name(run, {key: value for key, value in step.items() if value != own_values[key]}) for step in steps
+        with_name(resolved, {key: value for key, value in step.items() if value != own_values[key]})
+        for step in steps
     ]
 
 
@@ -186,7 +192,7 @@ def policies(run: Run) -> Iterator[Mapping[str, Any]]:
     if fixed or run.prepared.schedule.ranks == 1:
         return
     for settings in _POLICIES:
-        changed = {key: value for key, value in settings.items() if _value(resolved, key) != value}
+        changed = {key: value for key, value in settings.items() if value_of(resolved, key) != value}
         if changed:
             yield changed
 
@@ -219,7 +225,7 @@ def change_of(run: Run, sizes: Sizes, chunks: int, schedule: str, switches: Mapp
         "parallel.dp": sizes.dp,
         "batch.micro": sizes.micro,
     }
-    settings = {key: value for key, value in wanted.items() if _value(resolved, key) != value}
+    settings = {key: value for key, value in wanted.items() if value_of(resolved, key) != value}
     if chunks != run.prepared.schedule.stages // run.prepared.schedule.ranks or other:
         settings["parallel.vp"] = chunks
     microbatches = sizes.microbatches(batch.global_batch or 0)
@@ -228,23 +234,27 @@ def change_of(run: Run, sizes: Sizes, chunks: int, schedule: str, switches: Mapp
     return Change(settings={**settings, **switches})
 
 
-def _values(run: Run, key: str) -> tuple[Any, ...]:
+def words_of(resolved: Resolved, registry: Registry, key: str) -> tuple[Any, ...]:
     """Return the values that a switch takes, in their order; none where the cost model has no such option."""
-    experiment = run.prepared.resolved.experiment
+    experiment = resolved.experiment
     if key == "parallel.sequence_parallel":
         return (False, True) if experiment.parallel.tp > 1 else ()
     if experiment.costs is None:
         return ()
-    offer = run.registry.cost_models[experiment.costs.name].offer
+    offer = registry.cost_models[experiment.costs.name].offer
     section, _, name = key.partition(".")
     model = offer.options if section == "costs" else offer.model
-    field = model().model_fields.get(name) if model is not None else None
-    return get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
+    return literals(model()).get(name, ()) if model is not None else ()
 
 
-def _with_name(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+def literals(model: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
+    """Return the parameters of a model that take one of a few words or numbers, each with these."""
+    fields = model.model_fields.items()
+    return {name: get_args(one.annotation) for name, one in fields if get_origin(one.annotation) is Literal}
+
+
+def with_name(resolved: Resolved, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with the cost model's name where they set its options and nobody wrote it."""
-    resolved = run.prepared.resolved
     costs = resolved.experiment.costs
     if (
         costs is None
@@ -255,10 +265,12 @@ def _with_name(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"costs.name": costs.name, **settings}
 
 
-def _value(resolved: Resolved, key: str) -> Any:
-    """Return what a configuration says under a key, as plain values."""
+def value_of(resolved: Resolved, key: str) -> Any:
+    """Return what a configuration says under a key, as plain values; None where it has no such section."""
     section, _, name = key.partition(".")
     part = getattr(resolved.experiment, section)
+    if part is None:
+        return None
     value = getattr(part, name, None) if name in type(part).model_fields else part.values.get(name)
     return getattr(value, "value", value)
 

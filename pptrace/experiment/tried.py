@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pptrace.errors import PptraceError
     from pptrace.experiment.candidates import Change
+    from pptrace.experiment.run import Run
 
 __all__ = ["Advice", "Tried"]
 
@@ -21,10 +23,26 @@ class Tried:
     """Its step; None where it cannot run."""
     peak_bytes: int = 0
     """The memory of its fullest rank; 0 where the costs know none."""
+    rank: int = 0
+    """That rank; the first of several alike."""
     fits: bool = True
     """Whether every rank fits its device."""
     reason: str = ""
     """Why it cannot run, in one line."""
+
+    @classmethod
+    def of(cls, change: Change, run: Run) -> Tried:
+        """Return what a run of a changed configuration comes to."""
+        peak = run.metrics.memory.peak_bytes
+        return cls(
+            change=change, step_ns=run.metrics.step_ns, peak_bytes=int(peak.max(initial=0)),
+            rank=int(peak.argmax()) if peak.size else 0, fits=run.metrics.over_capacity is None,
+        )  # fmt: skip
+
+    @classmethod
+    def refused(cls, change: Change, error: PptraceError) -> Tried:
+        """Return one that cannot run."""
+        return cls(change=change, reason=" ".join(str(error).split()), fits=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain JSON values."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pptrace.study.compare import ComparedSchedule, Comparison
     from pptrace.study.levels import Levels
 
-__all__ = ["comparison_heading", "comparison_lines", "options_notes", "slower_text", "work_note"]
+__all__ = ["comparison_heading", "comparison_lines", "first_text", "options_notes", "slower_text", "work_note"]
 
 _SIZES = ("pp", "vp", "microbatches")
 """Sizes that have a column where schedules differ in them."""
@@ -179,16 +179,16 @@ def _verdict(rows: Sequence[ComparedSchedule]) -> str:
     """Return who is the fastest, and where that one does not fit, who is of those that do."""
     ran = [(row.levels.run, row.entry.label) for row in rows if row.levels is not None]
     fits = [(run, label) for run, label in ran if run.metrics.over_capacity is None]
-    line = f"fastest: {_first([(run.metrics.step_ns, label) for run, label in ran])}"
+    line = f"fastest: {first_text([(run.metrics.step_ns, label) for run, label in ran])}"
     best = min(run.metrics.step_ns for run, _ in ran)
     if not fits:
         return f"{line}; none fits its device's memory"
     if min(run.metrics.step_ns for run, _ in fits) > best:
-        return f"{line}; of those that fit: {_first([(run.metrics.step_ns, label) for run, label in fits])}"
+        return f"{line}; of those that fit: {first_text([(run.metrics.step_ns, label) for run, label in fits])}"
     return line
 
 
-def _first(steps: Sequence[tuple[int, str]]) -> str:
+def first_text(steps: Sequence[tuple[int, str]]) -> str:
     """Return the name with the least step time, with its lead; all names where several share it."""
     least = min(step for step, _ in steps)
     names = [label for step, label in steps if step == least]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 __all__ = [
-    "Actions", "GroupTime", "actions_in_parts", "communication", "group_times", "in_group", "last_segments",
-    "segment_rows",
+    "Actions", "Clock", "GroupTime", "actions_in_parts", "communication", "group_times", "in_group",
+    "last_segments", "segment_rows",
 ]  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def _beside_computation(timeline: Timeline) -> Iterator[tuple[int, slice, Int64s
         rank = int(timeline.lane_rank[lane])
         hidden = np.zeros(rows.stop - rows.start, dtype=np.int64)
         if rank in computing:
-            clock = _Clock.of(timeline, computing[rank])
+            clock = Clock.of(timeline, computing[rank])
             hidden = clock.at(timeline.end_ns[rows]) - clock.at(timeline.start_ns[rows])
         yield lane, rows, hidden
 
@@ -127,21 +127,26 @@ def _hidden(timeline: Timeline) -> Int64s:
     return hidden
 
 
-class _Clock(NamedTuple):
+class Clock(NamedTuple):
     """How long a rank has computed by any time."""
 
     start: Int64s
+    """When each of its computations starts."""
     end: Int64s
+    """When each ends."""
     before: Int64s
+    """Shape (computations + 1,): time computed before each, and in all."""
 
     @classmethod
-    def of(cls, timeline: Timeline, lane: int) -> _Clock:
+    def of(cls, timeline: Timeline, lane: int) -> Clock:
+        """Return the clock of a compute stream's lane."""
         rows = np.arange(*timeline.lane_ptr[lane : lane + 2].tolist())
         rows = rows[COMPUTE.mask(timeline.kind[rows])]
         start, end = timeline.start_ns[rows], timeline.end_ns[rows]
         return cls(start, end, np.concatenate([[0], np.cumsum(end - start)]))
 
     def at(self, now: Int64s) -> Int64s:
+        """Return the time computed by each of some times."""
         done = np.searchsorted(self.end, now, side="right")
         if not self.start.size:
             return np.zeros_like(now)

@@ -17,22 +17,24 @@ def blocks(root: Path, language: str) -> list[str]:
 
 
 def test_every_output_on_the_page_is_the_example_s(root: Path) -> None:
-    recorded = (root / "examples" / "compare.out").read_text(encoding="utf-8")
+    recorded = "".join(
+        (root / "examples" / f"{name}.out").read_text(encoding="utf-8") for name in ("compare", "compare_memory")
+    )
 
     shown = blocks(root, "text")
 
-    assert len(shown) == 4
+    assert len(shown) == 5
     assert [block for block in shown if block not in recorded] == []
 
 
 @pytest.mark.needs_plugins
 def test_the_page_s_commands_and_code_run(root: Path, examples: Path, shell: Any) -> None:
-    compared, _, crossed, _ = blocks(root, "text")
+    compared, _, equal, crossed, _ = blocks(root, "text")
 
     printed = [shell.run(command, examples.parent) for command in blocks(root, "bash")]
     (examples.parent / "code.py").write_text("".join(blocks(root, "python")))
     shell.run("python code.py", examples.parent)
 
-    assert printed == [compared, crossed]
+    assert printed == [compared, equal, crossed]
     assert (examples.parent / "compare.svg").is_file()
     assert (examples.parent / "compare.png").is_file()

@@ -198,7 +198,7 @@ def test_each_rank_has_its_own_memory() -> None:
             {"device_bytes": 100, "stage_bytes": (20, 20, 97, 20, 20, 20, 20, 20)},
             (
                 "rank 2 has none for activations and one microbatch takes 4 B, 21 B more; "
-                "nearest that work: 121 B per device, or smaller microbatches"
+                "nearest that work: 21 B more per device, or smaller microbatches"
             ),
         ),
     ],

@@ -89,8 +89,8 @@ def _check(request: ScheduleRequest, needed: Int64s, limit: Int64s) -> None:
     )
     if own and int(own) <= limit[rank]:
         raise ConstraintError(message, nearest=_at_least(int(needed.max())), key=_MEMORY)
-    device = (request.device_bytes or request.memory_limit_bytes) + int(short[rank])
-    raise ConstraintError(message, nearest=f"{_at_least(device)} per device, or smaller microbatches")
+    more = f"{_at_least(int(short[rank]))} more per device"
+    raise ConstraintError(message, nearest=f"{more}, or smaller microbatches")
 
 
 def _at_least(size: int) -> str:

@@ -1,0 +1,273 @@
+"""The best form of one schedule within a limit of memory: its own settings are varied, and forms simulated.
+
+Estimates put forms in order (:mod:`estimate`). A step is rarely a tenth shorter than its estimate, so forms are
+simulated until no estimate promises a shorter one; settings that estimates know nothing of are then tried on the
+best. The configuration's own form is always simulated, so nothing found is worse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from pptrace.errors import PptraceError
+from pptrace.experiment.assembly import Assembly
+from pptrace.experiment.candidates import Change, room_makers
+from pptrace.experiment.estimate import Estimate, estimate
+from pptrace.experiment.form import Form, Forms
+from pptrace.experiment.prepare import costs_alone
+from pptrace.experiment.run import simulate
+from pptrace.experiment.tried import Tried
+from pptrace.experiment.varied import Ground
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pptrace.experiment.form import Variation
+    from pptrace.experiment.run import Run
+    from pptrace.experiment.varied import VariedSetting
+    from pptrace.model.workload import Workload
+
+__all__ = ["FormSearch"]
+
+_ESTIMATED, _OTHERS = 16, 14
+"""Forms of a schedule that are simulated: the likeliest by their estimates, and others near the best of these."""
+
+_SMALLEST = 4
+"""The likeliest forms that are left out for those of least memory while none fits."""
+
+_SHORTER = 0.9
+"""The part of an estimate below which a step is not expected."""
+
+_LESS_MEMORY = 0.6
+"""The same of memory; orders that are made for a limit take less than their estimate."""
+
+_ACTIONS = 4_000_000
+_OF_OWN = 8
+"""Actions of all forms of a schedule in sum; or so many times those of its own form, where that is more."""
+
+_ALIKE = 1.01
+"""How far the computation of two forms may differ where costs know no model."""
+
+
+class FormSearch:
+    """The forms of one schedule."""
+
+    def __init__(
+        self,
+        variation: Variation,
+        workloads: dict[Any, Workload | None],
+        watch: Callable[[int], None] | None = None,
+    ) -> None:
+        """Look a schedule up.
+
+        Args:
+            variation: the schedule, and what may differ.
+            workloads: costs that were built; shared by the schedules of a comparison.
+            watch: told how many forms were simulated.
+
+        Raises:
+            PptraceError: costs or options that cannot be used.
+        """
+        self.variation, self.workloads, self.watch = variation, workloads, watch
+        self.registry = variation.registry
+        root = variation.resolved
+        schedule = root.experiment.schedule
+        self.provided = None if schedule.kind == "table" else self.registry.schedules[schedule.name]
+        filled = Assembly(resolved=costs_alone(root, self.registry).resolved, registry=self.registry)
+        offered = self.provided.offer.options if self.provided else None
+        filled, options = filled.options("schedule", offered)
+        self.ground = Ground(
+            resolved=filled.resolved, registry=self.registry, options=options, chunks=0,
+            offer=self.provided.offer if self.provided else None,
+        )  # fmt: skip
+        self.tried: dict[str, Tried] = {}
+        self.forms: list[Form] = []
+        self.run: Run | None = None
+        self.error: PptraceError | None = None
+        self.left, self.candidates, self.work_ns = 0, 0, 0
+
+    def forms_found(self) -> Forms:
+        """Simulate the own form, the likeliest by their estimates, and what is near the best of them."""
+        own = self._own()
+        promising = self._promising()
+        self._simulate_likeliest(promising)
+        self._refine()
+        best = self._best()
+        return Forms(
+            own=own, error=self.error, best=best.tried if best else None, run=self.run,
+            tried=tuple(self.tried.values()), candidates=self.candidates,
+        )  # fmt: skip
+
+    def with_room(self, tried: Tried) -> Tried | None:
+        """Return a form that fits with settings beyond those that vary; None where none does.
+
+        What it has in common with the form that was tried is left out of its change.
+        """
+        known = {key for one in self.variation.settings for change in one.values(self.ground) for key in change}
+        seen = []
+        for switches in room_makers(self.ground.resolved, self.registry):
+            more = {key: value for key, value in switches.items() if key not in known}
+            if not more or more in seen or self.variation.keeps(more):
+                continue
+            seen.append(more)
+            try:
+                run = self._run(tried.change.with_settings(more))
+            except PptraceError:
+                continue
+            if run.metrics.over_capacity is None:
+                return Tried.of(Change(settings=more), run)
+        return None
+
+    def _own(self) -> Tried:
+        root, change = self.variation.resolved, Change(settings={})
+        self.left = _ACTIONS
+        try:
+            run = simulate(root, self.registry, loose=self.variation.loose)
+        except PptraceError as error:
+            self.error = error
+            return self._note(Tried.refused(change, error))
+        schedule = run.prepared.schedule
+        chunks, uneven = divmod(schedule.stages, schedule.ranks)
+        if not uneven and root.experiment.schedule.kind != "table":
+            self.ground = replace(self.ground, chunks=chunks)
+            change = Change(settings={"parallel.vp": chunks})
+        self.left = max(_ACTIONS, _OF_OWN * len(schedule))
+        self.work_ns = _work_ns(run.prepared.workload, schedule.microbatches)
+        return self._ran(change, run)
+
+    def _promising(self) -> list[tuple[Change, Estimate]]:
+        """Return all forms that estimates tell apart, the likeliest first."""
+        guesses = [(change, self._estimate(change)) for change in self._combined()]
+        found = [(change, guess) for change, guess in guesses if guess and change.arguments not in self.tried]
+        self.candidates += len(found)
+        return sorted(found, key=lambda one: (not self._may_fit(one[1]), one[1].step_ns))
+
+    def _combined(self) -> Iterator[Change]:
+        own = {"parallel.vp": self.ground.chunks} if self.ground.chunks else {}
+        rows = [[{}, *self._values(one, self.ground)] for one in self.variation.settings if one.is_estimated]
+        for parts in product(*rows):
+            yield Change(settings=own | {key: value for part in parts for key, value in part.items()})
+
+    def _values(self, setting: VariedSetting, ground: Ground) -> list[Mapping[str, Any]]:
+        return [change for change in setting.values(ground) if not self.variation.keeps(change)]
+
+    def _estimate(self, change: Change) -> Estimate | None:
+        """Return what a form about takes; None where the schedule does not take its sizes."""
+        experiment = self.ground.resolved.experiment
+        if self.provided is None:
+            return Estimate(step_ns=0, peak_bytes=0, fits=True)
+        ranks, micro = experiment.parallel.pp or 1, change.settings.get("batch.micro", experiment.batch.micro)
+        count = experiment.batch.known_microbatches * experiment.batch.micro // micro
+        stages = ranks * change.settings.get("parallel.vp", experiment.parallel.vp)
+        workload = self._workload(change, stages)
+        if workload is None or not self._is_the_same_work(workload, count):
+            return None
+        return estimate(self.provided, workload, ranks, count, self.ground.options)
+
+    def _workload(self, change: Change, stages: int) -> Workload | None:
+        costly = change.without(frozenset({"parallel.vp"}))
+        key = (self.variation.apart, costly.arguments, stages)
+        if key not in self.workloads:
+            chain = tuple((stage, stage + 1) for stage in range(stages - 1))
+            try:
+                resolved = self.variation.resolved.again(costly.sets, costly.flags)
+                self.workloads[key] = costs_alone(resolved, self.registry).workload(stages, chain)
+            except PptraceError:
+                self.workloads[key] = None
+        return self.workloads[key]
+
+    def _is_the_same_work(self, workload: Workload, microbatches: int) -> bool:
+        """Whether stages compute what the own form's do: figures of single stages say nothing of other numbers."""
+        if self.ground.resolved.experiment.model is not None or not self.work_ns:
+            return True
+        work = _work_ns(workload, microbatches)
+        return max(work, self.work_ns) <= _ALIKE * min(work, self.work_ns)
+
+    def _may_fit(self, guess: Estimate) -> bool:
+        return guess.peak_bytes * _LESS_MEMORY <= self.variation.limit_bytes
+
+    def _simulate_likeliest(self, promising: Sequence[tuple[Change, Estimate]]) -> None:
+        """Simulate forms until no estimate promises a shorter step; where none fits, those of least memory too."""
+        until = len(self.tried) + _ESTIMATED
+        for change, guess in promising:
+            if self._hopeless(guess) or len(self.tried) >= until - (0 if self._fits() else _SMALLEST):
+                break
+            self._simulate(change)
+        for change, _ in sorted(promising, key=lambda one: (one[1].peak_bytes, one[1].step_ns)):
+            if self._fits() or len(self.tried) >= until:
+                break
+            self._simulate(change)
+
+    def _hopeless(self, guess: Estimate) -> bool:
+        best = self._best()
+        return best is not None and best.tried.fits and guess.step_ns * _SHORTER >= (best.tried.step_ns or 0)
+
+    def _refine(self) -> None:
+        """Vary what estimates do not tell on the best form, and on a shorter one that nearly fits."""
+        best = self._best()
+        if best is None:
+            return
+        shorter = [
+            form for form in self.forms
+            if best.tried.fits and not form.tried.fits and (form.tried.step_ns or 0) < (best.tried.step_ns or 0)
+        ]  # fmt: skip
+        until = len(self.tried) + _OTHERS
+        for start in (best, *sorted(shorter, key=lambda form: form.order)[:1]):
+            self._refine_one(start, until)
+
+    def _refine_one(self, form: Form, until: int) -> None:
+        for setting in self.variation.settings:
+            ground = replace(self.ground, activation_bytes=form.activation_bytes)
+            start = form
+            for settings in [] if setting.is_estimated else self._values(setting, ground):
+                if len(self.tried) >= until:
+                    return
+                found = self._simulate(start.tried.change.with_settings(settings))
+                form = min(form, found, key=lambda one: one.order) if found else form
+
+    def _simulate(self, change: Change) -> Form | None:
+        """Simulate a form; None where it cannot run, is too large for what is left, or was simulated already."""
+        batch, parallel = self.ground.resolved.experiment.batch, self.ground.resolved.experiment.parallel
+        stages = (parallel.pp or 1) * change.settings.get("parallel.vp", parallel.vp)
+        per_stage = batch.known_microbatches * batch.micro // change.settings.get("batch.micro", batch.micro)
+        self.left -= 2 * stages * per_stage
+        if self.left < 0 or change.arguments in self.tried:
+            return None
+        if self.watch is not None:
+            self.watch(len(self.tried) + 1)
+        try:
+            run = self._run(change)
+        except PptraceError as error:
+            self._note(Tried.refused(change, error))
+            return None
+        self._ran(change, run)
+        return self.forms[-1]
+
+    def _run(self, change: Change) -> Run:
+        loose = self.variation.loose and "parallel.vp" not in change.settings
+        return simulate(self.variation.resolved.again(change.sets, change.flags), self.registry, loose=loose)
+
+    def _ran(self, change: Change, run: Run) -> Tried:
+        tried = self._note(Tried.of(change, run))
+        form = Form(tried=tried, activation_bytes=int(run.metrics.memory.peak_activation_bytes.max(initial=0)))
+        best = self._best()
+        if best is None or form.order < best.order:
+            self.run = run
+        self.forms.append(form)
+        return tried
+
+    def _note(self, tried: Tried) -> Tried:
+        self.tried[tried.change.arguments] = tried
+        return tried
+
+    def _fits(self) -> bool:
+        return any(form.tried.fits for form in self.forms)
+
+    def _best(self) -> Form | None:
+        return min(self.forms, key=lambda form: form.order, default=None)
+
+
+def _work_ns(workload: Workload, microbatches: int) -> int:
+    return microbatches * int((workload.f_ns + workload.b_ns).sum())

@@ -1,0 +1,235 @@
+"""Schedules on equal memory: as many GPUs, the same global batch, each schedule in its best form that fits."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pptrace.errors import ConfigError, PptraceError
+from pptrace.experiment.candidates import Change
+from pptrace.experiment.form import Variation
+from pptrace.experiment.forms import FormSearch
+from pptrace.experiment.limit import LIMITS, limit_settings, memory_limit
+from pptrace.experiment.prepare import costs_alone
+from pptrace.experiment.varied import varied_settings
+from pptrace.study.equal_rows import equal_row
+from pptrace.study.equal_schedule import EqualSchedule
+from pptrace.study.equal_shortage import none_fits
+from pptrace.study.equal_text import equal_lines
+from pptrace.study.ranking import ranked
+from pptrace.study.reason import short_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from pptrace.config.resolve import Resolved
+    from pptrace.experiment.varied import VariedSetting
+    from pptrace.model.workload import Workload
+    from pptrace.study.basis import Basis
+    from pptrace.study.entry import Entry
+    from pptrace.study.row import Row
+
+__all__ = ["EqualComparison", "check_together", "compare_equal", "parse_names"]
+
+_JOB = ("pp", "tp", "dp", "cp", "ep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualComparison:
+    """Schedules within one limit of memory; prints as its table."""
+
+    rows: tuple[EqualSchedule, ...]
+    """One per schedule, in the order in which they were asked for."""
+    limit_bytes: int
+    """What every rank may hold."""
+    varied: tuple[VariedSetting, ...]
+    """What may differ between the schedules' forms."""
+
+    def table(self) -> list[Row]:
+        """Return one row per schedule, all with the same columns; takes well to pandas."""
+        rows = [equal_row(row, self.limit_bytes) for row in self.rows]
+        columns = next(list(row) for row, one in zip(rows, self.rows, strict=True) if one.fits)
+        return [{column: row.get(column) for column in columns} for row in rows]
+
+    def to_csv(self) -> str:
+        """Return :meth:`table` as CSV; what is unknown is empty."""
+        rows, text = self.table(), io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON values, with all forms tried and what each best was made from."""
+        fitting = [row.forms.run.provenance for row in self.rows if row.fits and row.forms and row.forms.run]
+        plugins = {name: version for one in fitting for name, version in one["plugins"].items()}
+        rows = [
+            {
+                **cells,
+                "settings": dict(row.settings) if row.fits else None,
+                "as_configured": row.forms.own.to_dict() if row.forms else None,
+                "tried": [one.to_dict() for one in row.forms.tried] if row.forms else [],
+                "configuration": row.forms.run.provenance["configuration"]
+                if row.fits and row.forms and row.forms.run
+                else None,
+            }
+            for cells, row in zip(self.table(), self.rows, strict=True)
+        ]
+        return {
+            "pptrace": fitting[0]["pptrace"], "plugins": dict(sorted(plugins.items())),
+            "memory_limit_bytes": self.limit_bytes, "varied": {one.name: one.text for one in self.varied},
+            "rows": rows,
+        }  # fmt: skip
+
+    def summary(self) -> str:
+        """Return the table that the command line prints, as plain text."""
+        return "\n".join(equal_lines(self.rows, self.limit_bytes, self.varied))
+
+    def save(self, path: str | Path) -> Path:
+        """Draw steps and memory: a .png, .svg or .pdf file.
+
+        Raises:
+            PptraceError: another suffix, no matplotlib, or a file that cannot be written.
+        """
+        from pptrace.study.equal_plot import save_plot
+
+        return save_plot(self, path)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(self.summary())}</pre>"
+
+
+def compare_equal(
+    basis: Basis,
+    entries: Sequence[Entry],
+    memory: object,
+    vary: Sequence[str] = (),
+    watch: Callable[[str], None] | None = None,
+    *,
+    option: str = "",
+) -> EqualComparison:
+    """Find the best form of every schedule that fits a limit on every rank.
+
+    Args:
+        basis: what the schedules have in common.
+        entries: the schedules; what one sets itself is kept.
+        memory: what a rank may hold, such as ``76GiB``.
+        vary: names of :data:`~pptrace.experiment.varied.VARIED`; those that need no request unless given.
+        watch: told what runs next.
+        option: stands before the names of arguments in errors.
+
+    Raises:
+        PptraceError: no size, a name that is none, schedules of other jobs, costs that know no memory; or no
+            schedule fits.
+    """
+    if not entries:
+        raise ConfigError("no schedule to compare: write them as gpipe,1f1b", key="schedules")
+    source = f"{option}memory"
+    limit, settings = memory_limit(memory, source), varied_settings(vary, f"{option}vary")
+    roots = [basis.resolve(entry) for entry in entries]
+    for entry, root in zip(entries, roots, strict=True):
+        basis.check(entry, root)
+    _check_jobs(entries, roots)
+    searches = _Searches(basis=basis, limit=limit, settings=settings, source=source, workloads={})
+    rows = []
+    for index, (entry, root) in enumerate(zip(entries, roots, strict=True)):
+        told = f"{entry.label} ({index + 1} of {len(entries)})"
+        rows.append(searches.row(entry, root, _counting(watch, told)))
+    if not any(row.fits for row in rows):
+        raise none_fits(rows, limit, source)
+    steps = [row.forms.best.step_ns if row.fits and row.forms and row.forms.best else None for row in rows]
+    rows = [replace(row, rank=rank) for row, rank in zip(rows, ranked(steps), strict=True)]
+    return EqualComparison(rows=tuple(rows), limit_bytes=limit, varied=settings)
+
+
+def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return names separated by commas.
+
+    >>> parse_names(["vp, micro", "zero"])
+    ('vp', 'micro', 'zero')
+    """
+    return tuple(name.strip() for text in texts for name in text.split(","))
+
+
+def check_together(*, memory: bool, policies: bool, vary: bool, option: str = "") -> None:
+    """Refuse what does not go together.
+
+    Raises:
+        ConfigError: a limit of memory with policies, or what varies without a limit.
+    """
+    if memory and policies:
+        raise ConfigError(f"on equal memory, schedules run under one policy: leave {option}policies out")
+    if vary and not memory:
+        raise ConfigError(f"says what differs on equal memory: give {option}memory too", file=f"{option}vary")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Searches:
+    """What the searches of all schedules share."""
+
+    basis: Basis
+    limit: int
+    settings: tuple[VariedSetting, ...]
+    source: str
+    workloads: dict[Any, Workload | None]
+
+    def row(self, entry: Entry, root: Resolved, watch: Callable[[int], None] | None) -> EqualSchedule:
+        """Return what is found of a schedule; one that cannot run says why."""
+        registry = self.basis.registry
+        try:
+            costs = costs_alone(root, registry)
+        except PptraceError as error:
+            return EqualSchedule(entry=entry, reason=short_reason(error))
+        limit = limit_settings(root, costs, self.limit, self.source)
+        change = Change(settings=limit)
+        variation = Variation(
+            resolved=root.again(change.sets, change.flags), registry=registry, settings=self.settings,
+            limit_bytes=self.limit, kept=tuple(key for key, _ in entry.settings),
+            apart=tuple(one for one in entry.settings if not one[0].startswith("schedule.")),
+            loose=not entry.sets("parallel.vp"),
+        )  # fmt: skip
+        search = FormSearch(variation, self.workloads, watch)
+        forms = search.forms_found()
+        if forms.run is not None and not forms.run.metrics.memory.peak_bytes.any():
+            raise ConfigError("the costs say no bytes, so every schedule fits: leave it out", file=self.source)
+        settings = {"schedule.name": entry.name, **dict(entry.settings), **limit}
+        row = EqualSchedule(
+            entry=entry, forms=forms, given=settings,
+            reason=short_reason(forms.error) if forms.error else "",
+        )  # fmt: skip
+        return row if forms.fits else replace(row, remedy=search.with_room(forms.best or forms.own))
+
+
+def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
+    """Refuse schedules of other jobs, and limits of a schedule's own.
+
+    Raises:
+        ConfigError: another number of GPUs or sequences, or a limit beside the comparison's.
+    """
+    jobs = []
+    for entry, root in zip(entries, roots, strict=True):
+        limit = next((key for key in LIMITS if entry.sets(key)), None)
+        if limit is not None:
+            raise ConfigError(f"all schedules have the same limit: leave {limit} out", file=entry.source)
+        if not entry.is_table:
+            parallel, batch = root.experiment.parallel, root.experiment.batch
+            jobs.append(
+                (entry, [*((key, getattr(parallel, key)) for key in _JOB), ("global", batch.global_batch)])
+            )
+    for entry, job in jobs:
+        for (key, own), (_, first) in zip(job, jobs[0][1], strict=True):
+            if own != first:
+                message = f"has {key} {own}, and {jobs[0][0].label} {first}: schedules are compared on one job"
+                raise ConfigError(message, file=entry.source)
+
+
+def _counting(watch: Callable[[str], None] | None, told: str) -> Callable[[int], None] | None:
+    return None if watch is None else lambda count: watch(f"{told}, form {count}")

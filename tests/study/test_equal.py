@@ -1,0 +1,275 @@
+"""Schedules on equal memory: what is printed can be followed, fits, and is never worse than the configuration."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from small_schedules import small_registry
+
+from pptrace.api import compare, simulate
+from pptrace.cli.main import cli
+from pptrace.config.quantity import parse_size
+from pptrace.errors import ConfigError, PptraceError
+from pptrace.experiment import forms
+from pptrace.experiment.varied import VARIED
+
+LLAMA = str(Path(__file__).parents[2] / "examples" / "llama3-70b.yaml")
+SMALL = ["--model", "llama3-8b", "--device", "h100-sxm", "--sequence", "4096", "--p2p", "ordered"]
+NETWORK = ["--network", "{name: hockney, bandwidth: 50 GB/s}"]
+CASES = {
+    "tight": (
+        [*SMALL, *NETWORK, "--pp", "4", "--tp", "2", "--dp", "2", "--microbatches", "8"],
+        "1f1b,interleaved-1f1b,zb-h1,v-half,gpipe", "24 GiB",
+    ),
+    "wide": (
+        [*SMALL, "--pp", "2", "--tp", "4", "--global", "16", "--micro", "2", "--set", "model.recompute=full"],
+        "1f1b,zb-v,hanayo:waves=1,interleaved-1f1b:vp=4", "76GiB",
+    ),
+    "cluster": (
+        ["--model", "llama3-8b", "--sequence", "4096", "--pp", "2", "--tp", "8", "--global", "8", "--cluster",
+         "dgx-h100x2", "--vp", "2", "--schedules", "looped-bfs"],
+        "1f1b,zb-v:shorten=step", "20 GiB",
+    ),
+    "costs": (
+        ["--pp", "4", "--microbatches", "8", "--costs", json.dumps({
+            "name": "table", "forward": "1 ms", "backward": "2 ms", "activation": "1 GiB", "weights": "2 GiB",
+            "weight_activation": "512 MiB", "slices": 8,
+        })],
+        "gpipe,1f1b,interleaved-1f1b,zb-h1,v-min", "13 GiB",
+    ),
+}  # fmt: skip
+
+
+def printed(*arguments: str) -> Any:
+    return json.loads(CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False).output)
+
+
+def told(name: str) -> tuple[list[str], Any]:
+    step, schedules, limit = CASES[name]
+    step = [word for word in step if word not in {"--schedules", "looped-bfs"}]
+    return step, printed("compare", *step, "--schedules", schedules, "--memory", limit)
+
+
+def job(answer: Any) -> list[int]:
+    configuration = answer["provenance"]["configuration"]
+    return [*(configuration["parallel"][key] for key in ("pp", "tp", "dp")), configuration["batch"]["global"]]
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("name", CASES)
+def test_who_follows_the_printed_arguments_gets_the_printed_step_of_the_same_job(name: str) -> None:
+    step, answer = told(name)
+    fitting = [row for row in answer["rows"] if row["refused"] is None]
+
+    assert fitting
+    jobs = set()
+    for row in fitting:
+        followed = printed("simulate", *step, *shlex.split(row["arguments"]))
+        assert followed["step_ns"] == row["step_ns"]
+        assert followed["peak_memory_bytes"] == row["peak_memory_bytes"] <= answer["memory_limit_bytes"]
+        assert followed["over_memory"] is None
+        jobs.add(tuple(job(followed)))
+    assert len(jobs) == 1
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("name", CASES)
+def test_no_schedule_is_worse_than_the_configuration_runs_it(name: str) -> None:
+    _, answer = told(name)
+
+    for row in answer["rows"]:
+        own, tried = row["as_configured"], row["tried"]
+        assert tried[0] == own
+        fitting = [one["step_ns"] for one in tried if one["fits"]]
+        assert (row["refused"] is None) == bool(fitting)
+        if own["fits"]:
+            assert row["step_ns"] <= own["step_ns"]
+        if fitting:
+            assert row["step_ns"] == min(fitting)
+
+
+@pytest.mark.needs_plugins
+def test_the_own_form_is_what_simulate_says_of_the_configuration() -> None:
+    step, answer = told("tight")
+
+    refused = []
+    for row in answer["rows"]:
+        own = row["as_configured"]
+        arguments = ["simulate", *step, "--schedule", row["schedule"], "--set", "device.memory=24 GiB", "--json"]
+        result = CliRunner().invoke(cli, arguments)
+        if own["refused"]:
+            refused.append(row["schedule"])
+            assert isinstance(result.exception, PptraceError)
+            continue
+        simulated = json.loads(result.output)
+        assert simulated["step_ns"] == own["step_ns"]
+        assert (simulated["over_memory"] is None) == own["fits"]
+    assert refused == ["interleaved-1f1b", "zb-h1", "v-half"]
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("limit", ["20 GiB", "30 GiB", "60 GiB"])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("1f1b", (1,)), ("interleaved-1f1b", (2, 4, 8)), ("gpipe", (1,))]
+)
+def test_the_best_form_is_the_best_of_all(limit: str, schedule: str, chunks: tuple[int, ...]) -> None:
+    """Estimates only put forms in order: what all combinations simulated one by one give is not better."""
+    step: dict[str, Any] = {
+        "model": "llama3-8b", "device": "h100-sxm", "sequence": 4096, "pp": 4, "tp": 2, "dp": 2, "p2p": "ordered",
+    }  # fmt: skip
+    steps = []
+    for vp, micro, recompute in product(chunks, (1, 2, 4), ("none", "selective", "full")):
+        sets = [f"device.memory={limit}", f"model.recompute={recompute}"]
+        try:
+            run = simulate(schedule=schedule, vp=vp, micro=micro, sets=sets, **{"global": 16}, **step)
+        except PptraceError:
+            continue
+        if run.metrics.over_capacity is None:
+            steps.append(run.metrics.step_ns)
+
+    if not steps:
+        with pytest.raises(PptraceError, match="no schedule fits"):
+            compare(schedules=schedule, memory=limit, **{"global": 16}, **step)
+        return
+    (row,) = compare(schedules=schedule, memory=limit, **{"global": 16}, **step).table()
+    assert row["step_ns"] == min(steps)
+
+
+@pytest.mark.needs_plugins
+def test_text_json_and_csv_say_the_same_each_time() -> None:
+    step, schedules, limit = CASES["tight"]
+    arguments = ["compare", *step, "--schedules", schedules, "--memory", limit]
+    text, again, as_csv = (
+        CliRunner().invoke(cli, [*arguments, *more], catch_exceptions=False).output for more in ([], [], ["--csv"])
+    )
+    rows = printed(*arguments)["rows"]
+    cells = list(csv.DictReader(io.StringIO(as_csv)))
+
+    assert text == again
+    assert [row["schedule"] for row in rows] == schedules.split(",")
+    for row, cell in zip(rows, cells, strict=True):
+        assert {key: "" if row[key] is None else str(row[key]) for key in cell} == cell
+        assert row["arguments"] is None or f"  {row['arguments']}\n" in text
+        if row["refused"]:
+            continue
+        assert row["left_bytes"] == parse_size(limit) - row["peak_memory_bytes"]
+        parts = ("weights", "gradients", "optimizer", "buffer", "reserved", "activation")
+        assert sum(row[f"{part}_bytes"] for part in parts) == row["peak_memory_bytes"]
+
+
+@pytest.mark.needs_plugins
+def test_what_a_schedule_sets_itself_is_kept_and_only_what_was_named_differs() -> None:
+    step, _, limit = CASES["tight"]
+    kept = "interleaved-1f1b:vp=2,zb-h1:order=fixed,1f1b:model.recompute=full"
+    for row in printed("compare", *step, "--schedules", kept, "--memory", limit)["rows"]:
+        for one in row["tried"]:
+            settings = one["settings"]
+            assert "schedule.options.order" not in settings
+            assert row["schedule"] != "interleaved-1f1b:vp=2" or settings.get("parallel.vp", 2) == 2
+            assert not row["schedule"].startswith("1f1b") or "model.recompute" not in settings
+
+    named = printed("compare", *step, "--schedules", "1f1b", "--memory", limit, "--vary", "zero,recompute")
+    keys = {key for one in named["rows"][0]["tried"] for key in one["settings"]}
+    assert keys == {"parallel.vp", "costs.zero", "costs.name", "model.recompute"}
+    assert list(named["varied"]) == ["recompute", "zero"]
+
+
+@pytest.mark.needs_plugins
+def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "_ESTIMATED", 2)
+    monkeypatch.setattr(forms, "_SMALLEST", 1)
+    monkeypatch.setattr(forms, "_OTHERS", 1)
+
+    comparison = compare(LLAMA, schedules="zb-h1,interleaved-1f1b", memory="60GiB", microbatches=16, p2p="ordered")
+
+    assert [len(row.forms.tried) <= 1 + 2 + 1 for row in comparison.rows if row.forms] == [True, True]
+
+
+@pytest.mark.needs_plugins
+def test_a_schedule_that_does_not_fit_says_which_rank_lacks_how_much_and_what_would_fit() -> None:
+    comparison = compare(LLAMA, schedules="gpipe,1f1b,zb-v", memory="24 GiB", microbatches=16, p2p="ordered")
+    gpipe, one, zero_bubble = comparison.rows
+    text = comparison.summary()
+
+    assert gpipe.remedy is not None
+    assert gpipe.remedy.fits
+    assert "gpipe     does not fit: rank 7 needs 33.2 GiB, 9.24 GiB more than 24 GiB, with " in text
+    assert ": fits with zero 1 at " in text
+    assert one.fits
+    assert "1f1b as configured: rank 0 needs 43.1 GiB, 19.1 GiB more than 24 GiB: fits with " in text
+    assert "rank 0 has none for activations" in zero_bubble.reason
+    assert comparison.table()[0]["refused"].startswith("does not fit: rank 7 needs")
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--memory", "76"], "--memory: 76 has no unit"),
+        (["--memory", "much"], "--memory: 'much' is no size"),
+        (["--memory", "0 B"], "--memory: nothing fits into 0 bytes"),
+        (["--memory", "15GiB"], "--memory: no schedule fits 15 GiB; 1f1b comes nearest: rank "),
+        (["--memory", "5GiB"], " of it before any activation, "),
+        (["--memory", "40GiB", "--policies"], "on equal memory, schedules run under one policy"),
+        (["--memory", "40GiB", "--vary", "vpp"], "--vary: 'vpp' is nothing that differs (did you mean 'vp'? "),
+        (["--vary", "vp"], "--vary: says what differs on equal memory: give --memory too"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: list[str], line: str) -> None:
+    step, _, _ = CASES["tight"]
+    answer = CliRunner().invoke(cli, ["compare", *step, "--schedules", "1f1b,gpipe", *arguments])
+
+    assert isinstance(answer.exception, PptraceError)
+    assert line in str(answer.exception)
+    assert "\n" not in str(answer.exception)
+
+
+def small(schedules: str, memory: str, **values: Any) -> Any:
+    costs = {"name": "table", "forward": "1 ms", "backward": "2 ms", "activation": "1 GiB"}
+    given: dict[str, Any] = {"pp": 2, "microbatches": 4, "costs": costs, "registry": small_registry()} | values
+    return compare(schedules=schedules, memory=memory, **given)
+
+
+def test_costs_that_know_no_memory_are_told_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="memory: costs unit know no memory: give a model"):
+        small("eager", "4 GiB", costs="unit")
+    with pytest.raises(ConfigError, match="memory: the costs say no bytes"):
+        small("eager", "4 GiB", costs={"name": "table", "forward": "1 ms", "backward": "2 ms"})
+
+
+def test_schedules_are_compared_on_one_job_and_one_limit() -> None:
+    with pytest.raises(ConfigError, match="has global 2, and eager 4: schedules are compared on one job"):
+        small("eager,lumped:microbatches=2", "4 GiB")
+    with pytest.raises(ConfigError, match=r"the same limit: leave costs.capacity out"):
+        small("eager,lumped:costs.capacity=8 GiB", "4 GiB")
+
+
+def test_costs_of_stages_are_kept_to_their_number_of_stages() -> None:
+    (row,) = small("chunky", "64 GiB").rows
+
+    assert {one.change.settings["parallel.vp"] for one in row.forms.tried} == {2}
+
+
+def test_a_table_takes_part_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+
+    table, eager = small("table.csv,eager", "4 GiB", microbatches=2).rows
+
+    assert table.form == ""
+    assert table.arguments == "--schedule table.csv --set 'costs.capacity=4 GiB'"
+    assert table.forms.run.metrics.step_ns == eager.forms.run.metrics.step_ns
+
+
+def test_the_page_names_every_setting_that_may_differ(root: Path) -> None:
+    page = (root / "docs" / "compare.md").read_text(encoding="utf-8")
+
+    assert [one.name for one in VARIED if f"| `{one.name}` |" not in page] == []
