@@ -47,6 +47,8 @@ _ACTIONS = 4_000_000
 _OF_OWN = 8
 """Actions of all forms of a schedule in sum; or so many times those of its own form, where that is more."""
 
+_OPTIONS = "schedule.options."
+
 _ALIKE = 1.01
 """How far the computation of two forms may differ where costs know no model."""
 
@@ -138,14 +140,28 @@ class FormSearch:
         return self._ran(change, run)
 
     def _promising(self) -> list[tuple[Change, Estimate]]:
-        """Return all forms that estimates tell apart, the likeliest first."""
-        guesses = [(change, self._estimate(change)) for change in self._combined()]
-        found = [(change, guess) for change, guess in guesses if guess and change.arguments not in self.tried]
+        """Return all forms that estimates tell apart, the likeliest first.
+
+        Where the schedule takes no sizes with its own options, other options are combined with them.
+        """
+        found = self._guessed({})
+        if not found and not self.forms:
+            others = [one for one in self.variation.settings if not one.is_estimated]
+            found = [
+                guess
+                for one in others
+                for change in self._values(one, self.ground)
+                for guess in self._guessed(change)
+            ]
         self.candidates += len(found)
         return sorted(found, key=lambda one: (not self._may_fit(one[1]), one[1].step_ns))
 
-    def _combined(self) -> Iterator[Change]:
-        own = {"parallel.vp": self.ground.chunks} if self.ground.chunks else {}
+    def _guessed(self, base: Mapping[str, Any]) -> list[tuple[Change, Estimate]]:
+        guesses = [(change, self._estimate(change)) for change in self._combined(base)]
+        return [(change, guess) for change, guess in guesses if guess and change.arguments not in self.tried]
+
+    def _combined(self, base: Mapping[str, Any]) -> Iterator[Change]:
+        own = {**base, **({"parallel.vp": self.ground.chunks} if self.ground.chunks else {})}
         rows = [[{}, *self._values(one, self.ground)] for one in self.variation.settings if one.is_estimated]
         for parts in product(*rows):
             yield Change(settings=own | {key: value for part in parts for key, value in part.items()})
@@ -164,7 +180,10 @@ class FormSearch:
         workload = self._workload(change, stages)
         if workload is None or not self._is_the_same_work(workload, count):
             return None
-        return estimate(self.provided, workload, ranks, count, self.ground.options)
+        given = {
+            key.removeprefix(_OPTIONS): value for key, value in change.settings.items() if key.startswith(_OPTIONS)
+        }
+        return estimate(self.provided, workload, ranks, count, {**self.ground.options, **given})
 
     def _workload(self, change: Change, stages: int) -> Workload | None:
         costly = change.without(frozenset({"parallel.vp"}))

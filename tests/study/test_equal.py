@@ -210,6 +210,17 @@ def test_a_schedule_that_does_not_fit_says_which_rank_lacks_how_much_and_what_wo
 
 
 @pytest.mark.needs_plugins
+def test_options_are_found_that_let_a_schedule_run_at_all() -> None:
+    (row,) = compare(LLAMA, schedules="stp", memory="48 GiB", microbatches=16, p2p="ordered").rows
+    arguments = ["simulate", LLAMA, "--microbatches", "16", "--p2p", "ordered", *shlex.split(row.arguments)]
+
+    assert "stp's warm-up on 8 ranks takes 23 microbatches or more, not 16" in row.reason
+    assert row.settings["schedule.options.warm_up"] == "lean"
+    assert row.settings["model.recompute"] == "full"
+    assert printed(*arguments)["step_ns"] == row.forms.best.step_ns
+
+
+@pytest.mark.needs_plugins
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
