@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FormSearch"]
 
-_ESTIMATED, _OTHERS = 16, 14
+_ESTIMATED, _OTHERS = 16, 20
 """Forms of a schedule that are simulated: the likeliest by their estimates, and others near the best of these."""
+
+_NEARLY = 2
+"""Forms that do not fit from which others are tried."""
 
 _SMALLEST = 4
 """The likeliest forms that are left out for those of least memory while none fits."""
@@ -224,16 +227,14 @@ class FormSearch:
         return best is not None and best.tried.fits and guess.step_ns * _SHORTER >= (best.tried.step_ns or 0)
 
     def _refine(self) -> None:
-        """Vary what estimates do not tell on the best form, and on a shorter one that nearly fits."""
-        best = self._best()
+        """Vary what estimates do not tell on the best form, and on shorter ones that nearly fit."""
+        best, until = self._best(), len(self.tried) + _OTHERS
         if best is None:
             return
-        shorter = [
-            form for form in self.forms
-            if best.tried.fits and not form.tried.fits and (form.tried.step_ns or 0) < (best.tried.step_ns or 0)
-        ]  # fmt: skip
-        until = len(self.tried) + _OTHERS
-        for start in (best, *sorted(shorter, key=lambda form: form.order)[:1]):
+        self._refine_one(best, until)
+        fastest = best.tried.step_ns or 0
+        shorter = [form for form in self.forms if not form.tried.fits and (form.tried.step_ns or 0) < fastest]
+        for start in sorted(shorter, key=lambda form: form.order)[:_NEARLY]:
             self._refine_one(start, until)
 
     def _refine_one(self, form: Form, until: int) -> None:

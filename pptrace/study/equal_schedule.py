@@ -65,7 +65,12 @@ def form_text(change: Change, own: Change | None = None) -> str:
     """Return the settings of a change that another does not have, such as ``vp 2, recompute full``."""
     known = own.settings if own else {}
     return ", ".join(
-        f"{key.rpartition('.')[2].replace('_', '-')} {value if isinstance(value, str) else json.dumps(value)}"
+        f"{_name(key)} {value if isinstance(value, str) else json.dumps(value)}"
         for key, value in change.settings.items()
         if key not in _UNSAID and known.get(key) != value
     )
+
+
+def _name(key: str) -> str:
+    """Return a key as people say it, without its section."""
+    return key.partition(".")[2].removeprefix("options.").replace("_", "-")

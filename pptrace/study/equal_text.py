@@ -93,7 +93,7 @@ def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> l
         "peak: the fullest rank's, state and activations; state: weights, gradients, optimizer, buffers, reserve",
         "hidden, exposed: communication that computation hid, and that it did not, in parts of all ranks' time",
         f"varied: {', '.join(one.name for one in varied)}; all else is the configuration's, so are GPUs and batch",
-        f"simulated {simulated} forms, the likeliest of {candidates} by their estimates and what is near the best",
+        f"simulated {simulated} forms: of {candidates} estimated ones the likeliest, and others near the best",
     ]
 
 

@@ -280,7 +280,12 @@ def test_a_table_takes_part_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert table.forms.run.metrics.step_ns == eager.forms.run.metrics.step_ns
 
 
-def test_the_page_names_every_setting_that_may_differ(root: Path) -> None:
+def test_page_and_help_name_every_setting_that_may_differ(root: Path) -> None:
     page = (root / "docs" / "compare.md").read_text(encoding="utf-8")
+    listed = " ".join(CliRunner().invoke(cli, ["compare", "--help"]).output.split())
+    usual, more = ([one.name for one in VARIED if one.on_request == asked] for asked in (False, True))
 
-    assert [one.name for one in VARIED if f"| `{one.name}` |" not in page] == []
+    assert f"forms differ: {', '.join(usual)} unless given; {', '.join(more)} too." in listed
+    for one in VARIED:
+        rows = [line for line in page.splitlines() if line.startswith(f"| `{one.name}` |")]
+        assert [row.endswith("| no |") for row in rows] == [one.on_request]
