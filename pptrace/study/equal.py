@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.config.resolve import Resolved
+    from pptrace.experiment.costs import Costs
     from pptrace.experiment.varied import VariedSetting
     from pptrace.model.workload import Workload
     from pptrace.study.basis import Basis
@@ -139,10 +140,7 @@ def compare_equal(
         basis.check(entry, root)
     _check_jobs(entries, roots)
     searches = _Searches(basis=basis, limit=limit, settings=settings, source=source, workloads={})
-    rows = []
-    for index, (entry, root) in enumerate(zip(entries, roots, strict=True)):
-        told = f"{entry.label} ({index + 1} of {len(entries)})"
-        rows.append(searches.row(entry, root, _counting(watch, told)))
+    rows = searches.rows(entries, roots, watch)
     if not any(row.fits for row in rows):
         raise none_fits(rows, limit, source)
     steps = [row.forms.best.step_ns if row.fits and row.forms and row.forms.best else None for row in rows]
@@ -181,13 +179,34 @@ class _Searches:
     source: str
     workloads: dict[Any, Workload | None]
 
-    def row(self, entry: Entry, root: Resolved, watch: Callable[[int], None] | None) -> EqualSchedule:
+    def rows(
+        self, entries: Sequence[Entry], roots: Sequence[Resolved], watch: Callable[[str], None] | None
+    ) -> list[EqualSchedule]:
+        """Return what is found of each schedule; one whose costs cannot be used says why.
+
+        Raises:
+            PptraceError: no schedule's costs can be used, or none of them knows memory.
+        """
+        rows: list[EqualSchedule] = []
+        errors: list[PptraceError] = []
+        for index, (entry, root) in enumerate(zip(entries, roots, strict=True)):
+            told = f"{entry.label} ({index + 1} of {len(entries)})"
+            try:
+                costs = costs_alone(root, self.basis.registry)
+            except PptraceError as error:
+                errors.append(error)
+                rows.append(EqualSchedule(entry=entry, reason=short_reason(error)))
+            else:
+                rows.append(self._row(entry, root, costs, _counting(watch, told)))
+        if len(errors) == len(rows):
+            raise errors[0]
+        return rows
+
+    def _row(
+        self, entry: Entry, root: Resolved, costs: Costs, watch: Callable[[int], None] | None
+    ) -> EqualSchedule:
         """Return what is found of a schedule; one that cannot run says why."""
         registry = self.basis.registry
-        try:
-            costs = costs_alone(root, registry)
-        except PptraceError as error:
-            return EqualSchedule(entry=entry, reason=short_reason(error))
         limit = limit_settings(root, costs, self.limit, self.source)
         change = Change(settings=limit)
         variation = Variation(

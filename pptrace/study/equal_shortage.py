@@ -45,7 +45,7 @@ def none_fits(rows: Sequence[EqualSchedule], limit_bytes: int, source: str) -> P
         for row in rows:
             labels.setdefault(row.reason, []).append(row.entry.label)
         said = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in labels.items())
-        return PptraceError(f"{source}: no schedule fits {format_size(limit_bytes)}: {said}")
+        return PptraceError(f"{source}: no schedule runs in {format_size(limit_bytes)}: {said}")
     least = min(ran, key=lambda one: one[0])[1]
     return PptraceError(
         f"{source}: no schedule fits {format_size(limit_bytes)}; {least.entry.label} comes nearest: "
