@@ -185,12 +185,14 @@ class MetricsOracle:
         return None
 
     def _held(self, forward: Slice, now: int) -> int:
-        """Return what is left of one forward's activations: none of it copied out, no gradient computed."""
+        """Return what is left of one forward's activations: less what is copied out, or to be computed again."""
         total = 0
-        stage = forward.action.stage
-        whole, weight = (
-            int(c[stage]) for c in (self.workload.activation_bytes, self.workload.weight_activation_bytes)
+        stage, costs = forward.action.stage, self.workload
+        whole, weight, checkpoint = (
+            int(c[stage])
+            for c in (costs.activation_bytes, costs.weight_activation_bytes, costs.checkpoint_bytes)
         )
+        copied = int(costs.offload_bytes[stage]) if costs.offload_bytes.size else whole
         for microbatch in range(forward.action.microbatch, forward.action.microbatch + forward.action.span):
             gradient = self._find(GRADIENTS, stage, microbatch)
             last = self._find({Kind.W}, stage, microbatch) or gradient
@@ -198,6 +200,8 @@ class MetricsOracle:
             if gradient is None or last is None or now < forward.start_ns:
                 continue
             away = out is not None and back is not None and out.end_ns <= now < back.start_ns
-            if not away:
-                total += (whole - weight) * (now < gradient.end_ns) + weight * (now < last.end_ns)
+            again = self._find({Kind.RECOMPUTE}, stage, microbatch)
+            missing = again is not None and now < again.start_ns
+            total += (whole - weight) * (now < gradient.end_ns) + weight * (now < last.end_ns)
+            total -= away * copied + missing * (whole - checkpoint)
         return total

@@ -130,6 +130,8 @@ def workloads(
         offload_ns=np.array(per_stage(0, max_ns)),
         reload_ns=np.array(per_stage(0, max_ns)),
         recompute_ns=np.array(per_stage(0, max_ns)),
+        offload_bytes=np.array([draw(st.integers(0, size)) for size in activation]),
+        checkpoint_bytes=np.array([draw(st.integers(0, size)) for size in activation]),
     )
     if not segments:
         return costs

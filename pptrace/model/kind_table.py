@@ -39,6 +39,10 @@ class KindTable(NamedTuple):
     """:attr:`Traits.activation`."""
     weight_activation: Int8s
     """:attr:`Traits.weight_activation`."""
+    copied: Int8s
+    """:attr:`Traits.copied`."""
+    recomputed: Int8s
+    """:attr:`Traits.recomputed`."""
 
 
 def kind_table() -> KindTable:
@@ -59,7 +63,7 @@ def kind_table() -> KindTable:
         [row.role for row in rows], [row.stream for row in rows], [row.direction for row in rows], result, second,
         feeds, np.cumsum([0, *map(len, wait)]), [kind for kinds in wait for kind in kinds],
         [kind in awaited for kind in range(len(rows))], [row.activation for row in rows],
-        [row.weight_activation for row in rows],
+        [row.weight_activation for row in rows], [row.copied for row in rows], [row.recomputed for row in rows],
     )  # fmt: skip
     return KindTable(*(np.array(column, dtype=np.int8) for column in columns))
 

@@ -96,6 +96,10 @@ class Traits:
     """How often it takes (or, below zero, frees) the bytes that a forward leaves."""
     weight_activation: int = 0
     """The same of the part of them that a weight gradient needs."""
+    copied: int = 0
+    """How often it takes (or, below zero, frees) the bytes that a copy to host memory moves."""
+    recomputed: int = 0
+    """How often it takes the bytes that a forward leaves out where it is computed again."""
     slots: int = 1
     """Columns that it takes in the idealised table."""
     cost: str = ""
@@ -164,15 +168,17 @@ KINDS: dict[Kind, Traits] = {
         trace_colour="startup",
     ),
     Kind.OFFLOAD: Traits(
-        role=Role.COPY, stream=Stream.COPY_OUT, results=(Result.OFFLOADED,), activation=-1, cost="offload",
+        role=Role.COPY, stream=Stream.COPY_OUT, results=(Result.OFFLOADED,), copied=-1, cost="offload",
+        colour=("#5b6b7f", "#5b6b7f"), meaning="offload to the host",
     ),
     Kind.RELOAD: Traits(
-        role=Role.COPY, stream=Stream.COPY_IN, results=(Result.RELOADED,), waits_for=("OFFLOAD",), activation=1,
-        cost="reload",
+        role=Role.COPY, stream=Stream.COPY_IN, results=(Result.RELOADED,), waits_for=("OFFLOAD",), copied=1,
+        cost="reload", colour=("#b8860b", "#b8860b"), meaning="reload",
     ),
     Kind.RECOMPUTE: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.RECOMPUTED,), waits_for=_GATHERED,
-        cost="recompute", colour=("#d5c6ee", "#d5c6ee"), trace_colour="rail_load", meaning="recompute",
+        recomputed=1, cost="recompute", colour=("#d5c6ee", "#d5c6ee"), trace_colour="rail_load",
+        meaning="recompute",
     ),
     Kind.OPTIMIZER: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, per_stage=True, ends_stage=True,

@@ -42,8 +42,10 @@ _PER_MICROBATCH = (
     "offload_ns",
     "reload_ns",
     "recompute_ns",
+    "offload_bytes",
+    "checkpoint_bytes",
 )
-_OPTIONAL = ("offload_ns", "reload_ns", "recompute_ns", "unshard_ns")
+_OPTIONAL = ("offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes")
 _WHOLE = ("sync_ns", "reserved_bytes", "capacity_bytes", "tokens", "model_flops", "peak_flops", "unit_time_ns")
 
 
@@ -109,6 +111,14 @@ class Workload:
     """Copy of one microbatch's activations back."""
     recompute_ns: Int64s = field(default_factory=_none)
     """One microbatch's forward computed again by an action of its own."""
+    offload_bytes: Int64s = field(default_factory=_none)
+    """The part of ``activation_bytes`` that a copy to host memory frees, and the copy back takes; all of them where
+    it is empty."""
+    checkpoint_bytes: Int64s = field(default_factory=_none)
+    """The part of ``activation_bytes`` that stays until a forward is computed again by an action of its own: its
+    input. Zero unless given."""
+    one_copy_stream: bool = False
+    """Whether copies to host memory and back follow one another, in the order of their row."""
     unshard_ns: Int64s = field(default_factory=_none)
     """Gathering the stage's sharded weights."""
     sync_ns: int = 0
@@ -151,6 +161,10 @@ class Workload:
                 msg = f"{name} has {np.size(filled)} values for {self.stages} stages: one each"
                 raise ValueError(msg)
             object.__setattr__(self, name, _checked(name, np.broadcast_to(filled, (self.stages,))))
+        object.__setattr__(self, "offload_bytes", _checked("offload_bytes", self.offload_bytes))
+        if self.offload_bytes.size not in {0, self.stages}:
+            msg = f"offload_bytes has {self.offload_bytes.size} values for {self.stages} stages: one each, or none"
+            raise ValueError(msg)
         for name in _WHOLE:
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 0:
@@ -271,6 +285,11 @@ class Workload:
         """Return the costs of so many parts of each microbatch, alike, one after the other."""
         used = np.repeat(self.microbatch_class, parts)
         return replace(self.scaled(Fraction(1, parts)), microbatch_class=used)
+
+    @property
+    def copied_bytes(self) -> Int64s:
+        """Bytes that a copy of one microbatch's activations to host memory moves, on each stage."""
+        return self.offload_bytes if self.offload_bytes.size else self.activation_bytes
 
     @property
     def static_bytes(self) -> Int64s:

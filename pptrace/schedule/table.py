@@ -42,6 +42,9 @@ class Schedule(Cells):
     interleave: Mapping[tuple[Kind, ...], tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """By the kinds of an overlapped pair's members, the order of their segments on the compute stream: which
     member's next segment comes, over and over. Pairs of other kinds take the segment that is ready first."""
+    recompute_waits: bool = False
+    """Whether computing a forward again waits for what its backward waits for, as where a framework does it inside
+    of the backward; else it starts when its rank gets there."""
 
     @classmethod
     def from_columns(

@@ -58,13 +58,20 @@ class Lanes:
     lane_ptr: Int32s
 
 
-def assign_lanes(issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph) -> Lanes:
-    """Give every row its lane; every rank has a compute lane, and other lanes as needed."""
+def assign_lanes(
+    issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph, *, one_copy_stream: bool = False
+) -> Lanes:
+    """Give every row its lane; every rank has a compute lane, and other lanes as needed.
+
+    With ``one_copy_stream``, copies back from the host are on the lane of those out.
+    """
     rows, ranks = len(issued), graph.ranks
     mode = _mode(policy)
     columns = LaneColumns(*together(rows, *(np.int32 for _ in LaneColumns._fields)))
     lane_of_stream = np.zeros(len(Stream), dtype=np.int32)
     lane_of_stream[list(_BEHIND_PEERS)] = 2 + 3 * ranks + np.arange(len(_BEHIND_PEERS))
+    if one_copy_stream:
+        lane_of_stream[Stream.COPY_IN] = lane_of_stream[Stream.COPY_OUT]
     width = 2 + 3 * ranks + len(_BEHIND_PEERS)
     count, sends_to = np.zeros(ranks * width, dtype=np.int32), np.zeros(ranks * ranks, dtype=np.int8)
     groups = run(

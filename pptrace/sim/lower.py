@@ -13,9 +13,7 @@ from pptrace.model.columns import together
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import COMPUTE, Kind, present
 from pptrace.model.workload import Workload
-from pptrace.schedule.calls import in_calls
 from pptrace.schedule.deadlock import explain_deadlock
-from pptrace.schedule.issue_order import IssueOrder, with_messages, with_sends
 from pptrace.schedule.neighbours import StageGraph, graph_of
 from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.sim.between import Between, between
@@ -26,6 +24,7 @@ from pptrace.sim.kernels import linking, placing
 from pptrace.sim.kernels import rules as codes
 from pptrace.sim.kernels.calling import link_calls
 from pptrace.sim.lanes import Lanes, assign_lanes
+from pptrace.sim.late import issue, waiting
 from pptrace.sim.limits import check_total
 from pptrace.sim.needs import behind_all_ranks, behind_holders
 from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, Rules, TaskColumns
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from pptrace.model.columns import Int32s
     from pptrace.network.contract import Network
+    from pptrace.schedule.issue_order import IssueOrder
     from pptrace.schedule.table import Schedule
     from pptrace.sim.action_times import ActionTimes
 
@@ -81,7 +81,7 @@ def lower(
         ScheduleError: the times could pass 2**62 ns.
         PluginError: the network's answer cannot be used.
     """
-    issued = _issue_order(schedule, policy)
+    issued = issue(schedule, policy)
     graph = graph_of(issued.placement)
     expansion = Expansion()
     if times is None:
@@ -90,7 +90,7 @@ def lower(
         if expansion.names and is_early(whole):
             raise explain_deadlock(schedule)
         del whole
-    lanes = assign_lanes(issued, policy, expansion.columns, graph)
+    lanes = assign_lanes(issued, policy, expansion.columns, graph, one_copy_stream=workload.one_copy_stream)
     rules = Rules(
         mode=lanes.mode, receive=_RECEIVE.get(policy.name, codes.NO_RECEIVE),
         batched=int(policy.name is PolicyName.BATCHED and issued.calls is None), eager_bytes=policy.largest_eager,
@@ -112,6 +112,9 @@ def lower(
     linked = lowering_of.link(placed, called, needs)
     if linked is None:
         raise explain_deadlock(schedule)
+    edges = linked.edges
+    if schedule.recompute_waits:
+        edges = waiting(edges, placed.cells, placed.found.made_at, graph.stages)
     parts, found = expansion.placed(placed.place), lowering_of.between
     ends = {name: getattr(lanes, name) for name in LANE_COLUMNS}
     cells, task = placed.cells, placed.task
@@ -120,19 +123,12 @@ def lower(
     tasks += hub is not None
     task = task._replace(duration_ns=of_all(task.duration_ns, tasks), lag_ns=of_all(task.lag_ns, tasks))
     following, following_peer = chained(ends, linked, tasks, rules)
-    ptr, edge = sorted_edges(linked.edges, tasks)
+    ptr, edge = sorted_edges(edges, tasks)
     return TaskGraph(
         placement=schedule.placement, paths=found.paths, source=found.source, target=found.target,
         twin=linked.twin, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge, parts=parts,
         **ends, **cells._asdict(), **task._asdict(),
     )  # fmt: skip
-
-
-def _issue_order(schedule: Schedule, policy: Policy) -> IssueOrder:
-    """Return the table with its messages where the policy issues them."""
-    if policy.program is not None:
-        return in_calls(schedule, policy.program, policy.label)
-    return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
 
 
 @dataclass(frozen=True, slots=True)

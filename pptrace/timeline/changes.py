@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import Kind
+from pptrace.model.kinds import Kind, Result
 from pptrace.timeline.actions import last_segments
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pptrace.model.columns import Int64s
     from pptrace.model.workload import Workload
     from pptrace.timeline.timeline import Timeline
@@ -24,28 +26,55 @@ def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int6
     Of an action in segments, the first takes and the last frees what the action does, unless the workload says
     what each of them does.
     """
-    whole = _of_actions(timeline, workload, rows)
+    again = _computed_again(timeline, rows)
+    whole = _of_actions(timeline, workload, rows, again)
     if timeline.parts is None:
         return whole
     number = timeline.parts.number[rows]
     last = last_segments(timeline)[rows] == rows
     delta: Int64s = np.where((number < 0) | np.where(whole > 0, number == 0, last), whole, 0)
-    for place in np.flatnonzero(number >= 0).tolist() if _says_changes(workload) else ():
+    told = (number >= 0) & (again == 0) & (TABLE.recomputed[timeline.kind[rows]] == 0)
+    for place in np.flatnonzero(told).tolist() if _says_changes(workload) else ():
         own = _given(timeline, workload, int(rows[place]))
         if own is not None:
             delta[place] = own[int(number[place])] * int(timeline.span[rows[place]])
     return delta
 
 
-def _of_actions(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
+def _of_actions(timeline: Timeline, workload: Workload, rows: Int64s, again: Int64s) -> Int64s:
     kind, stage, microbatch = timeline.kind[rows], timeline.stage[rows], timeline.microbatch[rows]
     classes = (workload, *workload.classes)
     used = workload.microbatch_class
     by_class = np.where(microbatch < 0, 0, used[microbatch]) if used.size else np.zeros(rows.size, dtype=np.int64)
-    kept = np.stack([one.activation_bytes for one in classes])[by_class, stage]
-    weight = np.stack([one.weight_activation_bytes for one in classes])[by_class, stage]
-    total: Int64s = (TABLE.activation[kind] * kept + TABLE.weight_activation[kind] * weight) * timeline.span[rows]
+
+    def each(size_bytes: Callable[[Workload], Int64s]) -> Int64s:
+        found: Int64s = np.stack([size_bytes(one) for one in classes])[by_class, stage]
+        return found
+
+    span = timeline.span[rows]
+    total = TABLE.activation[kind] * each(lambda one: one.activation_bytes) * span
+    total += TABLE.weight_activation[kind] * each(lambda one: one.weight_activation_bytes) * span
+    total += TABLE.copied[kind] * each(lambda one: one.copied_bytes) * span
+    left_out = each(lambda one: one.activation_bytes - one.checkpoint_bytes)
+    total += (TABLE.recomputed[kind] * span - again) * left_out
     return total
+
+
+def _computed_again(timeline: Timeline, rows: Int64s) -> Int64s:
+    """Return on how many microbatches each row works forward that are computed again later."""
+    recomputes = np.flatnonzero(TABLE.recomputed[timeline.kind])
+    if not recomputes.size:
+        return np.zeros(rows.size, dtype=np.int64)
+    placement = timeline.placement
+    count = np.zeros((placement.stages, placement.microbatches + 1), dtype=np.int64)
+    first = timeline.microbatch[recomputes]
+    for offset in range(int(timeline.span[recomputes].max())):
+        inside = offset < timeline.span[recomputes]
+        count[timeline.stage[recomputes[inside]], first[inside] + offset + 1] = 1
+    count = count.cumsum(axis=1)
+    stage, microbatch = timeline.stage[rows], timeline.microbatch[rows]
+    forwards = TABLE.result[timeline.kind[rows]] == Result.ACTIVATION
+    return np.where(forwards, count[stage, microbatch + timeline.span[rows]] - count[stage, microbatch], 0)
 
 
 def _says_changes(workload: Workload) -> bool:

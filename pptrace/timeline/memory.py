@@ -112,8 +112,8 @@ def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ..
 def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
     """Whether changes of memory are not in the order of the compute stream's rows alone."""
     others = np.array([kind for kind in present(timeline.kind) if kind not in PASSES], dtype=np.int64)
-    changes = (TABLE.activation[others] != 0) | (TABLE.weight_activation[others] != 0)
-    return bool(changes.any()) or timeline.parts is not None or bool(workload.classes)
+    changes = [column[others] for column in (TABLE.activation, TABLE.weight_activation, TABLE.copied, TABLE.recomputed)]
+    return bool(np.any(changes)) or timeline.parts is not None or bool(workload.classes)
 
 
 def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:

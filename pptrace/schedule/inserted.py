@@ -1,0 +1,100 @@
+"""Put further actions into the rows of a table, each of the stage and microbatches of a row that is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pptrace.model.cells import CellColumns
+from pptrace.model.kinds import COMPUTE, STAGE_ENDS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pptrace.model.kinds import Kind
+    from pptrace.schedule.issue_order import IssueOrder
+    from pptrace.schedule.table import Schedule
+
+__all__ = ["Blocks", "Worked", "blocks_of", "inserted", "rows_of", "worked"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """What ranks compute one after the other: actions alone, and overlapped pairs as one."""
+
+    of_row: NDArray[np.int64]
+    """Each row's block, counted over all ranks; -1 for what does not compute."""
+    first: NDArray[np.int64]
+    """Each block's first row."""
+    last: NDArray[np.int64]
+    """Each block's last row."""
+
+
+class Worked(NamedTuple):
+    """What rows work on, one value per row and microbatch."""
+
+    number: NDArray[np.int64]
+    """Place of the row among those asked for."""
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int64]
+
+
+def blocks_of(table: Schedule | IssueOrder) -> Blocks:
+    """Return the blocks of a table; what ends a step is in none."""
+    rows = np.flatnonzero(COMPUTE.mask(table.kind) & ~STAGE_ENDS.mask(table.kind))
+    rank, pair = np.searchsorted(table.row_ptr, rows, side="right"), table.pair[rows]
+    begins = np.ones(rows.size, dtype=bool)
+    begins[1:] = (pair[1:] < 0) | (pair[1:] != pair[:-1]) | (rank[1:] != rank[:-1])
+    of_row = np.full(len(table), -1, dtype=np.int64)
+    of_row[rows] = begins.cumsum() - 1
+    return Blocks(of_row=of_row, first=rows[begins], last=rows[np.append(begins[1:], begins[:1])])
+
+
+def worked(schedule: Schedule, rows: NDArray[np.int64]) -> Worked:
+    """Return the stages and microbatches of rows, of an action on several microbatches each of them."""
+    span = schedule.span[rows]
+    number = np.repeat(np.arange(rows.size), span)
+    offset = np.arange(number.size) - np.repeat(np.cumsum(span) - span, span)
+    return Worked(number, schedule.stage[rows][number], schedule.microbatch[rows][number] + offset)
+
+
+def rows_of(schedule: Schedule, chosen: NDArray[np.bool_], *sorts: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
+    """Return the rows that work on what is chosen, and on what else such rows work on.
+
+    Args:
+        schedule: the table.
+        chosen: shape (stages, microbatches).
+        sorts: masks of the rows in question, one for each list of them that is returned.
+    """
+    among = [np.flatnonzero(sort) for sort in sorts]
+    all_worked = [worked(schedule, rows) for rows in among]
+    while True:
+        whole, found = np.zeros_like(chosen), []
+        for rows, (number, stage, microbatch) in zip(among, all_worked, strict=True):
+            taken = np.zeros(rows.size, dtype=bool)
+            taken[number[chosen[stage, microbatch]]] = True
+            more = taken[number]
+            whole[stage[more], microbatch[more]] = True
+            found.append(rows[taken])
+        if not (whole & ~chosen).any():
+            return found
+        chosen = whole
+
+
+def inserted(
+    schedule: Schedule, at: NDArray[np.int64], kind: NDArray[np.int8] | Kind, source: NDArray[np.int64]
+) -> Schedule:
+    """Return a table with further actions.
+
+    Args:
+        schedule: the table.
+        at: the rows before which they stand, on the rank of ``source``; one place's in the order given.
+        kind: their kinds.
+        source: rows whose rank, stage and microbatches they have.
+    """
+    shift = np.cumsum([0, *np.bincount(schedule.rank_of_row()[source], minlength=schedule.ranks)])
+    cells = schedule.cells.taken(source)._replace(kind=kind, pair=-1)
+    merged = (np.insert(values, at, new) for values, new in zip(schedule.cells, cells, strict=True))
+    return replace(schedule, row_ptr=schedule.row_ptr + shift, **CellColumns(*merged)._asdict())
