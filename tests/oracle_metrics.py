@@ -189,8 +189,7 @@ class MetricsOracle:
         total = 0
         stage, costs = forward.action.stage, self.workload
         whole, weight, checkpoint = (
-            int(c[stage])
-            for c in (costs.activation_bytes, costs.weight_activation_bytes, costs.checkpoint_bytes)
+            int(c[stage]) for c in (costs.activation_bytes, costs.weight_activation_bytes, costs.checkpoint_bytes)
         )
         copied = int(costs.offload_bytes[stage]) if costs.offload_bytes.size else whole
         for microbatch in range(forward.action.microbatch, forward.action.microbatch + forward.action.span):

@@ -90,6 +90,10 @@ class TableOptions(BaseModel):
     weight_activation: _Bytes | list[_Bytes] = Field(
         default=0, description="The part of them that the weight gradient needs after the input gradient."
     )
+    checkpoint: _Bytes | list[_Bytes] = Field(
+        default=0,
+        description="The part of them that stays where a forward is computed again by an action of its own.",
+    )
     weights: _Bytes | list[_Bytes] = Field(default=0, description="Weights.")
     gradients: _Bytes | list[_Bytes] = Field(default=0, description="Gradient buffers.")
     optimizer: _Bytes | list[_Bytes] = Field(default=0, description="Optimizer state.")
@@ -138,6 +142,7 @@ def unit(request: CostRequest) -> Workload:
         b_ns=int(length * options["backward"] * share),
         i_ns=int(length * options["input_gradient"] * share),
         w_ns=int(length * options["weight_gradient"] * share),
+        recompute_ns=[int(length * options["forward"] * share)],
         boundary_bytes=options["boundary"],
         activation_bytes=int(options["activation"] * share),
         unit_time_ns=length,
@@ -185,7 +190,7 @@ def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str],
     """Return the costs of one microbatch of the batch that the figures are for, its actions in one piece."""
     options, zero = request.options, np.zeros(request.stages, dtype=np.int64)
     columns = {
-        "activation_bytes": "activation", "weight_activation_bytes": "weight_activation",
+        "activation_bytes": "activation", "weight_activation_bytes": "weight_activation", "checkpoint_bytes": "checkpoint",
         "weights_bytes": "weights", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer",
         "reduce_ns": "reduction", "optimizer_ns": "update", "offload_ns": "offload", "reload_ns": "reload",
     }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Self
 
-__all__ = ["Choice", "PolicyName", "Receive", "Sharing", "StreamPer", "Validation"]
+__all__ = ["Choice", "CopyStream", "PolicyName", "Receive", "Sharing", "StreamPer", "Validation"]
 
 
 class Choice(Enum):
@@ -74,3 +74,11 @@ class Validation(Choice):
     BEFORE = "before", "all ranks meet before they update their weights"
     AFTER = "after", "each rank updates its weights at once and goes on, as zero bubble's post-validation does"
     FAILED = "failed", "as after, where the update is undone and done again once all ranks have met"
+
+
+class CopyStream(Choice):
+    """What has a stream of its own for copies to host memory and back."""
+
+    DIRECTION = "direction", "a rank and a direction"
+    RANK = "rank", "a rank, copies out and back behind each other"
+    PAIR = "pair", "ranks 2i and 2i + 1 and a direction, as of two GPUs behind one switch"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.config.choices import PolicyName, Receive, Sharing, StreamPer, Validation
+from pptrace.config.choices import CopyStream, PolicyName, Receive, Sharing, StreamPer, Validation
 from pptrace.config.flags import FLAGS
 from pptrace.config.quantity import Duration, Rate, Size
 
@@ -18,9 +18,11 @@ __all__ = [
     "Experiment",
     "NamedChoice",
     "NetworkPart",
+    "Offload",
     "Parallel",
     "PointToPoint",
     "Preset",
+    "Recompute",
     "ScheduleChoice",
 ]
 
@@ -56,6 +58,47 @@ class NamedChoice(_OpenSection):
     name: str = Field(description="Name that a plugin offers; its options stand beside it.")
 
 
+class _Modifier(_Section):
+    stages: list[Annotated[int, Field(ge=0)]] | None = Field(
+        default=None, description="Stages that this is done on, from 0; all unless given."
+    )
+    chunks: list[Annotated[int, Field(ge=0)]] | None = Field(
+        default=None,
+        description="Which of each rank's stages, from 0 in the order of the model; all unless given.",
+    )
+
+
+class Offload(_Modifier):
+    """Activations that are in host memory between forward and backward."""
+
+    ratio: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1, description="Share of each activation's bytes that is copied."
+    )
+    ahead: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="Computations, or overlapped pairs, by which a copy back is ahead of its backward; as few as "
+        "leave it time, going by the step without copies, unless given.",
+    )
+    gap: Annotated[float, Field(ge=0)] = Field(
+        default=3,
+        description="Activations stay where the time between forward and backward, in the step without copies, is "
+        "no more than so many times what their copies out and back take; with 0 all are copied.",
+    )
+    stream: CopyStream = Field(
+        default=CopyStream.DIRECTION, description=f"What has a stream of copies of its own. {CopyStream.told()}"
+    )
+
+
+class Recompute(_Modifier):
+    """Forwards that are computed again, by actions of their own, before the backward."""
+
+    early: bool = Field(
+        default=False,
+        description="Compute forwards again as soon as the rank gets there, before the gradient has come; else "
+        "when it is there.",
+    )
+
+
 class ScheduleChoice(_Section):
     """A schedule: a plugin's by name, a function in a Python file, or a table in a file."""
 
@@ -70,6 +113,12 @@ class ScheduleChoice(_Section):
         description="By the kinds of an overlapped pair, such as F+B, whose next computation comes, over and "
         "over: members, from 0. The schedule's own order unless given, else whatever is ready first.",
         examples=[{"F+B": [0, 1, 1, 0, 1, 1]}],
+    )
+    offload: Offload | None = Field(
+        default=None, description="Activations that are copied to host memory and back; none unless given."
+    )
+    recompute: Recompute | None = Field(
+        default=None, description="Forwards that are computed again before their backward; none unless given."
     )
 
     @property

@@ -18,6 +18,8 @@ from pptrace.errors import ConfigError, nearest
 __all__ = ["Assignment", "assignment", "assignments", "overlaid", "plain"]
 
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([0-9]{1,9})\]")
+_KEPT = {"schedule": ("offload", "recompute")}
+"""What of a section is not dropped with its name."""
 _DERIVED_FROM_EACH_OTHER = (("global", "microbatches"), ("microbatches", "global"))
 
 
@@ -66,8 +68,9 @@ def overlaid(
 ) -> tuple[dict[str, Any], dict[str, Place]]:
     """Return a file's values and places, short forms written out, with assignments in their places.
 
-    Another name for a model, schedule, device, network or costs drops what the file said for the first one,
-    another policy the first one's options, as another of ``global`` and ``microbatches`` drops the first.
+    Another name for a model, schedule, device, network or costs drops what the file said for the first one (but
+    what any schedule takes, such as ``offload``), another policy the first one's options, as another of ``global``
+    and ``microbatches`` drops the first.
 
     Raises:
         ConfigError: an assignment below a value that has no keys.
@@ -132,11 +135,13 @@ def _drop_superseded(tree: dict[str, Any], places: dict[str, Place], over: Seque
     last = {one.path: one.value for one in over}
     for section, headline in HEADLINES.items():
         said, path = tree.get(section), (section, headline)
-        renamed = path in last and isinstance(said, dict) and said.get(headline) != last[path]
+        if not isinstance(said, dict):
+            continue
+        renamed = path in last and said.get(headline) != last[path]
         if renamed and section == "p2p":  # its own keys are for every policy
             tree[section] = {key: tree[section][key] for key in tree[section] if key != "options"}
         elif renamed and section != "contention":
-            tree[section] = {}
+            tree[section] = {key: value for key, value in said.items() if key in _KEPT.get(section, ())}
     batch = tree.get("batch")
     for given, follows in _DERIVED_FROM_EACH_OTHER:
         if isinstance(batch, dict) and ("batch", given) in last and ("batch", follows) not in last:

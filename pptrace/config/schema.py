@@ -112,10 +112,8 @@ def _schedules(offers: Offers) -> Any:
             needed = any(field.is_required() for field in model.model_fields.values())
             said = (_closed(f"schedule-{name}-options", model), ... if needed else {})
         own = ScheduleChoice.model_fields
-        order = (own["interleave"].annotation, own["interleave"])
-        forms.append(
-            _closed(f"schedule-{name}", None, name=(Literal[name], own["name"]), options=said, interleave=order)
-        )
+        others = {key: (own[key].annotation, own[key]) for key in own if key not in {"name", "options"}}
+        forms.append(_closed(f"schedule-{name}", None, name=(Literal[name], own["name"]), options=said, **others))
     of_file = create_model("schedule-file", __base__=ScheduleChoice, name=(_File, ...))
     return _any(_named(offers), _File, _by_name(forms), of_file)
 

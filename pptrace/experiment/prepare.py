@@ -13,6 +13,7 @@ from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.cluster import layout_of, on_cluster
 from pptrace.experiment.costs import costs_of, with_reduction
 from pptrace.experiment.interleave import with_interleave
+from pptrace.experiment.modifiers import modified
 from pptrace.experiment.placed import placed
 from pptrace.experiment.sizes import check_size
 from pptrace.experiment.stage_replicas import with_stage_replicas
@@ -139,6 +140,7 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     work, policy = _policy(work, table)
     if table.microbatches > request.microbatches:
         workload = workload.divided(table.microbatches // request.microbatches)
+    table, workload = modified(work.resolved, table, workload, network, policy)
     return Prepared(
         resolved=work.resolved, schedule=table, request=request, network=network, job=job, table=file,
         workload=with_validation(

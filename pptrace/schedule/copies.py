@@ -1,7 +1,7 @@
 """Activations on the host between forward and backward: copies out and back, put into the rows of a table.
 
-Source of the rule: Wan et al., PipeOffload: Improving Scalability of Pipeline Parallelism with Memory Optimization,
-ICML 2025, arXiv:2503.01328: copies out as early as they can be, copies back as late as they may be.
+Source of the rule: Wan et al., PipeOffload: Improving Scalability of Pipeline Parallelism with Memory
+Optimization, ICML 2025, arXiv:2503.01328: copies out as early as they can be, copies back as late as they may be.
 """
 
 from __future__ import annotations

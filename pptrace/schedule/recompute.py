@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pptrace.model.kinds import GRADIENTS, Kind
 from pptrace.schedule.inserted import blocks_of, inserted, rows_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from pptrace.schedule.table import Schedule
@@ -30,6 +29,7 @@ def with_recompute(schedule: Schedule, chosen: NDArray[np.bool_], *, early: bool
         chosen: shape (stages, microbatches): which forwards.
         early: whether that may start before the backward's gradient is there; else it waits for it.
 
+    >>> import numpy as np
     >>> from pptrace.schedule.table import Schedule
     >>> table = Schedule.from_rows([["0F0", "0F1", "0B0", "0B1"]])
     >>> with_recompute(table, np.array([[False, True]])).rows()

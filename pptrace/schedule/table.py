@@ -45,6 +45,9 @@ class Schedule(Cells):
     recompute_waits: bool = False
     """Whether computing a forward again waits for what its backward waits for, as where a framework does it inside
     of the backward; else it starts when its rank gets there."""
+    copy_turns: tuple[Int32s, ...] = ()
+    """Copies of activations of which only one runs at a time, also of different ranks: each of shape (copies, 3),
+    with kind, stage and first microbatch, in their order."""
 
     @classmethod
     def from_columns(

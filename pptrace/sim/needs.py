@@ -1,4 +1,4 @@
-"""What waits for other ranks at a step's end: edges from their last computations to reductions and meetings."""
+"""What waits for other ranks beside messages: reductions and meetings at a step's end, and copies in turn."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import BACKWARD, Kind, KindSet, Stream
+from pptrace.model.kinds import BACKWARD, COPIES, Kind, KindSet, Stream
 from pptrace.sim.records import Pairs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from pptrace.model.cells import CellColumns
     from pptrace.model.columns import Int8s, Int32s
     from pptrace.model.placement import Placement
     from pptrace.sim.lanes import Lanes
 
-__all__ = ["behind_all_ranks", "behind_holders"]
+__all__ = ["behind_all_ranks", "behind_holders", "copies_in_turn"]
 
 _MEETINGS = KindSet({Kind.SYNC})
 _ENDS = KindSet({Kind.SYNC, Kind.REDUCE_GRAD})
@@ -61,3 +65,20 @@ def behind_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pa
     away = other != rank[reductions[which]]
     which, other = which[away], other[away]
     return Pairs(last[other, stage[reductions[which]]].astype(np.int32), reductions[which].astype(np.int32))
+
+
+def copies_in_turn(cells: CellColumns, turns: Sequence[Int32s], microbatches: int) -> Pairs | None:
+    """Return the edges by which copies follow one another, as :attr:`Schedule.copy_turns` has them."""
+    if not turns:
+        return None
+    stages = int(cells.stage.max(initial=0)) + 1
+
+    def number(kind: Int32s, stage: Int32s, microbatch: Int32s) -> NDArray[np.int64]:
+        return (kind.astype(np.int64) * stages + stage) * microbatches + microbatch
+
+    rows = np.flatnonzero(COPIES.mask(cells.kind))
+    own = number(cells.kind[rows], cells.stage[rows], cells.microbatch[rows])
+    order = np.argsort(own)
+    rows, own = rows[order].astype(np.int32), own[order]
+    chains = [rows[np.searchsorted(own, number(*turn.T))] for turn in turns]
+    return Pairs(np.concatenate([chain[:-1] for chain in chains]), np.concatenate([chain[1:] for chain in chains]))

@@ -112,7 +112,9 @@ def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ..
 def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
     """Whether changes of memory are not in the order of the compute stream's rows alone."""
     others = np.array([kind for kind in present(timeline.kind) if kind not in PASSES], dtype=np.int64)
-    changes = [column[others] for column in (TABLE.activation, TABLE.weight_activation, TABLE.copied, TABLE.recomputed)]
+    changes = [
+        column[others] for column in (TABLE.activation, TABLE.weight_activation, TABLE.copied, TABLE.recomputed)
+    ]
     return bool(np.any(changes)) or timeline.parts is not None or bool(workload.classes)
 
 

@@ -72,6 +72,10 @@ def build(request: CostRequest) -> Workload:
         **_kept(model, part, stages),
         **_state(model, part, device, options, groups, stages),
     }
+    columns["checkpoint_bytes"] = [
+        0 if stage.first else min(boundary, kept)
+        for stage, kept in zip(stages, columns["activation_bytes"], strict=True)
+    ]
     if device.host_bandwidth:
         copies = [-(-kept * _NS // device.host_bandwidth) for kept in columns["activation_bytes"]]
         columns |= {"offload_ns": copies, "reload_ns": copies}
