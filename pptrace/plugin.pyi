@@ -79,6 +79,7 @@ from pptrace.schedule.calls import MOST_TURNS as MOST_TURNS
 from pptrace.schedule.calls import MessageCalls as MessageCalls
 from pptrace.schedule.calls import MessageRequest as MessageRequest
 from pptrace.schedule.calls import Program as Program
+from pptrace.schedule.copies import with_copies as with_copies
 from pptrace.schedule.fill import Filled as Filled
 from pptrace.schedule.fill import fill_weights as fill_weights
 from pptrace.schedule.infer import infer_placement as infer_placement
@@ -88,6 +89,7 @@ from pptrace.schedule.list_scheduler import Priority as Priority
 from pptrace.schedule.list_scheduler import backward_first as backward_first
 from pptrace.schedule.list_scheduler import list_schedule as list_schedule
 from pptrace.schedule.policy import Policy as Policy
+from pptrace.schedule.recompute import with_recompute as with_recompute
 from pptrace.schedule.table import Schedule as Schedule
 from pptrace.sim.simulate import simulate as simulate
 from pptrace.timeline.build import from_slices as from_slices

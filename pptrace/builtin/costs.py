@@ -190,7 +190,8 @@ def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str],
     """Return the costs of one microbatch of the batch that the figures are for, its actions in one piece."""
     options, zero = request.options, np.zeros(request.stages, dtype=np.int64)
     columns = {
-        "activation_bytes": "activation", "weight_activation_bytes": "weight_activation", "checkpoint_bytes": "checkpoint",
+        "activation_bytes": "activation", "weight_activation_bytes": "weight_activation",
+        "checkpoint_bytes": "checkpoint",
         "weights_bytes": "weights", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer",
         "reduce_ns": "reduction", "optimizer_ns": "update", "offload_ns": "offload", "reload_ns": "reload",
     }  # fmt: skip

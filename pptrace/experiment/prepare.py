@@ -14,6 +14,7 @@ from pptrace.experiment.cluster import layout_of, on_cluster
 from pptrace.experiment.costs import costs_of, with_reduction
 from pptrace.experiment.interleave import with_interleave
 from pptrace.experiment.modifiers import modified
+from pptrace.experiment.parts import in_parts
 from pptrace.experiment.placed import placed
 from pptrace.experiment.sizes import check_size
 from pptrace.experiment.stage_replicas import with_stage_replicas
@@ -26,7 +27,8 @@ from pptrace.sim.contention import Contention
 from pptrace.sim.limits import MOST_RANKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from fractions import Fraction
 
     from pptrace.config.experiment import Experiment
     from pptrace.config.resolve import Resolved
@@ -139,7 +141,8 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     request = replace(request, **_times(work, workload, network))
     work, policy = _policy(work, table)
     if table.microbatches > request.microbatches:
-        workload = workload.divided(table.microbatches // request.microbatches)
+        parts = table.microbatches // request.microbatches
+        workload = in_parts(workload, request.microbatches, parts, _part_times(work, request, file))
     table, workload = modified(work.resolved, table, workload, network, policy)
     return Prepared(
         resolved=work.resolved, schedule=table, request=request, network=network, job=job, table=file,
@@ -225,6 +228,15 @@ def _built(
 def _times(work: Assembly, workload: Workload, network: Network) -> dict[str, Any]:
     with placed(work.resolved, "network"):
         return times(workload, network, work.experiment.parallel.pp or 1)
+
+
+def _part_times(work: Assembly, request: ScheduleRequest, file: TableFile | None) -> Sequence[Fraction]:
+    """Return the share of a microbatch's time that each of its parts takes; none where they are alike."""
+    if file is not None:
+        return ()
+    provided = work.registry.schedules[work.experiment.schedule.name]
+    told = provided.offer.part_times
+    return () if told is None else call_plugin(provided.provider, told, request)
 
 
 def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:

@@ -65,7 +65,9 @@ class ScheduleOffer:
     peak_activations: Callable[[ScheduleRequest], Sequence[Fraction] | None] | None = None
     """Closed form, per rank, of the most activations held, in one stage's of one microbatch; None likewise."""
     parts: Callable[[ScheduleRequest], int] | None = None
-    """Into how many parts it cuts each microbatch, all alike; 1 unless given."""
+    """Into how many parts it cuts each microbatch, of as many bytes each; 1 unless given."""
+    part_times: Callable[[ScheduleRequest], Sequence[Fraction]] | None = None
+    """The share of a microbatch's time that each of its parts takes, in their order; all alike unless given."""
     chunks: Callable[[ScheduleRequest], int] | None = None
     """How many chunks per rank it makes where nobody wrote any; those of the request unless given."""
     constraints: str = ""

@@ -112,7 +112,7 @@ class Workload:
     recompute_ns: Int64s = field(default_factory=_none)
     """One microbatch's forward computed again by an action of its own."""
     offload_bytes: Int64s = field(default_factory=_none)
-    """The part of ``activation_bytes`` that a copy to host memory frees, and a copy back takes; all where empty."""
+    """The part of ``activation_bytes`` that copies to host memory free, and copies back take; all where empty."""
     checkpoint_bytes: Int64s = field(default_factory=_none)
     """The part of ``activation_bytes`` that stays until a forward is computed again by an action of its own: its
     input. Zero unless given."""

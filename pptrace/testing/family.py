@@ -126,8 +126,10 @@ def _assert_closed_forms(provided: Provided[ScheduleOffer], request: ScheduleReq
         raise _broken(offer, request, f"bubble is stated as {bubble}: a share of the step, from 0 and below 1")
     if bubble is not None and offer.bubble_is_exact and bubble != counted.bubble:
         raise _broken(offer, request, f"bubble is stated as {bubble} and the table's is {counted.bubble}")
-    if peaks is not None and list(peaks) != list(counted.peak_activations):
-        stated_text, counted_text = _listed(peaks), _listed(counted.peak_activations)
+    parts = call_plugin(provider, offer.parts, request) if offer.parts else 1
+    held = [count / parts for count in counted.peak_activations]
+    if peaks is not None and list(peaks) != held:
+        stated_text, counted_text = _listed(peaks), _listed(held)
         message = f"peak activations are stated as {stated_text} and the table's are {counted_text}"
         raise _broken(offer, request, message)
 

@@ -22,6 +22,7 @@ def one_forward_one_backward(
     microbatch: Int32s,
     forward: Int32s,
     backward: Int32s,
+    microbatch_back: Int32s | None = None,
     *,
     overlapped: bool = False,
 ) -> Schedule:
@@ -33,9 +34,11 @@ def one_forward_one_backward(
         microbatch: shape (steps,): the microbatch of each step, forward as backward.
         forward: shape (steps,): rank 0's stage at each forward step; rank ``r`` holds the ``r``-th behind it.
         backward: the same of each backward step.
+        microbatch_back: the microbatch of each backward step, where backwards have an order of their own.
         overlapped: whether each turn's forward and backward are an overlapped pair.
     """
     ranks, steps = request.ranks, microbatch.size
+    back_to = microbatch if microbatch_back is None else microbatch_back
     length = 2 * steps
     kind = np.full((ranks, length), Kind.F, dtype=np.int8)
     stage, microbatches = (np.empty((ranks, length), dtype=np.int32) for _ in range(2))
@@ -47,7 +50,7 @@ def one_forward_one_backward(
         kind[rank, back] = kind[rank, late] = Kind.B
         if overlapped:
             pair[rank, forth] = pair[rank, back] = rank * steps + np.arange(turns, dtype=np.int32)
-        for column, f, b in ((microbatches[rank], microbatch, microbatch), (stage[rank], forward, backward)):
+        for column, f, b in ((microbatches[rank], microbatch, back_to), (stage[rank], forward, backward)):
             column[early], column[forth] = f[:ahead], f[ahead:]
             column[back], column[late] = b[:turns], b[turns:]
         stage[rank] += rank

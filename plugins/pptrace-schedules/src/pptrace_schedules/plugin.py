@@ -1,4 +1,4 @@
-"""What this distribution offers: fifteen schedules; light to import."""
+"""What this distribution offers: seventeen schedules; light to import."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pptrace_schedules import (
     combined_1f1b,
     dualpipe,
     dualpipe_v,
+    eager_1f1b,
     gpipe,
     hanayo,
     interleaved_1f1b,
     looped_bfs,
     one_f_one_b,
+    seq_1f1b,
 )
 from pptrace_schedules.zero_bubble import interleaved_zb, v_half, v_min, zb_h1, zb_h2, zb_v
 
@@ -44,3 +46,5 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield dualpipe.OFFER
     yield dualpipe_v.OFFER
     yield combined_1f1b.OFFER
+    yield eager_1f1b.OFFER
+    yield seq_1f1b.OFFER

@@ -53,7 +53,7 @@ class Rows(NamedTuple):
     """0 on the way down, 1 on the way up."""
     microbatch: Int32s
     block: Int32s
-    """Number of the block that it is in, counted over all ranks; -1 for what stands between blocks."""
+    """Number of the block that it is in, counted over all ranks."""
 
 
 def rows_of(ranks: int, microbatches: int, *, lean: bool) -> Rows:

@@ -61,15 +61,12 @@ def build(request: ScheduleRequest) -> Schedule:
 
     import numpy as np
 
-    from pptrace.plugin import Placement, Schedule
-    from pptrace_stp.copies import with_copies
+    from pptrace.plugin import Placement, Schedule, with_copies
+    from pptrace_stp.copies import copied
     from pptrace_stp.rows import TURNS, rows_of
 
     ranks, microbatches = request.ranks, request.microbatches
     rows = rows_of(ranks, microbatches, lean=_is_lean(request))
-    shares = [float(request.options.get(name, 0)) for name in ("offload_warm_up", "offload_steady")]
-    if any(shares):
-        rows = with_copies(rows, microbatches, *shares)
     same = (rows.block[1:] == rows.block[:-1]) & (rows.block[1:] >= 0)
     overlaps = np.append(same, [False]) | np.append([False], same)
     table = Schedule.from_columns(
@@ -80,6 +77,9 @@ def build(request: ScheduleRequest) -> Schedule:
         rows.microbatch,
         pair=np.where(overlaps, rows.block, -1),
     )
+    shares = [float(request.options.get(name, 0)) for name in ("offload_warm_up", "offload_steady")]
+    if any(shares):
+        table = with_copies(table, copied(rows, microbatches, *shares))
     return replace(table, interleave=TURNS)
 
 

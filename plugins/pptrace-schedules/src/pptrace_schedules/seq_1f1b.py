@@ -1,0 +1,106 @@
+"""Seq1F1B cuts every microbatch into slices along the sequence, and runs 1F1B over them.
+
+Source: Sun et al., Seq1F1B: Efficient Sequence-Level Pipeline Parallelism for Large Language Model Training,
+arXiv:2406.03488.
+
+A token attends to those before it, so the slices of a microbatch go forward in order, and backward from the last to
+the first. Order of rank r of p, with m microbatches of k slices and w = min(k m, p - 1 - r + k - 1)::
+
+    w F,   k m - w times F B,   w B
+    forwards    microbatch 0: slice 0 … k - 1;  microbatch 1: …
+    backwards   microbatch 0: slice k - 1 … 0;  microbatch 1: …
+
+In the table a slice stands where a microbatch stands in others: slice j of microbatch i is number k i + j.
+
+Bubble, slices alike: (p - 1) / (k m + p - 1). Peak activations of rank r: min(k m, p - r + k - 1) / k
+microbatches.
+Of a causal attention's core, slice j has (2 j + 1) / k^2: ``attention`` says which share of the time that core is.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import ScheduleOffer
+from pptrace_schedules.one_chunk import check_one_chunk
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from pptrace.plugin import Schedule, ScheduleRequest
+
+__all__ = ["OFFER"]
+
+_SLICES = 2
+
+
+def build(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    import numpy as np
+
+    from pptrace.plugin import ScheduleRequest
+    from pptrace_schedules.alternate import one_forward_one_backward
+
+    slices = parts(request)
+    forward = np.arange(request.microbatches * slices, dtype=np.int32)
+    backward = forward.reshape(-1, slices)[:, ::-1].ravel()
+    cut = ScheduleRequest(ranks=request.ranks, microbatches=forward.size)
+    warm_up = [_warm_up(request, rank) for rank in range(request.ranks)]
+    first_stage = np.zeros_like(forward)
+    return one_forward_one_backward(cut, warm_up, forward, first_stage, first_stage, backward)
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse several chunks per rank."""
+    check_one_chunk(request, "seq-1f1b", "interleaved-1f1b")
+
+
+def parts(request: ScheduleRequest) -> int:
+    """Return the slices of a microbatch."""
+    return int(request.options.get("slices", _SLICES))
+
+
+def part_times(request: ScheduleRequest) -> list[Fraction]:
+    """Return each slice's share of its microbatch's time."""
+    slices, core = parts(request), Fraction(str(request.options.get("attention", 0)))
+    return [(1 - core) / slices + core * Fraction(2 * one + 1, slices**2) for one in range(slices)]
+
+
+def bubble(request: ScheduleRequest) -> Fraction:
+    """Return idle over ranks times length."""
+    return Fraction(request.ranks - 1, parts(request) * request.microbatches + request.ranks - 1)
+
+
+def peak_activations(request: ScheduleRequest) -> list[Fraction]:
+    """Return the microbatches that each rank holds when its first backward starts."""
+    slices = parts(request)
+    whole = slices * request.microbatches
+    return [Fraction(min(whole, _warm_up(request, rank) + 1), slices) for rank in range(request.ranks)]
+
+
+def options() -> type[BaseModel]:
+    """Return the parameter model."""
+    from pptrace_schedules.slices import SeqOptions
+
+    return SeqOptions
+
+
+def _warm_up(request: ScheduleRequest, rank: int) -> int:
+    slices = parts(request)
+    return min(slices * request.microbatches, request.ranks - 1 - rank + slices - 1)
+
+
+OFFER = ScheduleOffer(
+    name="seq-1f1b",
+    summary="1F1B over slices of each microbatch's sequence, which divides bubble and activations.",
+    build=build,
+    check=check,
+    options=options,
+    bubble=bubble,
+    peak_activations=peak_activations,
+    parts=parts,
+    part_times=part_times,
+    constraints="One chunk per rank; any number of ranks and microbatches.",
+    source="https://arxiv.org/abs/2406.03488",
+)

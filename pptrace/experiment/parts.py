@@ -1,0 +1,47 @@
+"""Costs of the parts into which a schedule cuts microbatches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace.model.workload import Workload
+
+__all__ = ["in_parts"]
+
+_BY_BYTES = (
+    "activation_bytes", "weight_activation_bytes", "boundary_bytes", "offload_bytes", "checkpoint_bytes",
+    "offload_ns", "reload_ns",
+)  # fmt: skip
+"""What parts of unlike times have alike."""
+
+
+def in_parts(workload: Workload, microbatches: int, parts: int, times: Sequence[Fraction]) -> Workload:
+    """Return the costs of so many parts of each microbatch, one after the other.
+
+    Args:
+        workload: the costs of whole microbatches.
+        microbatches: how many there are.
+        parts: into how many each is cut.
+        times: each part's share of the time; none where all are alike.
+    """
+    if len(set(times)) <= 1:
+        return workload.divided(parts)
+    used = workload.microbatch_class
+    used = used if used.size else np.zeros(microbatches, dtype=np.int32)
+    alike = replace(workload, classes=(), microbatch_class=np.zeros(0, dtype=np.int32))
+    first, *others = (_part(one, share, parts) for one in (alike, *workload.classes) for share in times)
+    number = np.repeat(used, parts) * parts + np.tile(np.arange(parts, dtype=np.int32), microbatches)
+    return replace(first, classes=tuple(others), microbatch_class=number.astype(np.int32))
+
+
+def _part(whole: Workload, share: Fraction, parts: int) -> Workload:
+    """Return the costs of a part of ``share`` of the time, and of as many bytes as all others."""
+    even = whole.scaled(Fraction(1, parts))
+    return replace(whole.scaled(share), **{name: getattr(even, name) for name in _BY_BYTES})
