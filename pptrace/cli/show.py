@@ -43,6 +43,7 @@ _MOST_LINES = 120
 @flag_option("microbatches", "microbatches")
 @flag_option("vp", "vp")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the schedule's own.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
 @click.option("--forward", type=_SLOTS, default=1, show_default=True, help="Slots of a forward.")
 @click.option("--backward", type=_SLOTS, default=2, show_default=True, help="Slots of a full backward.")
 @click.option(
@@ -65,6 +66,7 @@ def command(
     microbatches: str | None,
     vp: str | None,
     options: tuple[str, ...],
+    sets: tuple[str, ...],
     forward: int,
     backward: int,
     slots: str | None,
@@ -89,7 +91,7 @@ def command(
     registry = Registry.load()
     if not name.lower().endswith((".csv", ".txt")):
         _ = registry.schedules[name]  # an unknown name comes before sizes that are missing
-    prepared = prepare(load(None, [f"schedule.options.{option}" for option in options], flags), registry)
+    prepared = prepare(load(None, [*(f"schedule.options.{option}" for option in options), *sets], flags), registry)
     split = max(backward // 2, 1)
     kinds = SlotsOfKind(
         forward=forward, backward=backward, input_gradient=split, weight_gradient=max(backward - split, 1)

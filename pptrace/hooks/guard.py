@@ -79,6 +79,8 @@ _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "device": _MODEL,
     "bubble": ("a Fraction", lambda value: value is None or isinstance(value, Rational)),
     "peak_activations": ("one Fraction per rank", _is_fractions),
+    "parts": ("a whole number from 1", lambda value: isinstance(value, int) and value >= 1),
+    "part_times": ("one Fraction per part", lambda value: value is not None and _is_fractions(value)),
     "read": ("a Timeline", _is_timeline),
     "load": ("a click command", _is_command),
 }

@@ -20,6 +20,9 @@ INK = "#102030"
 MARK = "#c81e1e"
 """Around a cell that is wrong."""
 
+_LONGEST = 2
+"""Letters of a kind's name that a label takes."""
+
 _SENT, _RECEIVED = "\N{RIGHTWARDS ARROW}", "\N{LEFTWARDS ARROW}"
 
 
@@ -73,9 +76,10 @@ def _arrow(kind: Kind, sent: str, received: str) -> str:
 def full_label(cell: Cell, chunks: int) -> str:
     """Return kind and microbatch, with the stage in front where a rank holds several.
 
-    Messages have an arrow: ``>3`` is sent, ``<3`` received.
+    Messages have an arrow: ``>3`` is sent, ``<3`` received. Of a long name stands the first letter: ``R3``.
     """
     action = cell.action
-    kind = _arrow(action.kind, ">", "<") or (action.kind.name if action.microbatch >= 0 else "")
+    name = action.kind.name if len(action.kind.name) <= _LONGEST else action.kind.name[0]
+    kind = _arrow(action.kind, ">", "<") or (name if action.microbatch >= 0 else "")
     stage = f"{action.stage}" if chunks > 1 else ""
     return f"{stage}{kind}{short_label(cell)}"

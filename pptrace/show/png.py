@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.errors import PptraceError
+from pptrace.model.kinds import Kind
 from pptrace.show.label import INK, MARK, colour, legend, picture_label
 from pptrace.show.together import note, pairs_of
 
@@ -48,7 +49,12 @@ def write_png(drawing: Drawing, title: str, path: Path) -> None:
     axes = figure.add_subplot()
     pairs = pairs_of(drawing)
     paired = {cell for pair in pairs for cell in pair.members}
-    for cell in sorted(set(drawing.cells) - paired, key=lambda cell: (cell.marked, cell.rank, cell.start)):
+    alone = sorted(set(drawing.cells) - paired, key=lambda cell: (cell.copies, cell.marked, cell.rank, cell.start))
+    for cell in alone:
+        if cell.copies:
+            top = cell.rank + (-0.46 if cell.action.kind is Kind.RELOAD else 0.32)
+            axes.add_patch(Rectangle((drawing.first + cell.start + 0.05, top), 0.9, 0.14, fc=colour(cell), lw=0))
+            continue
         edge, line = (MARK, 2.5) if cell.marked else ("white", 0.8)
         start = drawing.first + cell.start
         box = Rectangle((start, cell.rank - 0.46), cell.length, 0.92, fc=colour(cell), ec=edge, lw=line)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.model.kinds import COMMUNICATION, COMPUTE, STAGE_ENDS, Kind, KindSet, Stream
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, COPIES, STAGE_ENDS, Kind, KindSet, Stream
 from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat, ideal
@@ -35,6 +35,9 @@ __all__ = ["Cell", "Drawing", "SlotsOfKind", "cropped", "draw"]
 
 _DRAWN = KindSet(COMPUTE - STAGE_ENDS)
 """Kinds that take time in the idealised table."""
+
+_ROWS = (Stream.COMPUTE, Stream.COPY_OUT, Stream.COPY_IN)
+"""Streams that a rank's row shows."""
 
 _PER_SLOT = Flat(rate_kbps=1_000_000)
 """A network on which a message of one byte takes one slot."""
@@ -84,6 +87,11 @@ class Cell:
     """How many stages of its route its rank has before it."""
     pair: int = -1
     """Number of its overlapped pair on its rank, -1 outside."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether it is a copy of activations: a thin bar of one slot where it starts, along the row's edge."""
+        return self.action.kind in COPIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,13 +178,14 @@ def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Dra
 
 def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) -> Iterator[Cell]:
     chunk = _chunk_of(schedule.placement)
-    for lane in np.flatnonzero(timeline.lane_stream == Stream.COMPUTE).tolist():
+    for lane in np.flatnonzero(np.isin(timeline.lane_stream, _ROWS)).tolist():
         rank, here = int(timeline.lane_rank[lane]), slice(*timeline.lane_ptr[lane : lane + 2].tolist())
         for row in range(here.start, here.stop):
             action = timeline.action(row)
             if messages or action.kind not in COMMUNICATION:
                 start, end = int(timeline.start_ns[row]), int(timeline.end_ns[row])
-                yield _cell(schedule, chunk, rank, start, end - start, action, pair=int(timeline.pair[row]))
+                length = 1 if action.kind in COPIES else end - start
+                yield _cell(schedule, chunk, rank, start, length, action, pair=int(timeline.pair[row]))
 
 
 def _as_far_as_it_goes(schedule: Schedule, slots: SlotsOfKind, error: ScheduleError, *, messages: bool) -> Drawing:

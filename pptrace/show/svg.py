@@ -6,6 +6,7 @@ from itertools import count
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from pptrace.model.kinds import Kind
 from pptrace.present.svg import document, element, lines
 from pptrace.show.label import INK, MARK, colour, legend, picture_label
 from pptrace.show.together import note, pairs_of
@@ -33,6 +34,9 @@ _LETTER = 7
 _LETTERS = 12
 """The document's size of letters."""
 
+_THIN = 4
+"""Pixels of a copy's bar."""
+
 _PALE = "#6b7480"
 
 _SMALLEST = 6
@@ -53,7 +57,7 @@ def svg_text(drawing: Drawing, title: str) -> str:
     # Marked cells last, so that their frames lie on top.
     pairs = [] if banded else pairs_of(drawing)
     paired = {cell for pair in pairs for cell in pair.members}
-    boxes = sorted(drawing.cells, key=lambda cell: cell.marked)
+    boxes = sorted(drawing.cells, key=lambda cell: (cell.copies, cell.marked))
     body += [_box(cell, drawing, slot) for cell in boxes if cell.marked or not (banded or cell in paired)]
     body += [part for pair in pairs for part in _together(pair, drawing, slot)]
     keys, below = _legend(legend(drawing.cells), width, below)
@@ -93,6 +97,10 @@ def _axis(drawing: Drawing, slot: int, y: int) -> Iterator[Markup]:
 
 def _box(cell: Cell, drawing: Drawing, slot: int) -> Markup:
     x, y, width = _LEFT + cell.start * slot, _TOP + cell.rank * _ROW, cell.length * slot
+    if cell.copies:
+        top = 1 if cell.action.kind is Kind.RELOAD else _ROW - 1 - _THIN
+        bar = element("rect", x=x + 1, y=y + top, width=width - 2, height=_THIN, fill=colour(cell))
+        return element("g", element("title", str(cell.action)), bar)
     frame = {"stroke": MARK, "stroke_width": "3"} if cell.marked else {"stroke": "#ffffff"}
     box = element("rect", x=x, y=y + 1, width=width, height=_ROW - 2, fill=colour(cell), **frame)
     text = picture_label(cell, drawing.chunks)
@@ -130,6 +138,8 @@ def _bands(drawing: Drawing, slot: int) -> Iterator[Markup]:
     """Yield a thick dashed line per rank and colour; coordinates inside are slots."""
     bands: dict[tuple[int, str], list[Cell]] = {}
     for cell in drawing.cells:
+        if cell.copies:
+            continue
         bands.setdefault((cell.rank, colour(cell)), []).append(cell)
     paths = [
         element(

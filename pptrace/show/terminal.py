@@ -34,7 +34,10 @@ class Window:
 
 def window(drawing: Drawing, width: int, first: int = 0, last: int | None = None) -> Window:
     """Return what fits ``width`` columns of the slots from ``first`` up to ``last``."""
-    slot = 1 + max((-(-len(full_label(c, drawing.chunks)) // max(c.length, 1)) for c in drawing.cells), default=1)
+    slot = 1 + max(
+        (-(-len(full_label(c, drawing.chunks)) // max(c.length, 1)) for c in drawing.cells if not c.copies),
+        default=1,
+    )
     end = drawing.length if last is None else min(last, drawing.length)
     end = max(min(end, first + max((width - _MARGIN) // slot, 1)), first)
     return Window(first=first, last=end, slot=slot, hidden=drawing.length - (end - first))
@@ -112,6 +115,8 @@ def _by_rank(drawing: Drawing, seen: Window) -> list[list[Cell]]:
     """Return each rank's cells that a window shows."""
     rows: list[list[Cell]] = [[] for _ in range(drawing.ranks)]
     for cell in drawing.cells:
+        if cell.copies:
+            continue
         if cell.start < seen.last and cell.start + cell.length > seen.first:
             rows[cell.rank].append(cell)
     return rows

@@ -3,8 +3,8 @@
 Source: Sun et al., Seq1F1B: Efficient Sequence-Level Pipeline Parallelism for Large Language Model Training,
 arXiv:2406.03488.
 
-A token attends to those before it, so the slices of a microbatch go forward in order, and backward from the last to
-the first. Order of rank r of p, with m microbatches of k slices and w = min(k m, p - 1 - r + k - 1)::
+A token attends to those before it, so the slices of a microbatch go forward in order, and backward from the last
+to the first. Order of rank r of p, with m microbatches of k slices and w = min(k m, p - 1 - r + k - 1)::
 
     w F,   k m - w times F B,   w B
     forwards    microbatch 0: slice 0 … k - 1;  microbatch 1: …
