@@ -200,7 +200,8 @@ def policies(run: Run) -> Iterator[Mapping[str, Any]]:
 def schedules_of(run: Run) -> list[str]:
     """Return the schedules that may run instead, the configuration's own first.
 
-    Only that one where a file is it, and where options were given on the command line, which no other takes.
+    Only that one where a file is it, and where options were given on the command line, which no other takes. Others
+    that cut microbatches into parts of unlike times are left out: what smaller parts lose is not counted.
     """
     resolved = run.prepared.resolved
     choice = resolved.experiment.schedule
@@ -210,7 +211,11 @@ def schedules_of(run: Run) -> list[str]:
         key.startswith(("schedule.options.", "schedule.interleave")) and str(place.source) != resolved.file
         for key, place in resolved.positions.items()
     )
-    return [choice.name, *(() if fixed else sorted(set(run.registry.schedules) - {choice.name}))]
+    schedules = run.registry.schedules
+    others = [
+        name for name in sorted(schedules) if schedules[name].offer.part_times is None and name != choice.name
+    ]
+    return [choice.name, *(() if fixed else others)]
 
 
 def change_of(run: Run, sizes: Sizes, chunks: int, schedule: str, switches: Mapping[str, Any]) -> Change:

@@ -153,17 +153,16 @@ class Workload:
             if name != "boundary_bytes" and getattr(self, name).size != self.stages:
                 msg = f"{name} has {getattr(self, name).size} values for {self.stages} stages: one each"
                 raise ValueError(msg)
-        for name in _OPTIONAL:
+        for name in (*_OPTIONAL, "offload_bytes"):
             values = getattr(self, name)
-            filled = values if np.size(values) else np.zeros(self.stages, dtype=np.int64)
-            if np.size(filled) not in {1, self.stages}:
+            filled = (
+                values if np.size(values) or name == "offload_bytes" else np.zeros(self.stages, dtype=np.int64)
+            )
+            if np.size(filled) not in {0, 1, self.stages}:
                 msg = f"{name} has {np.size(filled)} values for {self.stages} stages: one each"
                 raise ValueError(msg)
-            object.__setattr__(self, name, _checked(name, np.broadcast_to(filled, (self.stages,))))
-        object.__setattr__(self, "offload_bytes", _checked("offload_bytes", self.offload_bytes))
-        if self.offload_bytes.size not in {0, self.stages}:
-            msg = f"offload_bytes has {self.offload_bytes.size} values for {self.stages} stages: one each, or none"
-            raise ValueError(msg)
+            spread = np.broadcast_to(filled, (self.stages,)) if np.size(filled) else filled
+            object.__setattr__(self, name, _checked(name, spread))
         for name in _WHOLE:
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 0:

@@ -90,8 +90,8 @@ class Cell:
 
     @property
     def copies(self) -> bool:
-        """Whether it is a copy of activations: a thin bar of one slot where it starts, along the row's edge."""
-        return self.action.kind in COPIES
+        """Whether it is a thin bar along its row's edge, of one slot: a copy of activations, where it starts."""
+        return self.action.kind in COPIES and not self.marked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
