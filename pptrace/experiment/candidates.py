@@ -200,8 +200,8 @@ def policies(run: Run) -> Iterator[Mapping[str, Any]]:
 def schedules_of(run: Run) -> list[str]:
     """Return the schedules that may run instead, the configuration's own first.
 
-    Only that one where a file is it, and where options were given on the command line, which no other takes. Others
-    that cut microbatches into parts of unlike times are left out: what smaller parts lose is not counted.
+    Only that one where a file is it, and where options were given on the command line, which no other takes.
+    Others that cut microbatches into unlike parts are left out: what smaller parts lose is not counted.
     """
     resolved = run.prepared.resolved
     choice = resolved.experiment.schedule

@@ -55,13 +55,12 @@ class Plan(NamedTuple):
         schedule, blocks = self.schedule, blocks_of(self.schedule)
         ahead = np.zeros(chosen.shape, dtype=np.int64)
         ends = self.end_ns[blocks.last]
-        rank_of = schedule.rank_of_row()
-        first_block = np.searchsorted(rank_of[blocks.first], np.arange(schedule.ranks + 1))
+        first_block = np.searchsorted(blocks.first, schedule.row_ptr)
         rows = np.flatnonzero(GRADIENTS.mask(schedule.kind))
         rows = rows[chosen[schedule.stage[rows], schedule.microbatch[rows]]]
+        first_row = np.searchsorted(rows, schedule.row_ptr)
         for rank in range(schedule.ranks):
-            own = rows[rank_of[rows] == rank]
-            own = own[np.argsort(self.start_ns[own], kind="stable")]
+            own = rows[first_row[rank] : first_row[rank + 1]]
             number, stage, microbatch = worked(schedule, own)
             took = np.bincount(number, weights=self.back_ns[stage, microbatch], minlength=own.size).astype(
                 np.int64

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pptrace.model.cells import CellColumns
 from pptrace.model.kinds import COMPUTE, STAGE_ENDS
 
 if TYPE_CHECKING:
@@ -94,7 +93,15 @@ def inserted(
         kind: their kinds.
         source: rows whose rank, stage and microbatches they have.
     """
-    shift = np.cumsum([0, *np.bincount(schedule.rank_of_row()[source], minlength=schedule.ranks)])
-    cells = schedule.cells.taken(source)._replace(kind=kind, pair=-1)
-    merged = (np.insert(values, at, new) for values, new in zip(schedule.cells, cells, strict=True))
-    return replace(schedule, row_ptr=schedule.row_ptr + shift, **CellColumns(*merged)._asdict())
+    rank = np.searchsorted(schedule.row_ptr, source, side="right") - 1
+    shift = np.cumsum([0, *np.bincount(rank, minlength=schedule.ranks)])
+    order = np.argsort(at, kind="stable")
+    place = at[order] + np.arange(at.size)
+    new = np.zeros(len(schedule) + at.size, dtype=bool)
+    new[place] = True
+    row = np.empty(new.size, dtype=np.int64)
+    row[place], row[~new] = source[order], np.arange(len(schedule))
+    cells = schedule.cells.taken(row)
+    cells.kind[place] = np.broadcast_to(kind, at.shape)[order]
+    cells.pair[place] = -1
+    return replace(schedule, row_ptr=schedule.row_ptr + shift, **cells._asdict())

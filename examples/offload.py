@@ -1,0 +1,88 @@
+"""Activations on the host, forwards computed again: what both do to memory and step, beside published figures.
+
+The step is offload.yaml; docs/memory.md sets what this prints beside the papers' figures.
+"""
+
+from typing import Any
+
+import pptrace
+
+GIB = 2**30
+PIPEOFFLOAD = {  # hidden width: slowdowns of a full offload in %, for 4096, 8192, 16384 and 32768 tokens
+    4096: (31.1, 20.0, 6.2, -7.4),
+    8192: (1.0, 0.8, 0.8, 0.1),
+}
+KWAI = {  # share of the activations that is copied: bytes
+    0.3: 72_762_730_496, 0.4: 66_951_784_960, 0.5: 61_136_119_808, 0.6: 55_733_856_256,
+    0.7: 50_331_592_704, 0.8: 45_824_813_056, 0.9: 39_527_328_256, 1.0: 34_491_172_352,
+}  # fmt: skip
+LLAMA_65B = {"layers": 80, "hidden": 8192, "heads": 64, "ffn": 22016, "vocabulary": 32004}
+
+
+def peaks(run: pptrace.Run) -> str:
+    return " ".join(f"{one / GIB:.0f}" for one in run.metrics.memory.peak_activation_bytes)
+
+
+def plain(**modifiers: Any) -> pptrace.Run:
+    return pptrace.simulate("offload.yaml", schedule={"name": "1f1b", **modifiers})
+
+
+def gpt(hidden: int, sequence: int, **modifiers: Any) -> pptrace.Run:
+    heads = hidden // 128
+    return pptrace.simulate(
+        schedule={"name": "1f1b", **modifiers},
+        model={"layers": 32, "hidden": hidden, "heads": heads, "ffn": 4 * hidden, "gated": False,
+               "vocabulary": 8, "causal": False},
+        parallel={"pp": 8},
+        batch={"microbatches": 32, "sequence": sequence},
+        device={"peak_bf16": "220 TFLOP/s", "compute_efficiency": 1, "attention_efficiency": 1, "memory": "80 GiB",
+                "memory_bandwidth": "1000 TB/s", "memory_efficiency": 1, "memory_latency": "0 s",
+                "scale_up_bandwidth": "300 GB/s", "host_bandwidth": "15 GB/s"},
+        costs={"name": "roofline", "reserved": "0 B"},
+    )  # fmt: skip
+
+
+def kwai(ratio: float) -> pptrace.Run:
+    return pptrace.simulate(
+        schedule={"name": "interleaved-1f1b", "offload": {"ratio": ratio, "ahead": 1, "gap": 0}},
+        model=LLAMA_65B,
+        parallel={"pp": 8, "tp": 2, "cp": 2, "dp": 8, "vp": 5, "sequence_parallel": True},
+        batch={"global": 256, "sequence": 8192},
+        device={"preset": "h800-sxm", "host_bandwidth": "50 GB/s"},
+        costs={"name": "roofline", "zero": 1, "reserved": "0 B"},
+    )
+
+
+print("1F1B, activations of 1 GiB, copies of half a forward   step    GiB of ranks 0 to 7")
+for title, modifiers in {
+    "nothing copied": {},
+    "rank 0's, back at once": {"offload": {"stages": [0], "ahead": 999}},
+    "rank 0's, 2 computations ahead": {"offload": {"stages": [0], "ahead": 2}},
+    "rank 0's, 1 computation ahead": {"offload": {"stages": [0], "ahead": 1}},
+    "all, as late as there is time": {"offload": {}},
+    "half of all": {"offload": {"ratio": 0.5}},
+    "all, two ranks behind a switch": {"offload": {"stream": "pair"}},
+    "all computed again": {"recompute": {}},
+    "all computed again, early": {"recompute": {"early": True}},
+}.items():
+    run = plain(**modifiers)
+    print(f"{title:52}  {run.metrics.step_ns / 1e6:4.0f} ms  {peaks(run)}")
+
+print("\nPipeOffload   tokens     k  slower, paper  rank 0: GiB, copied, of")
+for hidden, measured in PIPEOFFLOAD.items():
+    for sequence, paper in zip((4096, 8192, 16384, 32768), measured, strict=True):
+        # 20 of the 32 bytes that a layer keeps per token and width are copied; the rest is cheap to compute again.
+        offload = {"ratio": 0.625, "stream": "rank"}
+        before, after = gpt(hidden, sequence), gpt(hidden, sequence, offload=offload)
+        costs = after.prepared.workload
+        k = (costs.offload_ns[1] + costs.reload_ns[1]) / (costs.f_ns[1] + costs.b_ns[1])
+        slower = 100 * (after.metrics.step_ns / before.metrics.step_ns - 1)
+        held = [one.metrics.memory.peak_activation_bytes[0] / GIB for one in (after, before)]
+        print(f"h = {hidden:5}   {sequence:6}  {k:4.2f}  {slower:5.1f}% {paper:5.1f}%", end="")
+        print(f"  {held[0]:11.1f} {held[1]:7.1f}")
+
+print("\nLlama 65B, tp 2, cp 2, pp 8, vp 5, dp 8, 8192 tokens: GiB on the fullest rank")
+print("copied  simulated  measured")
+for ratio, measured in KWAI.items():
+    peak = int(kwai(ratio).metrics.memory.peak_bytes.max())
+    print(f"{ratio:5.0%}  {peak / GIB:10.1f}  {measured / GIB:8.1f}  {peak / measured - 1:+6.1%}")
