@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
-    from pptrace.schedule.table import Schedule
     from pptrace.schedule.policy import Policy
+    from pptrace.schedule.table import Schedule
 
 __all__ = ["modified"]
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pptrace.model.cells import CellColumns
     from pptrace.model.columns import Int32s
     from pptrace.schedule.issue_order import IssueOrder
-    from pptrace.schedule.table import Schedule
     from pptrace.schedule.policy import Policy
+    from pptrace.schedule.table import Schedule
 
 __all__ = ["issue", "waiting"]
 
