@@ -44,7 +44,7 @@ def gpt(hidden: int, sequence: int, **modifiers: Any) -> pptrace.Run:
 
 def kwai(ratio: float) -> pptrace.Run:
     return pptrace.simulate(
-        schedule={"name": "interleaved-1f1b", "offload": {"ratio": ratio, "ahead": 1, "gap": 0}},
+        schedule={"name": "interleaved-1f1b", "offload": {"ratio": ratio, "ahead": 1, "behind": 1, "gap": 0}},
         model=LLAMA_65B,
         parallel={"pp": 8, "tp": 2, "cp": 2, "dp": 8, "vp": 5, "sequence_parallel": True},
         batch={"global": 256, "sequence": 8192},

@@ -79,6 +79,11 @@ class Offload(_Modifier):
         description="Computations, or overlapped pairs, by which a copy back is ahead of its backward; as few as "
         "leave it time, going by the step without copies, unless given.",
     )
+    behind: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="Computations after a forward before which its rank waits for the copy out, so that memory is "
+        "free in time; it does not wait unless given.",
+    )
     gap: Annotated[float, Field(ge=0)] = Field(
         default=3,
         description="Activations stay where the time between forward and backward, in the step without copies, is "

@@ -104,9 +104,9 @@ def _copies(workload: Workload, shape: tuple[int, int]) -> tuple[Int64s, Int64s]
 
 
 def copy_turns(schedule: Schedule, plan: Plan, group: int) -> tuple[NDArray[np.int32], ...]:
-    """Return the order of copies where ``group`` neighbouring ranks share a stream for each direction.
+    """Return the waits of copies where ``group`` neighbouring ranks share a stream for each direction.
 
-    Copies stand in the order in which their ranks get to them in the plan.
+    Copies follow one another in the order in which their ranks get to them in the plan.
     """
     rows = np.flatnonzero(COMPUTE.mask(schedule.kind) & ~STAGE_ENDS.mask(schedule.kind))
     ends = np.zeros(len(schedule), dtype=np.int64)
@@ -121,5 +121,5 @@ def copy_turns(schedule: Schedule, plan: Plan, group: int) -> tuple[NDArray[np.i
         copies = copies[order]
         told = np.stack([schedule.kind[copies], schedule.stage[copies], schedule.microbatch[copies]], axis=1)
         shared = np.flatnonzero(np.diff(rank[copies] // group)) + 1
-        turns += [turn.astype(np.int32) for turn in np.split(told, shared) if len(turn)]
+        turns += [np.hstack([turn[:-1], turn[1:]]) for turn in np.split(told.astype(np.int32), shared)]
     return tuple(turns)

@@ -11,7 +11,7 @@ import numpy as np
 from pptrace.config.choices import CopyStream, Sharing
 from pptrace.experiment.copy_plan import copy_turns, plan_of
 from pptrace.model.kinds import COPIES, Kind
-from pptrace.schedule.copies import with_copies
+from pptrace.schedule.copies import waits_for_copies, with_copies
 from pptrace.schedule.recompute import with_recompute
 from pptrace.sim.contention import Contention
 from pptrace.sim.simulate import simulate
@@ -95,7 +95,9 @@ def _offloaded(
     chosen &= plan.long_enough(asked.gap)
     made = with_copies(table, chosen, plan.latest(chosen) if asked.ahead is None else asked.ahead)
     if asked.stream is CopyStream.PAIR:
-        made = replace(made, copy_turns=copy_turns(made, plan, _ON_A_SWITCH))
+        made = replace(made, waits=(*made.waits, *copy_turns(made, plan, _ON_A_SWITCH)))
+    if asked.behind is not None:
+        made = replace(made, waits=(*made.waits, waits_for_copies(made, asked.behind)))
     return made
 
 

@@ -16,9 +16,10 @@ from pptrace.schedule.inserted import blocks_of, inserted, rows_of, worked
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from pptrace.model.columns import Int32s
     from pptrace.schedule.table import Schedule
 
-__all__ = ["with_copies"]
+__all__ = ["waits_for_copies", "with_copies"]
 
 
 def with_copies(schedule: Schedule, chosen: NDArray[np.bool_], ahead: ArrayLike = 1) -> Schedule:
@@ -52,3 +53,25 @@ def with_copies(schedule: Schedule, chosen: NDArray[np.bool_], ahead: ArrayLike 
     kind = np.repeat(np.array([Kind.OFFLOAD, Kind.RELOAD], dtype=np.int8), [out.size, back.size])
     order = np.lexsort((source, kind, at))
     return inserted(schedule, at[order], kind[order], source[order])
+
+
+def waits_for_copies(schedule: Schedule, behind: int) -> Int32s:
+    """Return waits of ranks for their copies out, as :attr:`Schedule.waits` has them.
+
+    What a rank computes ``behind`` blocks after a copied forward starts once the copy is done; 0 lets no block
+    between. The copies back start when their ranks get there, as ever.
+    """
+    blocks, out = blocks_of(schedule), np.flatnonzero(schedule.kind == Kind.OFFLOAD)
+    own = np.searchsorted(blocks.first, out) + behind
+    there = own < blocks.first.size
+    out, own = out[there], own[there]
+    rows = blocks.first[own]
+    same = np.searchsorted(schedule.row_ptr, rows, side="right") == np.searchsorted(
+        schedule.row_ptr, out, side="right"
+    )
+    columns = [
+        values[side[same]]
+        for side in (out, rows)
+        for values in (schedule.kind, schedule.stage, schedule.microbatch)
+    ]
+    return np.stack(columns, axis=1).astype(np.int32)

@@ -45,9 +45,10 @@ class Schedule(Cells):
     recompute_waits: bool = False
     """Whether computing a forward again waits for what its backward waits for, as where a framework does it inside
     of the backward; else it starts when its rank gets there."""
-    copy_turns: tuple[Int32s, ...] = ()
-    """Copies of activations of which only one runs at a time, also of different ranks: each of shape (copies, 3),
-    with kind, stage and first microbatch, in their order."""
+    waits: tuple[Int32s, ...] = ()
+    """What starts only when something else has ended that neither a stream nor a message says, such as copies that
+    share a stream: arrays of shape (waits, 6), kind, stage and first microbatch of what is waited for, then those
+    of what waits."""
 
     @classmethod
     def from_columns(

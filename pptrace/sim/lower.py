@@ -26,7 +26,7 @@ from pptrace.sim.kernels.calling import link_calls
 from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.late import issue, waiting
 from pptrace.sim.limits import check_total
-from pptrace.sim.needs import behind_all_ranks, behind_holders, copies_in_turn
+from pptrace.sim.needs import behind_all_ranks, behind_holders, further_waits
 from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, Rules, TaskColumns
 from pptrace.sim.results import is_early
 from pptrace.sim.segmented import Expansion, in_segments
@@ -108,8 +108,8 @@ def lower(
     hub = behind_all_ranks(placed.cells, lanes, tasks, barrier=barrier)
     holders = behind_holders(placed.cells, lanes, issued.placement) if stage_replicas and not barrier else None
     inside = Pairs(*(placed.place[side] for side in expansion.needs))
-    turns = copies_in_turn(placed.cells, schedule.copy_turns, graph.microbatches)
-    needs = [edges for edges in (hub, holders, inside, turns) if edges is not None]
+    further = further_waits(placed.cells, schedule.waits, graph.microbatches)
+    needs = [edges for edges in (hub, holders, inside, further) if edges is not None]
     linked = lowering_of.link(placed, called, needs)
     if linked is None:
         raise explain_deadlock(schedule)

@@ -1,4 +1,4 @@
-"""What waits for other ranks beside messages: reductions and meetings at a step's end, and copies in turn."""
+"""What waits beside streams and messages: reductions and meetings at a step's end, and what a table asks for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import BACKWARD, COPIES, Kind, KindSet, Stream
+from pptrace.model.kinds import BACKWARD, Kind, KindSet, Stream
 from pptrace.sim.records import Pairs
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pptrace.model.placement import Placement
     from pptrace.sim.lanes import Lanes
 
-__all__ = ["behind_all_ranks", "behind_holders", "copies_in_turn"]
+__all__ = ["behind_all_ranks", "behind_holders", "further_waits"]
 
 _MEETINGS = KindSet({Kind.SYNC})
 _ENDS = KindSet({Kind.SYNC, Kind.REDUCE_GRAD})
@@ -67,18 +67,20 @@ def behind_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pa
     return Pairs(last[other, stage[reductions[which]]].astype(np.int32), reductions[which].astype(np.int32))
 
 
-def copies_in_turn(cells: CellColumns, turns: Sequence[Int32s], microbatches: int) -> Pairs | None:
-    """Return the edges by which copies follow one another, as :attr:`Schedule.copy_turns` has them."""
-    if not turns:
+def further_waits(cells: CellColumns, waits: Sequence[Int32s], microbatches: int) -> Pairs | None:
+    """Return the edges that :attr:`Schedule.waits` asks for; of what waits, the first row does."""
+    if not waits:
         return None
     stages = int(cells.stage.max(initial=0)) + 1
 
     def number(kind: Int32s, stage: Int32s, microbatch: Int32s) -> NDArray[np.int64]:
         return (kind.astype(np.int64) * stages + stage) * microbatches + microbatch
 
-    rows = np.flatnonzero(COPIES.mask(cells.kind))
+    asked = np.concatenate(waits)
+    kinds = np.unique(asked[:, [0, 3]])
+    rows = np.flatnonzero(np.isin(cells.kind, kinds) & (cells.microbatch >= 0)).astype(np.int32)
     own = number(cells.kind[rows], cells.stage[rows], cells.microbatch[rows])
-    order = np.argsort(own)
-    rows, own = rows[order].astype(np.int32), own[order]
-    chains = [rows[np.searchsorted(own, number(*turn.T))] for turn in turns]
-    return Pairs(np.concatenate([chain[:-1] for chain in chains]), np.concatenate([chain[1:] for chain in chains]))
+    order = np.argsort(own, kind="stable")
+    rows, own = rows[order], own[order]
+    before = np.searchsorted(own, number(*asked[:, :3].T), side="right") - 1
+    return Pairs(rows[before], rows[np.searchsorted(own, number(*asked[:, 3:].T))])

@@ -16,7 +16,7 @@ from strategies import policies, valid_schedules
 from pptrace.errors import DeadlockError
 from pptrace.model.kinds import COMPUTE, GRADIENTS, Kind
 from pptrace.model.workload import Workload
-from pptrace.schedule.copies import with_copies
+from pptrace.schedule.copies import waits_for_copies, with_copies
 from pptrace.schedule.recompute import with_recompute
 from pptrace.schedule.table import Schedule
 from pptrace.schedule.validate import validate
@@ -25,7 +25,7 @@ from pptrace.timeline.memory import memory_counters
 from pptrace.timeline.metrics import Metrics, measure
 
 if TYPE_CHECKING:
-    from pptrace.sim.policy import Policy
+    from pptrace.schedule.policy import Policy
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
@@ -252,10 +252,27 @@ def test_copies_in_turn_do_not_overlap_across_ranks() -> None:
     out = np.flatnonzero(copied.kind == Kind.OFFLOAD)
     turn = np.stack([copied.kind[out], copied.stage[out], copied.microbatch[out]], axis=1)
     turn = turn[np.lexsort((turn[:, 1], turn[:, 2]))].astype(np.int32)
+    waits = np.hstack([turn[:-1], turn[1:]])
 
-    timeline = simulate(replace(copied, copy_turns=(turn,)), costs(copied, offload_ns=[3], reload_ns=[0]))
+    timeline = simulate(replace(copied, waits=(waits,)), costs(copied, offload_ns=[3], reload_ns=[0]))
 
     slices = [timeline[row] for row in range(len(timeline))]
     copies = [one for one in slices if one.action.kind is Kind.OFFLOAD]
     copies.sort(key=lambda one: (one.action.microbatch, one.action.stage))
     assert all(before.end_ns <= after.start_ns for before, after in pairwise(copies))
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2, 3])
+def test_a_rank_that_waits_for_its_copies_holds_no_more_than_it_may(behind: int) -> None:
+    # Copies take four forwards each: without waiting, one of eight is done when the first comes back.
+    table = Schedule.from_rows([[*(f"0F{one}" for one in range(8)), *(f"0B{one}" for one in range(8))]])
+    copied = with_copies(table, every(table), 0)
+    values = {"offload_ns": [4], "reload_ns": [0]}
+
+    eager = run(copied, **values)
+    bound = run(replace(copied, waits=(waits_for_copies(copied, behind),)), **values)
+
+    assert eager.memory.peak_activation_bytes.tolist() == [60 * 8]
+    # What is going out, what is computed meanwhile, and what the first backward needs.
+    assert bound.memory.peak_activation_bytes.tolist() == [60 * (behind + 2)]
+    assert bound.step_ns >= eager.step_ns
