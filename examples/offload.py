@@ -20,7 +20,7 @@ LLAMA_65B = {"layers": 80, "hidden": 8192, "heads": 64, "ffn": 22016, "vocabular
 
 
 def peaks(run: pptrace.Run) -> str:
-    return " ".join(f"{one / GIB:.0f}" for one in run.metrics.memory.peak_activation_bytes)
+    return " ".join(f"{one / GIB:g}" for one in run.metrics.memory.peak_activation_bytes)
 
 
 def plain(**modifiers: Any) -> pptrace.Run:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import GRADIENTS, Kind, KindSet
+from pptrace.model.kinds import COMPUTE, GRADIENTS, Kind, KindSet
 from pptrace.schedule.calls import in_calls
-from pptrace.schedule.inserted import blocks_of
 from pptrace.schedule.issue_order import with_messages, with_sends
 from pptrace.sim.records import Pairs
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pptrace.model.cells import CellColumns
     from pptrace.model.columns import Int32s
     from pptrace.schedule.issue_order import IssueOrder
@@ -26,44 +27,58 @@ _AGAIN = KindSet({Kind.RECOMPUTE})
 
 
 def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
-    """Put messages in their places; forwards computed again that wait for gradients stand behind these.
+    """Put messages in their places: none between a forward computed again and what follows it, where that matters.
+
+    Where such forwards wait for gradients, or a program issues messages as if they were not there, they are put
+    behind the messages.
 
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
+    again = np.flatnonzero(_AGAIN.mask(schedule.kind))
     waits = schedule.recompute_waits
-    again = _AGAIN.mask(schedule.kind)
-    table = schedule.selected(np.flatnonzero(~again)) if waits else schedule
+    if not again.size or not (waits or policy.program is not None):
+        return _with_messages(schedule, policy)
+    others = np.flatnonzero(~_AGAIN.mask(schedule.kind))
+    issued = _with_messages(schedule.selected(others), policy)
+    behind = np.searchsorted(others[COMPUTE.mask(schedule.kind[others])], again)
+    return _put_back(issued, schedule.cells.taken(again), behind, waits=waits)
+
+
+def _with_messages(schedule: Schedule, policy: Policy) -> IssueOrder:
     if policy.program is not None:
-        issued = in_calls(table, policy.program, policy.label)
-    else:
-        issued = with_messages(table, policy.placing) if policy.has_receives else with_sends(table)
-    return _put_back(issued, schedule.cells.taken(np.flatnonzero(again))) if waits else issued
+        return in_calls(schedule, policy.program, policy.label)
+    return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
 
 
-def _put_back(issued: IssueOrder, again: CellColumns) -> IssueOrder:
-    """Put forwards that are computed again right before their backwards, behind what these receive."""
+def _put_back(issued: IssueOrder, again: CellColumns, behind: NDArray[np.integer], *, waits: bool) -> IssueOrder:
+    """Put forwards that are computed again each before the computation that is the ``behind``-th of all."""
+    at = np.flatnonzero(COMPUTE.mask(issued.kind))[behind]
+    place = at + np.arange(at.size)
+    row = np.insert(np.arange(len(issued)), at, at)
+    cells, edge = issued.cells.taken(row), issued.edge[row]
+    for column, values in zip(cells, again, strict=True):
+        column[place] = values
+    edge[place] = -1
+    begin = np.flatnonzero(~np.isin(np.arange(row.size), place))
+    if waits:  # what a backward waits for, so does its forward
+        begin[_backwards(issued, again)] = place
+    rank = np.searchsorted(issued.row_ptr, at, side="right") - 1
+    shift = np.cumsum([0, *np.bincount(rank, minlength=issued.row_ptr.size - 1)])
+    calls = issued.calls and issued.calls.with_rows(row, begin)
+    return replace(issued, row_ptr=issued.row_ptr + shift, edge=edge, calls=calls, **cells._asdict())
+
+
+def _backwards(issued: IssueOrder, again: CellColumns) -> NDArray[np.int64]:
+    """Return the row of the backward of each forward that is computed again."""
     width = issued.placement.microbatches
     backward = np.flatnonzero(GRADIENTS.mask(issued.kind))
     row_of = np.full(issued.placement.stages * width, -1, dtype=np.int64)
     for offset in range(int(issued.span[backward].max(initial=0))):
         rows = backward[issued.span[backward] > offset]
         row_of[issued.stage[rows] * width + issued.microbatch[rows] + offset] = rows
-    blocks = blocks_of(issued)
-    backward = row_of[again.stage * width + again.microbatch]
-    at = blocks.first[blocks.of_row[backward]]
-    order = np.argsort(at, kind="stable")
-    at, backward = at[order], backward[order]
-    place = at + np.arange(at.size)
-    source = np.insert(np.arange(len(issued)), at, backward)
-    cells, edge = issued.cells.taken(source), issued.edge[source]
-    cells.kind[place], cells.pair[place], edge[place] = Kind.RECOMPUTE, -1, -1
-    begin = np.flatnonzero(~np.isin(np.arange(source.size), place))
-    begin[backward] = place  # what a backward waits for, so does its forward
-    rank = np.searchsorted(issued.row_ptr, at, side="right") - 1
-    shift = np.cumsum([0, *np.bincount(rank, minlength=issued.row_ptr.size - 1)])
-    calls = issued.calls and issued.calls.with_rows(source, begin)
-    return replace(issued, row_ptr=issued.row_ptr + shift, edge=edge, calls=calls, **cells._asdict())
+    found: NDArray[np.int64] = row_of[again.stage * width + again.microbatch]
+    return found
 
 
 def waiting(edges: Pairs, cells: CellColumns, made_at: Int32s, stages: int) -> Pairs:
