@@ -106,19 +106,20 @@ def _chosen(resolved: Resolved, key: str, asked: Offload | Recompute, table: Sch
     placement = table.placement
     chosen = placement.stage_rank.T[:, placement.microbatch_route] >= 0
     if asked.stages is not None:
-        _check(resolved, f"{key}.stages", asked.stages, table.stages, "stages")
+        _check(resolved, f"{key}.stages", asked.stages, table.stages, "stage")
         chosen &= np.isin(np.arange(table.stages), asked.stages)[:, None]
     if asked.chunks is not None:
         chunk = _chunks(placement.stage_rank)
-        _check(resolved, f"{key}.chunks", asked.chunks, int(chunk.max(initial=0)) + 1, "chunks of a rank")
+        _check(resolved, f"{key}.chunks", asked.chunks, int(chunk.max(initial=0)) + 1, "chunk")
         chosen &= np.isin(chunk, asked.chunks).T[:, placement.microbatch_route]
     return chosen
 
 
 def _check(resolved: Resolved, key: str, asked: list[int], count: int, what: str) -> None:
+    there = f"there are {count} {what}s, 0 to {count - 1}," if count > 1 else f"there is 1 {what}, 0,"
     for place, one in enumerate(asked):
         if one >= count:
-            raise resolved.error(f"{key}[{place}]", f"there are {count} {what}, 0 to {count - 1}, and no {one}")
+            raise resolved.error(f"{key}[{place}]", f"{there} and no {one}")
 
 
 def _chunks(stage_rank: NDArray[np.int32]) -> NDArray[np.int64]:

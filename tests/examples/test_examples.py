@@ -49,6 +49,13 @@ def test_every_file_that_is_not_run_is_used_by_one_that_is() -> None:
     assert [name for name in sorted(others) if name not in scripts] == []
 
 
+def test_the_page_about_memory_shows_its_example() -> None:
+    page = (FOLDER.parent / "docs" / "memory.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+
+    assert (FOLDER / "offload.out").read_text(encoding="utf-8") == "\n".join(tables)
+
+
 def test_the_page_about_overlapped_pairs_shows_its_example() -> None:
     page = (FOLDER.parent / "docs" / "overlap.md").read_text(encoding="utf-8")
     costs, table, combined = re.findall(r"^```(?:yaml)?\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
