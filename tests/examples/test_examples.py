@@ -51,7 +51,7 @@ def test_every_file_that_is_not_run_is_used_by_one_that_is() -> None:
 
 def test_the_page_about_memory_shows_its_example() -> None:
     page = (FOLDER.parent / "docs" / "memory.md").read_text(encoding="utf-8")
-    tables = re.findall(r"^```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    _, *tables = re.findall(r"^```(?:yaml)?\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
     assert (FOLDER / "offload.out").read_text(encoding="utf-8") == "\n".join(tables)
 
