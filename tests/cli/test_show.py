@@ -43,3 +43,12 @@ def test_a_picture_of_some_slots_has_no_others(pptrace: Pptrace, table: Path) ->
 def test_slots_that_there_are_not_are_refused(pptrace: Pptrace, slots: str) -> None:
     assert pptrace("show", "table.csv", "--slots", slots).complaint.startswith(f"--slots {slots}: ")
     assert pptrace("show", "table.csv", "--slots", slots, "-o", "part.svg").complaint.startswith("--slots")
+
+
+def test_any_key_may_be_set(pptrace: Pptrace) -> None:
+    again = pptrace("show", "table.csv", "--set", "schedule.recompute={stages: [1], early: true}")
+    wrong = pptrace("show", "table.csv", "--set", "schedule.offload.stages=[2]")
+
+    assert again.out.splitlines()[2].split()[:9] == ["rank", "1", ".", "F0", "F1", "R0", "B0===", "R1", "B1==="]
+    assert wrong.code == 2
+    assert wrong.complaint.endswith("schedule.offload.stages[0]: there are 2 stages, 0 to 1, and no 2")

@@ -152,6 +152,24 @@ def test_a_forward_computed_again_takes_what_the_costs_say() -> None:
     assert units.metrics.step_ns == 11 * 4_000_000
 
 
+@pytest.mark.parametrize(
+    "policy", ["async", "sender-blocking", "ordered", "batched", "megatron", "torch", "deepspeed"]
+)
+def test_forwards_are_computed_again_alike_however_messages_are_issued(policy: str) -> None:
+    if policy in {"megatron", "torch", "deepspeed"}:
+        pytest.importorskip("pptrace_frameworks")
+    late, early = (
+        pptrace.simulate(
+            schedule={"name": "1f1b", "recompute": {"early": one}}, parallel={"pp": 4}, batch={"microbatches": 8},
+            p2p=policy, costs={"name": "unit", "unit": "1 ms"},
+        )
+        for one in (False, True)
+    )  # fmt: skip
+
+    assert late.metrics.step_ns == 11 * 4_000_000
+    assert early.metrics.step_ns == (8 * 4 + 3 * 3) * 1_000_000
+
+
 def test_another_schedule_on_the_command_line_keeps_both() -> None:
     step = {"schedule": {"name": "1f1b", "offload": {"gap": 0}, "interleave": {"F+B": [0, 1]}}}
 
@@ -198,6 +216,8 @@ def test_what_cannot_be_is_one_line(modifiers: dict[str, Any], line: str) -> Non
     ],
 )  # fmt: skip
 def test_what_is_done_already_is_not_done_twice(schedule: Any, model: Any, line: str) -> None:
+    if schedule["name"] == "stp":
+        pytest.importorskip("pptrace_stp")
     with pytest.raises(ConfigError, match=line):
         pptrace.simulate(
             schedule=schedule, model={"preset": "llama3-8b", **model}, parallel={"pp": 2}, device="h100-sxm",

@@ -155,3 +155,22 @@ def test_slots_that_are_cut_out_keep_their_numbers() -> None:
     ]  # fmt: skip
     numbers = [(t, s["x"]) for t, s in texts(ET.fromstring(svg_text(part, "t"))) if s.get("font-size") == "10"]  # noqa: S314 - our own text
     assert numbers == [("5", "90"), ("10", "220")]
+
+
+def test_copies_are_thin_bars_along_the_row_in_a_picture() -> None:
+    tree = svg([["0F0", "0OFFLOAD0", "0F1", "0RELOAD0", "0B1", "0B0"]])
+
+    bars = {
+        str(group.findtext(f"{NAME}title")): group.find(f"{NAME}rect") for group in tree.iter(f"{NAME}g")
+        if group.find(f"{NAME}title") is not None
+    }  # fmt: skip
+    out, back, forward = (bars[name] for name in ("0OFFLOAD0", "0RELOAD0", "0F1"))
+    assert out is not None
+    assert back is not None
+    assert forward is not None
+    assert [bar.attrib["height"] for bar in (out, back, forward)] == ["4", "4", "24"]
+    # Out beside what follows the forward, at the lower edge; back from where the rank gets to, at the upper.
+    assert float(out.attrib["x"]) - 1 == float(forward.attrib["x"])
+    assert float(back.attrib["x"]) - 1 == float(forward.attrib["x"]) + float(forward.attrib["width"])
+    assert float(back.attrib["y"]) < float(out.attrib["y"])
+    assert {"offload to the host", "reload"} <= {text for text, _ in texts(tree)}

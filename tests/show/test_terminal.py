@@ -66,3 +66,9 @@ def test_spans_and_messages_have_names_of_their_own() -> None:
         "rank 0  F0-1= >0-1= .  .  .  .  .  .  <0-1= I0-1= W0-1=",
         "rank 1  .  .  <0-1= F0-1= B0-1======= >0-1= .  .  .  .",
     ]
+
+
+def test_copies_take_no_place_in_a_row_and_a_long_name_has_a_letter() -> None:
+    drawing = draw(Schedule.from_rows([["0F0", "0OFFLOAD0", "0F1", "0RELOAD0", "0RECOMPUTE1", "0B1", "0B0"]]))
+
+    assert text(drawing) == [["rank 0  F0 F1 R1 B1=== B0==="]]
