@@ -54,6 +54,8 @@ def blocks_of(table: Schedule | IssueOrder) -> Blocks:
 def worked(schedule: Schedule, rows: NDArray[np.int64]) -> Worked:
     """Return the stages and microbatches of rows, of an action on several microbatches each of them."""
     span = schedule.span[rows]
+    if span.max(initial=1) == 1:
+        return Worked(np.arange(rows.size), schedule.stage[rows], schedule.microbatch[rows].astype(np.int64))
     number = np.repeat(np.arange(rows.size), span)
     offset = np.arange(number.size) - np.repeat(np.cumsum(span) - span, span)
     return Worked(number, schedule.stage[rows][number], schedule.microbatch[rows][number] + offset)
@@ -89,19 +91,18 @@ def inserted(
 
     Args:
         schedule: the table.
-        at: the rows before which they stand, on the rank of ``source``; one place's in the order given.
+        at: the rows before which they stand, in order, on the rank of ``source``; one place's in the order given.
         kind: their kinds.
         source: rows whose rank, stage and microbatches they have.
     """
     rank = np.searchsorted(schedule.row_ptr, source, side="right") - 1
     shift = np.cumsum([0, *np.bincount(rank, minlength=schedule.ranks)])
-    order = np.argsort(at, kind="stable")
-    place = at[order] + np.arange(at.size)
+    place = at + np.arange(at.size)
     new = np.zeros(len(schedule) + at.size, dtype=bool)
     new[place] = True
     row = np.empty(new.size, dtype=np.int64)
-    row[place], row[~new] = source[order], np.arange(len(schedule))
+    row[place], row[~new] = source, np.arange(len(schedule))
     cells = schedule.cells.taken(row)
-    cells.kind[place] = np.broadcast_to(kind, at.shape)[order]
+    cells.kind[place] = kind
     cells.pair[place] = -1
     return replace(schedule, row_ptr=schedule.row_ptr + shift, **cells._asdict())
