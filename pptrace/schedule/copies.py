@@ -51,7 +51,9 @@ def with_copies(schedule: Schedule, chosen: NDArray[np.bool_], ahead: ArrayLike 
     np.maximum.at(back, number, behind[stage, microbatch])
     at, source = np.concatenate([out, back]), np.concatenate([forward, backward])
     kind = np.repeat(np.array([Kind.OFFLOAD, Kind.RELOAD], dtype=np.int8), [out.size, back.size])
-    order = np.lexsort((source, kind, at))
+    order = np.argsort(
+        2 * at + (kind == Kind.RELOAD), kind="stable"
+    )  # of two sorted runs: little more than a merge
     return inserted(schedule, at[order], kind[order], source[order])
 
 
