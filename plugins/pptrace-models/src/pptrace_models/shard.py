@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Shard", "partition", "shard"]
 
+_ENDS = 2
+"""Ends of a pipeline that may hold no layer: the embedding's and the LM head's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
@@ -82,7 +85,9 @@ def partition(model: Transformer, stages: int) -> list[int]:
     """Return the layers of each stage: those given, or an even split.
 
     The remainder goes to the middle stages, later ones first: the last stage has the LM head, the first the
-    embedding, and earlier stages hold more microbatches.
+    embedding, and earlier stages hold more microbatches. One or two stages more than layers leave the last without
+    a layer, then the first: head and embedding take a slot each, as Megatron-LM's accounting for them in the
+    pipeline's split has it.
 
     Raises:
         ConfigError: a given split of another length or sum.
@@ -98,6 +103,9 @@ def partition(model: Transformer, stages: int) -> list[int]:
             away = model.layers - sum(given)
             raise ConfigError(f"{message}{'add' if away > 0 else 'take away'} {abs(away)}", key=key)
         return list(given)
+    ends = stages - model.layers
+    if 0 < ends <= min(_ENDS, stages - 1):
+        return [int(ends < _ENDS), *[1] * (stages - 2), 0]
     if stages > model.layers:
         message = f"{stages} stages are more than model.layers ({model.layers})"
         raise ConstraintError(message, nearest=f"{model.layers} stages", key="parallel")

@@ -1,0 +1,1 @@
+"""Measured steps beside simulated ones: rows of a table become configurations, and errors become figures."""

@@ -1,0 +1,196 @@
+"""Figures of measured against simulated steps: errors by source, choices of a microbatch, scale, and order."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pptrace.study.accuracy.rows import Case
+
+__all__ = ["Errors", "Figures", "Scale", "Series", "figures_of"]
+
+_APART = 0.02
+"""Measured steps nearer than this are in no order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Errors of a group of rows, in percent of the measured step."""
+
+    name: str
+    """What the rows have in common."""
+    rows: int
+    """How many were simulated."""
+    skipped: int
+    """How many were not."""
+    mean_absolute: float
+    """Mean of the errors' sizes."""
+    mean: float
+    """Mean error; negative where the simulated step is the shorter one."""
+    least: float
+    """The least error."""
+    most: float
+    """The greatest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Steps that differ in the microbatch alone."""
+
+    name: str
+    """Source and sizes."""
+    measured: tuple[tuple[int, float], ...]
+    """Microbatch and measured step in seconds."""
+    best: int
+    """The measured best microbatch."""
+    chosen: int
+    """The simulated best one."""
+    regret: float
+    """What the chosen one measures over the best, in percent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Steps of the same work per device on more and more devices."""
+
+    name: str
+    """Source, model and precision."""
+    devices: tuple[int, int]
+    """The fewest and the most."""
+    measured: float
+    """How much longer the measured step is on the most, in percent."""
+    simulated: float
+    """The same of the simulated step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What the rows amount to."""
+
+    sources: tuple[Errors, ...]
+    """By source, in the file's order."""
+    groups: tuple[Errors, ...]
+    """Over all rows, and over those of a kind and precision."""
+    series: tuple[Series, ...]
+    """Choices of a microbatch."""
+    scales: tuple[Scale, ...]
+    """Slowdown by scale."""
+    ordered: tuple[int, int]
+    """Of pairs of one source, model, batch and devices: those in the measured order, and all."""
+
+
+def figures_of(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> Figures:
+    """Return the figures of rows that :func:`~pptrace.study.accuracy.run.run_cases` made of cases."""
+    done = [(case, row) for case, row in zip(cases, rows, strict=True) if row["error_pct"] is not None]
+    sources = dict.fromkeys(str(row["source"]) for row in rows)
+    kinds = sorted({(str(row["kind"]), str(row["precision"])) for _, row in done})
+    groups = [("all", rows), ("dense", [row for row in rows if row["kind"] == "dense"])]
+    groups += [("mixture of experts", [row for row in rows if row["kind"] == "moe"])]
+    groups += [
+        (f"{kind}, {precision}", [row for row in rows if (row["kind"], row["precision"]) == (kind, precision)])
+        for kind, precision in kinds
+    ]
+    return Figures(
+        sources=tuple(_errors(name, [row for row in rows if row["source"] == name]) for name in sources),
+        groups=tuple(_errors(name, group) for name, group in groups if group),
+        series=_series(done),
+        scales=_scales(done),
+        ordered=_ordered(done),
+    )
+
+
+def _errors(name: str, rows: Sequence[dict[str, Any]]) -> Errors:
+    errors = [float(row["error_pct"]) for row in rows if row["error_pct"] is not None]
+    count = max(len(errors), 1)
+    return Errors(
+        name=name, rows=len(errors), skipped=len(rows) - len(errors),
+        mean_absolute=sum(map(abs, errors)) / count, mean=sum(errors) / count,
+        least=min(errors, default=0.0), most=max(errors, default=0.0),
+    )  # fmt: skip
+
+
+def _grouped(done: Iterable[tuple[Case, dict[str, Any]]], *varied: str) -> list[list[tuple[Case, dict[str, Any]]]]:
+    """Return rows of one source whose configurations differ in these keys alone."""
+    groups: dict[str, list[tuple[Case, dict[str, Any]]]] = defaultdict(list)
+    for case, row in done:
+        same = _without(case.settings, varied)
+        key = json.dumps([case.row["source"], case.row.get("series", ""), same], sort_keys=True)
+        groups[key].append((case, row))
+    return list(groups.values())
+
+
+def _without(settings: Mapping[str, Any], varied: Iterable[str]) -> dict[str, Any]:
+    kept = {key: dict(value) if isinstance(value, dict) else value for key, value in settings.items()}
+    for path in varied:
+        section, _, key = path.partition(".")
+        if isinstance(kept.get(section), dict):
+            kept[section].pop(key, None)
+    return kept
+
+
+def _series(done: Iterable[tuple[Case, dict[str, Any]]]) -> tuple[Series, ...]:
+    found = []
+    for group in _grouped(done, "batch.micro"):
+        measured: dict[int, float] = {}
+        simulated: dict[int, float] = {}
+        for case, row in group:
+            micro = int(case.settings["batch"]["micro"])
+            measured[micro] = min(case.measured_s, measured.get(micro, case.measured_s))
+            simulated[micro] = float(row["simulated_s"])
+        if len(measured) > 1:
+            best, chosen = min(measured, key=measured.__getitem__), min(simulated, key=simulated.__getitem__)
+            first = group[0][0].row
+            sizes = " ".join(f"{axis}{first[axis]}" for axis in ("tp", "pp") if first.get(axis))
+            name = f"{first['source']}: {first['model']}, {sizes}"
+            found.append(
+                Series(
+                    name=name, measured=tuple(sorted(measured.items())), best=best, chosen=chosen,
+                    regret=100 * (measured[chosen] / measured[best] - 1),
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def _scales(done: Iterable[tuple[Case, dict[str, Any]]]) -> tuple[Scale, ...]:
+    groups: dict[str, list[tuple[Case, dict[str, Any]]]] = defaultdict(list)
+    for group in _grouped(done, "parallel.dp", "batch.global"):
+        for case, row in group:
+            per_replica = case.settings["batch"]["global"] / case.settings["parallel"]["dp"]
+            groups[f"{id(group)} {per_replica}"].append((case, row))
+    found = []
+    for group in groups.values():
+        ordered = sorted(group, key=lambda one: int(float(one[0].row["n_gpus"])))
+        first, last = ordered[0], ordered[-1]
+        devices = int(float(first[0].row["n_gpus"])), int(float(last[0].row["n_gpus"]))
+        if devices[0] < devices[1]:
+            own = first[0].row
+            found.append(
+                Scale(
+                    name=f"{own['source']}: {own['model']}, {own['precision']}", devices=devices,
+                    measured=100 * (last[0].measured_s / first[0].measured_s - 1),
+                    simulated=100 * (float(last[1]["simulated_s"]) / float(first[1]["simulated_s"]) - 1),
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def _ordered(done: Iterable[tuple[Case, dict[str, Any]]]) -> tuple[int, int]:
+    groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
+    for case, row in done:
+        same = tuple(
+            case.row.get(name, "") for name in ("source", "model", "gpu", "n_gpus", "precision", "gbs", "seq")
+        )
+        groups[*same, case.row.get("series", "")].append((case.measured_s, float(row["simulated_s"])))
+    right = pairs = 0
+    for group in groups.values():
+        for (first, one), (second, other) in combinations(group, 2):
+            if abs(first - second) > _APART * min(first, second):
+                pairs += 1
+                right += (first < second) == (one < other)
+    return right, pairs

@@ -1,0 +1,138 @@
+"""Simulate measured steps, several at once, and keep each result the moment it is there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.resolve import document_of, load
+from pptrace.errors import PptraceError
+from pptrace.experiment.run import simulate
+from pptrace.hooks.call import one_line
+from pptrace.hooks.registry import Registry
+from pptrace.kernel import always_compiled
+from pptrace.study.executor import choose
+from pptrace.study.journal import Journal, journal_path, read_journal
+from pptrace.study.pool import run_all
+from pptrace.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from pptrace.study.accuracy.rows import Case
+    from pptrace.study.row import Row
+
+__all__ = ["COLUMNS", "run_cases"]
+
+COLUMNS = (
+    "line", "source", "model", "gpu", "n_gpus", "precision", "tp", "pp", "cp", "ep", "vp", "dp", "mbs", "gbs",
+    "seq", "kind", "measured_s", "simulated_s", "error_pct", "measured_memory", "memory_gib", "device_gib",
+    "skipped",
+)  # fmt: skip
+"""Columns of the result, one row per measured step."""
+
+_AHEAD = 4
+_GIB = 2**30
+
+
+def run_cases(
+    cases: Sequence[Case],
+    *,
+    executor: str = "processes",
+    workers: int = 0,
+    output: Path | None = None,
+    fresh: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Row]:
+    """Return each case with its simulated step, error and memory, in their order.
+
+    Args:
+        cases: measured steps.
+        executor: what they run on, as for a sweep.
+        workers: how many run at once; 0 for as many as this machine has cores.
+        output: the file that the rows are for; finished ones are kept in the journal beside it till then.
+        fresh: take over no finished row.
+        progress: told how many are finished, and of how many.
+
+    Raises:
+        OutputError: the journal cannot be written.
+        PluginError: no plugin offers the executor.
+    """
+    chosen = choose(executor, _installed(), workers or _cores())
+    journal_file = journal_path(output) if output else None
+    known: dict[str, Row] = {}
+    if journal_file is not None and journal_file.exists() and not fresh:
+        known = {str(row["point"]): row for row in read_journal(journal_file).rows}
+    found: dict[int, Row] = {}
+    waiting = []
+    for case in cases:
+        if case.skipped:
+            found[case.line] = {"skipped": case.skipped}
+        elif _identity(case.settings) in known:
+            found[case.line] = known[_identity(case.settings)]
+        else:
+            waiting.append(case)
+    report = progress or _no_progress
+    report(len(found), len(cases))
+    with Journal(journal_file, fresh=fresh) if journal_file and waiting else nullcontext() as journal:
+        for case, row in run_all(waiting, _simulated, chosen.start, ahead=_AHEAD * chosen.request.workers):
+            found[case.line] = row
+            if journal is not None and not row.get("skipped"):
+                journal.append({**row, "point": _identity(case.settings)})
+            report(len(found), len(cases))
+    return [_row(case, found[case.line]) for case in cases]
+
+
+def _simulated(case: Case) -> Row:
+    """Simulate one step; what cannot be simulated says why."""
+    try:
+        with always_compiled():
+            run = simulate(load(document_of(dict(case.settings)), (), {}), _installed())
+    except PptraceError as error:
+        return {"skipped": " ".join(str(error).removeprefix("config: ").split())}
+    except Exception as error:  # noqa: BLE001 - one row that fails costs no other
+        return {"skipped": f"{one_line(error)} (a bug)"}
+    memory = run.metrics.memory
+    experts = next((value for key, value, _ in run.prepared.resolved.explain() if key == "model.num_experts"), 0)
+    return {
+        "kind": "moe" if experts else "dense",
+        "simulated_s": run.metrics.step_ns / 1e9,
+        "memory_gib": round(int(memory.peak_bytes.max(initial=0)) / _GIB, 2),
+        "device_gib": round(memory.capacity_bytes / _GIB, 2),
+    }
+
+
+def _row(case: Case, found: Mapping[str, Any]) -> Row:
+    given = {name: case.row.get(name, "") for name in COLUMNS}
+    simulated = found.get("simulated_s")
+    error = 100 * (simulated / case.measured_s - 1) if simulated and case.measured_s else None
+    return {
+        **given, "line": case.line, "kind": found.get("kind"), "measured_s": case.measured_s or None,
+        "simulated_s": simulated, "error_pct": None if error is None else round(error, 3),
+        "measured_memory": case.row.get("mem_gib", ""), "memory_gib": found.get("memory_gib"),
+        "device_gib": found.get("device_gib"), "skipped": found.get("skipped") or found.get("error") or "",
+    }  # fmt: skip
+
+
+def _identity(settings: Mapping[str, Any]) -> str:
+    plugins = sorted((name, str(p.provider)) for name, p in _installed().cost_models.items())
+    text = json.dumps([__version__, plugins, settings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def _installed() -> Registry:
+    return Registry.load(warn=lambda _: None)
+
+
+def _no_progress(done: int, total: int) -> None:
+    del done, total
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

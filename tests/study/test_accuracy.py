@@ -1,0 +1,223 @@
+"""Measured steps become configurations by their columns and by rules, and errors become figures."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import pptrace
+from pptrace.errors import ConfigError, TableError
+from pptrace.study.accuracy.figures import figures_of
+from pptrace.study.accuracy.rows import Case, cases_of, read_rows
+from pptrace.study.accuracy.rules import Rules, read_rules
+from pptrace.study.accuracy.run import run_cases
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROW = {
+    "source": "mine", "model": "llama3-8b", "gpu": "H100", "n_gpus": "16", "precision": "BF16", "tp": "2",
+    "pp": "4", "mbs": "1", "gbs": "32", "seq": "4096", "schedule": "1F1B", "step_s": "2", "model.preset": "llama3-8b",
+}  # fmt: skip
+
+
+def case(**changes: str) -> Case:
+    row = {**ROW, **changes}
+    return cases_of([(2, row)], read_rules())[0]
+
+
+def written(path: Path, *rows: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_columns_become_the_configuration_that_they_say() -> None:
+    found = case()
+
+    assert found.skipped == ""
+    assert found.measured_s == 2
+    sizes = {"pp": 4, "dp": 2, "tp": 2, "cp": 1, "ep": 1, "vp": 1, "sequence_parallel": True}
+    assert found.settings["parallel"] == sizes
+    assert found.settings["batch"] == {"global": 32, "micro": 1, "sequence": 4096}
+    assert found.settings["schedule"] == {"name": "1f1b"}
+    assert found.settings["device"] == {"preset": "h100-sxm"}
+
+
+def test_a_step_follows_from_the_rate_of_tokens() -> None:
+    assert case(step_s="", tok_s_gpu="4096").measured_s == 32 * 4096 / (4096 * 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mbs": ""}, "column mbs is blank"),
+        ({"gbs": "?"}, "column gbs is blank"),
+        ({"pp": "four"}, "column pp holds 'four', which is no number"),
+        ({"pp": "2.5"}, "column pp holds '2.5': a whole number is needed"),
+        ({"pp": "-4"}, "column pp holds '-4': a positive number is needed"),
+        ({"dp": "3"}, "column dp holds 3, but n_gpus / (tp x cp x pp) is 2"),
+        ({"tp": "3"}, "tp x cp x pp does not divide n_gpus (16)"),
+        ({"precision": "INT8"}, "column precision holds 'int8'"),
+        ({"step_s": ""}, "neither step_s nor tok_s_gpu is given"),
+        ({"recompute": "some"}, "column recompute holds 'some'; known are none, selective and full"),
+        ({"model.preset": "", "model": "mine"}, "no preset is known for model 'mine'"),
+        ({"gpu": "TPU"}, "no preset is known for gpu 'TPU'"),
+        ({"schedule": "interleaved"}, "column vp is blank"),
+        ({"source": "theirs SFT"}, "fine-tuning on packed sequences"),
+    ],
+)
+def test_a_row_that_cannot_be_simulated_says_which_column(changes: dict[str, str], reason: str) -> None:
+    found = case(**changes)
+
+    assert found.settings == {}
+    assert reason in found.skipped
+
+
+def test_a_preset_that_nobody_offers_is_why_a_row_is_skipped() -> None:
+    one = case(**{"model.preset": "nobody-s"})
+
+    row = run_cases([one], executor="serial")[0]
+
+    assert "nobody-s" in str(row["skipped"])
+    assert row["error_pct"] is None
+
+
+def test_a_row_simulates_what_the_same_configuration_does() -> None:
+    one = case()
+
+    row = run_cases([one], executor="serial")[0]
+
+    step = pptrace.simulate(dict(one.settings)).metrics.step_ns / 1e9
+    assert row["simulated_s"] == step
+    assert row["error_pct"] == pytest.approx(100 * (step / 2 - 1), abs=1e-3)
+
+
+def test_rules_read_columns_and_fill_them_in(tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(
+        """
+rules:
+  - where: {source: "TH*RS"}
+    read: {notes: "heads (?P<heads>[0-9]+)"}
+    needs: [heads]
+    set: {model: {heads: "{heads}", ffn: "{4*hidden}", vocabulary: 1000}, device.preset: h100-sxm}
+"""
+    )
+    row = {
+        **ROW,
+        "source": "theirs",
+        "model.preset": "",
+        "layers": "8",
+        "hidden": "512",
+        "notes": "with heads 16, no",
+    }
+
+    found, unread = cases_of([(2, row), (3, {**row, "notes": ""})], read_rules(file))
+
+    assert found.settings["model"]["heads"] == 16
+    assert found.settings["model"]["ffn"] == 2048
+    assert unread.skipped == "column heads is blank"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("rules: [{wher: {}}]", "rules.0.wher"),
+        ("rules: 1", "rules"),
+        ("rules: [{read: {notes: '('}}]", "is no regular expression"),
+    ],
+)
+def test_rules_that_are_none_are_refused(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=reason):
+        read_rules(file)
+
+
+def test_a_table_without_a_needed_column_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="lacks the column model"):
+        read_rows(written(tmp_path / "steps.csv", {"source": "mine"}))
+
+
+def steps(*given: tuple[dict[str, Any], float, float]) -> tuple[list[Case], list[dict[str, Any]]]:
+    """Return cases and rows of settings with a measured and a simulated step."""
+    cases, rows = [], []
+    for settings, measured, simulated in given:
+        full = {"batch": {"micro": 1, "global": 8}, "parallel": {"dp": 1}}
+        for section, values in settings.items():
+            full[section] = {**full.get(section, {}), **values}
+        devices = str(8 * full["parallel"]["dp"])
+        row = {"source": "mine", "model": "m", "gpu": "g", "precision": "BF16", "n_gpus": devices}
+        cases.append(Case(line=len(cases) + 2, row=row, measured_s=measured, settings=full))
+        error = 100 * (simulated / measured - 1)
+        rows.append({**row, "kind": "dense", "simulated_s": simulated, "error_pct": error, "skipped": ""})
+    return cases, rows
+
+
+def test_errors_are_those_of_their_definition() -> None:
+    figures = figures_of(*steps(({}, 10, 11), ({}, 10, 8)))
+
+    (source,) = figures.sources
+    assert (source.rows, source.skipped) == (2, 0)
+    assert source.mean_absolute == pytest.approx(15)
+    assert source.mean == pytest.approx(-5)
+    assert (source.least, source.most) == (pytest.approx(-20), pytest.approx(10))
+
+
+def test_the_chosen_microbatch_costs_what_it_measures_over_the_best() -> None:
+    figures = figures_of(
+        *steps(
+            ({"batch": {"micro": 1}}, 14.0, 9.0),
+            ({"batch": {"micro": 2}}, 10.0, 9.5),
+            ({"batch": {"micro": 4}}, 11.0, 12.0),
+        )
+    )
+
+    (series,) = figures.series
+    assert (series.best, series.chosen) == (2, 1)
+    assert series.regret == pytest.approx(40)
+    assert figures.ordered == (1, 3)
+
+
+def test_scale_compares_the_fewest_devices_with_the_most() -> None:
+    figures = figures_of(
+        *steps(
+            ({"parallel": {"dp": 4}, "batch": {"global": 32}}, 10.5, 10.2),
+            ({}, 10.0, 10.0),
+            ({"parallel": {"dp": 2}, "batch": {"global": 32}}, 20.0, 20.0),  # twice the work per device
+        )
+    )
+
+    (scale,) = figures.scales
+    assert scale.devices == (8, 32)
+    assert scale.measured == pytest.approx(5)
+    assert scale.simulated == pytest.approx(2)
+
+
+def test_finished_rows_are_taken_over_after_an_interruption(tmp_path: Path) -> None:
+    output = tmp_path / "errors.csv"
+    cases = cases_of([(2, ROW), (3, {**ROW, "seq": "2048"})], read_rules())
+    first = run_cases(cases[:1], executor="serial", output=output)
+    told: list[tuple[int, int]] = []
+
+    rows = run_cases(
+        cases, executor="serial", output=output, progress=lambda done, total: told.append((done, total))
+    )
+
+    assert told[0] == (1, 2)
+    assert told[-1] == (2, 2)
+    assert rows[0] == first[0]
+    assert (tmp_path / "errors.csv.journal").exists()
+
+
+def test_rules_for_published_sources_can_be_read() -> None:
+    rules = read_rules()
+
+    assert isinstance(rules, Rules)
+    assert all(rule.where for rule in rules.rules)
