@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 ROW = {
     "source": "mine", "model": "llama3-8b", "gpu": "H100", "n_gpus": "16", "precision": "BF16", "tp": "2",
-    "pp": "4", "mbs": "1", "gbs": "32", "seq": "4096", "schedule": "1F1B", "step_s": "2", "model.preset": "llama3-8b",
+    "pp": "4", "mbs": "1", "gbs": "32", "seq": "4096", "schedule": "1F1B", "step_s": "2",
+    "model.preset": "llama3-8b",
 }  # fmt: skip
 
 

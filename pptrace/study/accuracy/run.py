@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.resolve import document_of, load
@@ -63,7 +63,10 @@ def run_cases(
         OutputError: the journal cannot be written.
         PluginError: no plugin offers the executor.
     """
-    chosen = choose(executor, _installed(), workers or _cores())
+    registry = Registry.load(warn=lambda _: None)
+    chosen = choose(executor, registry, workers or _cores())
+    call = partial(_simulated, registry=registry if chosen.in_process else None)
+    points = {case.line: _identity(case.settings, registry) for case in cases}
     journal_file = journal_path(output) if output else None
     known: dict[str, Row] = {}
     if journal_file is not None and journal_file.exists() and not fresh:
@@ -73,26 +76,26 @@ def run_cases(
     for case in cases:
         if case.skipped:
             found[case.line] = {"skipped": case.skipped}
-        elif _identity(case.settings) in known:
-            found[case.line] = known[_identity(case.settings)]
+        elif points[case.line] in known:
+            found[case.line] = known[points[case.line]]
         else:
             waiting.append(case)
     report = progress or _no_progress
     report(len(found), len(cases))
     with Journal(journal_file, fresh=fresh) if journal_file and waiting else nullcontext() as journal:
-        for case, row in run_all(waiting, _simulated, chosen.start, ahead=_AHEAD * chosen.request.workers):
+        for case, row in run_all(waiting, call, chosen.start, ahead=_AHEAD * chosen.request.workers):
             found[case.line] = row
             if journal is not None and not row.get("skipped"):
-                journal.append({**row, "point": _identity(case.settings)})
+                journal.append({**row, "point": points[case.line]})
             report(len(found), len(cases))
     return [_row(case, found[case.line]) for case in cases]
 
 
-def _simulated(case: Case) -> Row:
+def _simulated(case: Case, *, registry: Registry | None) -> Row:
     """Simulate one step; what cannot be simulated says why."""
     try:
         with always_compiled():
-            run = simulate(load(document_of(dict(case.settings)), (), {}), _installed())
+            run = simulate(load(document_of(dict(case.settings)), (), {}), registry or _installed())
     except PptraceError as error:
         return {"skipped": " ".join(str(error).removeprefix("config: ").split())}
     except Exception as error:  # noqa: BLE001 - one row that fails costs no other
@@ -119,8 +122,8 @@ def _row(case: Case, found: Mapping[str, Any]) -> Row:
     }  # fmt: skip
 
 
-def _identity(settings: Mapping[str, Any]) -> str:
-    plugins = sorted((name, str(p.provider)) for name, p in _installed().cost_models.items())
+def _identity(settings: Mapping[str, Any], registry: Registry) -> str:
+    plugins = sorted((name, str(p.provider)) for name, p in registry.cost_models.items())
     text = json.dumps([__version__, plugins, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
