@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -14,7 +16,14 @@ if TYPE_CHECKING:
 
     Pptrace = Callable[..., Answer]
 
+pytestmark = pytest.mark.usefixtures("plugins")
 OWN = Path(__file__).parents[2] / "examples" / "published-steps" / "own.csv"
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the plugins of this repository take part: presets are theirs."""
+    monkeypatch.delenv("PPTRACE_DISABLE_PLUGINS", raising=False)
 
 
 def test_the_command_prints_and_writes_its_rows_and_ends_its_journal(pptrace: Pptrace, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
@@ -58,6 +58,25 @@ class Accelerator(Parameters):
     """Share of the memory bandwidth that is reached."""
     network_efficiency: Efficiency = 0.8
     """Share of the scale-up bandwidth that collectives reach; not applied on a cluster."""
+
+    multiprocessors: Annotated[int, Field(ge=1, le=100_000)] = 132
+    """Multiprocessors that tiles of a matrix product are dealt to (``kernels: shapes``)."""
+    attainable_bf16: Efficiency = 0.75
+    """Share of the BF16 and FP16 peak that a large matrix product attains (``kernels: shapes``)."""
+    attainable_fp8: Efficiency = 0.65
+    """Share of the FP8 peak that a large matrix product attains (``kernels: shapes``)."""
+    attention_attainable: Efficiency = 0.55
+    """Share of the BF16 peak that the forward of flash attention attains on heads of 128 (``kernels: shapes``)."""
+
+    def slowed(self, times: float) -> Self:
+        """Return a device whose computation takes so many times as long; its peaks stay."""
+        shares = ("compute_efficiency", "attention_efficiency", "memory_efficiency", "attention_attainable")
+        names = (*shares, "attainable_bf16", "attainable_fp8")
+        return self.model_copy(update={name: getattr(self, name) / times for name in names})
+
+    def attainable(self, precision: Precision) -> float:
+        """Return the share of a precision's peak that a large matrix product attains."""
+        return self.attainable_fp8 if precision == "fp8" else self.attainable_bf16
 
     def peak(self, precision: Precision) -> int:
         """Return the dense peak in FLOP/s of a precision.

@@ -26,6 +26,9 @@ def _device(name: str, summary: str, *sources: str, **values: Any) -> DeviceOffe
 
 
 _AMPERE: dict[str, Any] = {
+    "multiprocessors": 108,
+    "attainable_bf16": 0.80,
+    "attention_attainable": 0.59,
     "peak_bf16": 312 * _TERA,
     "peak_fp16": 312 * _TERA,
     "peak_fp32": 19_500 * _GIGA,
@@ -33,6 +36,10 @@ _AMPERE: dict[str, Any] = {
     "memory_bandwidth": 2_039 * _GIGA,
 }
 _HOPPER: dict[str, Any] = {
+    "multiprocessors": 132,
+    "attainable_bf16": 0.74,
+    "attainable_fp8": 0.72,
+    "attention_attainable": 0.6,
     "peak_bf16": 989_500 * _GIGA,
     "peak_fp16": 989_500 * _GIGA,
     "peak_fp8": 1_979 * _TERA,
@@ -101,6 +108,10 @@ DEVICES = (
         peak_fp32=44 * _TERA,
         memory=96 * _GIB,
         memory_bandwidth=4_000 * _GIGA,
+        multiprocessors=78,
+        attainable_bf16=0.95,
+        attainable_fp8=0.9,
+        attention_attainable=0.85,
         compute_efficiency=0.9,
         attention_efficiency=0.8,
         scale_up_bandwidth=450 * _GIGA,
@@ -112,6 +123,10 @@ DEVICES = (
         "halved for dense; 80 TFLOP/s FP32",
         "DGX B200 datasheet: 1440 GB and 64 TB/s for eight",
         "NVLink 5: 1800 GB/s both ways, 900 per direction",
+        multiprocessors=148,
+        attainable_bf16=0.47,
+        attainable_fp8=0.49,
+        attention_attainable=0.48,
         peak_bf16=2_250 * _TERA,
         peak_fp16=2_250 * _TERA,
         peak_fp8=4_500 * _TERA,

@@ -7,8 +7,10 @@ whole backward counts to I. Where a causal core skips its masked half, its terms
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pptrace_models.work import Core, Product, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,20 +18,10 @@ if TYPE_CHECKING:
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Transformer
 
-__all__ = ["Linear", "Operation", "Work", "core_flops", "embedding", "head", "layer", "linears", "step_flops"]
+__all__ = ["Linear", "Operation", "core_flops", "embedding", "head", "layer", "linears", "step_flops"]
 
 _LOGITS_BYTES = 4
 """The loss is computed in fp32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What a group of kernels does; no FLOPs and no bytes is no kernel."""
-
-    flops: int = 0
-    """Floating-point operations."""
-    size_bytes: int = 0
-    """Bytes to and from memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +54,8 @@ class Linear:
     """Tokens that pass, over all copies."""
     copies: int = 1
     """Experts held."""
+    normed: bool = False
+    """Whether a norm comes right before it."""
 
     @property
     def weights(self) -> int:
@@ -73,12 +67,14 @@ def linears(model: Transformer, shard: Shard, *, moe: bool) -> tuple[Linear, ...
     """Return a layer's matrices on one device."""
     h, tokens = model.hidden, shard.tokens
     attention = (
-        Linear(group="attention projections", inputs=h, outputs=shard.query + 2 * shard.kv, tokens=tokens),
+        Linear(
+            group="attention projections", inputs=h, outputs=shard.query + 2 * shard.kv, tokens=tokens, normed=True
+        ),
         Linear(group="attention projections", inputs=shard.query, outputs=h, tokens=tokens),
     )
     wide = model.matrices - 1
     if not moe:
-        up = Linear(group="mlp", inputs=h, outputs=wide * shard.ffn, tokens=tokens)
+        up = Linear(group="mlp", inputs=h, outputs=wide * shard.ffn, tokens=tokens, normed=True)
         return (*attention, up, Linear(group="mlp", inputs=shard.ffn, outputs=h, tokens=tokens))
     routed, width, copies = tokens * model.top_k, shard.expert_ffn, shard.experts
     return (
@@ -150,32 +146,76 @@ def _linear(
     name: str, matrices: Iterable[Linear], element: int, gradient_bytes: int, unit: str = "linear"
 ) -> Operation:
     flops = moved = weights = 0
+    through: list[Product] = []
+    back: list[Product] = []
+    weight: list[Product] = []
     for matrix in matrices:
         flops += 2 * matrix.tokens * matrix.inputs * matrix.outputs
         moved += matrix.tokens * (matrix.inputs + matrix.outputs) * element
         weights += matrix.weights
-    through = Work(flops=flops, size_bytes=moved + weights * element)
-    accumulated = Work(flops=flops, size_bytes=moved + 2 * weights * gradient_bytes)
-    return Operation(name=name, unit=unit, forward=through, input_gradient=through, weight_gradient=accumulated)
+        rows = -(-matrix.tokens // max(matrix.copies, 1))
+        sizes: dict[str, Any] = {"copies": matrix.copies, "result_bytes": element}
+        through.append(Product(m=rows, n=matrix.outputs, k=matrix.inputs, cast=not matrix.normed, **sizes))
+        back.append(Product(m=rows, n=matrix.inputs, k=matrix.outputs, cast=True, **sizes))
+        sizes["result_bytes"] = 2 * gradient_bytes
+        weight.append(Product(m=matrix.inputs, n=matrix.outputs, k=rows, **sizes))
+    size = moved + weights * element
+    accumulated = moved + 2 * weights * gradient_bytes
+    return Operation(
+        name=name,
+        unit=unit,
+        forward=Work(flops=flops, size_bytes=size, products=tuple(through)),
+        input_gradient=Work(flops=flops, size_bytes=size, products=tuple(back)),
+        weight_gradient=Work(flops=flops, size_bytes=accumulated, products=tuple(weight)),
+    )
 
 
 def _core(model: Transformer, shard: Shard) -> Operation:
     halved = model.causal and model.flash_attention
     flops = core_flops(shard.tokens, shard.sequence, shard.query, halved=halved)
-    queries = shard.tokens * shard.query * model.element_bytes
+    queries_bytes = shard.tokens * shard.query * model.element_bytes
     keys_values = 2 * shard.cp * shard.tokens * shard.kv * model.element_bytes
+    heads, queries = shard.heads * max(shard.tokens * shard.cp // shard.sequence, 1), shard.sequence // shard.cp
+    width = shard.query / shard.heads
     scores = 0
-    if not model.flash_attention:
+    if model.flash_attention:
+        core = Core(heads=heads, queries=queries, keys=shard.sequence, width=width)
+        forward = Work(flops=flops, size_bytes=2 * queries_bytes + keys_values, core=core)
+        back = Work(
+            flops=2 * flops, size_bytes=4 * queries_bytes + 2 * keys_values, core=replace(core, backward=True)
+        )
+    else:
         # Scores written, read and written by the softmax, read for the values; dropout reads and writes once more.
         passes = 4 * model.element_bytes + (2 * model.element_bytes + 1) * model.dropout
         scores = passes * shard.heads * shard.tokens * shard.sequence
+        forward, back = _score_works(model, shard, flops, (2 * queries_bytes + keys_values, scores))
     return Operation(
-        name="attention core",
-        unit="attention",
-        forward=Work(flops=flops, size_bytes=2 * queries + keys_values + scores),
-        input_gradient=Work(flops=2 * flops, size_bytes=4 * queries + 2 * keys_values + 2 * scores),
-        weight_gradient=Work(),
+        name="attention core", unit="attention", forward=forward, input_gradient=back, weight_gradient=Work()
     )
+
+
+def _score_works(model: Transformer, shard: Shard, flops: int, moved: tuple[int, int]) -> tuple[Work, Work]:
+    """Return forward and backward with a score matrix: products for scores and values, and a softmax between."""
+    rest, scores = moved
+    element, width = model.element_bytes, round(shard.query / shard.heads)
+    heads, queries = shard.heads * max(shard.tokens * shard.cp // shard.sequence, 1), shard.sequence // shard.cp
+    sizes: dict[str, Any] = {"copies": heads, "result_bytes": element}
+    inner = Product(m=queries, n=shard.sequence, k=width, **sizes)
+    outer = Product(m=queries, n=width, k=shard.sequence, **sizes)
+    across = Product(m=shard.sequence, n=width, k=queries, **sizes)
+    # The softmax reads and writes, its backward reads twice and writes; dropout reads and writes, and its mask.
+    elements = shard.heads * shard.tokens * shard.sequence
+    drop = (2 * element + 1) * model.dropout
+    kernels = 1 + model.dropout
+    forward = Work(
+        flops=flops, size_bytes=rest + scores, products=(inner, outer),
+        beside_bytes=elements * (2 * element + drop), kernels=kernels,
+    )  # fmt: skip
+    back = Work(
+        flops=2 * flops, size_bytes=2 * (rest + scores), products=(inner, across, outer, across),
+        beside_bytes=elements * (3 * element + drop), kernels=kernels,
+    )  # fmt: skip
+    return forward, back
 
 
 def _activation(model: Transformer, shard: Shard, *, moe: bool) -> Operation:
@@ -189,14 +229,14 @@ def _activation(model: Transformer, shard: Shard, *, moe: bool) -> Operation:
 def _norms(model: Transformer, shard: Shard) -> Operation:
     element = shard.split_tokens * model.hidden * model.element_bytes
     # Two norms (one read, one written; two and one backward) and two residual sums (two read, one written).
-    return _memory("norms and residuals", 10 * element, 12 * element)
+    return _memory("norms and residuals", 10 * element, 12 * element, kernels=4)
 
 
-def _memory(name: str, forward: int, backward: int) -> Operation:
+def _memory(name: str, forward: int, backward: int, kernels: int = 1) -> Operation:
     return Operation(
         name=name,
         unit="memory",
-        forward=Work(size_bytes=forward),
-        input_gradient=Work(size_bytes=backward),
+        forward=Work(size_bytes=forward, kernels=kernels),
+        input_gradient=Work(size_bytes=backward, kernels=kernels),
         weight_gradient=Work(),
     )

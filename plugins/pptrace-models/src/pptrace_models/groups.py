@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pptrace_models.collectives import data_parallel_fabric, group_fabric
+from pptrace_models.extremes import expected_maximum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.shard import Shard
 
-__all__ = ["ByFormula", "Groups", "OnLinks", "groups_of"]
+__all__ = ["ByFormula", "Groups", "OnLinks", "Skewed", "groups_of"]
 
 _ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 """How often a ring's gather is as long as each."""
@@ -79,8 +80,29 @@ class OnLinks:
         return self.collectives.ns(collective, "edp" if experts else "dp", count * element_bytes) if count else 0
 
 
-def groups_of(request: CostRequest, shard: Shard, device: Accelerator) -> Groups:
-    """Return the cluster's times where the request has them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skewed:
+    """Groups whose tensor-parallel collectives wait for the last of their devices."""
+
+    groups: Groups
+    """What they take without that."""
+    wait_ns: int
+    """What the last device is late, in expectation."""
+
+    def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
+        """Return the time with a wait for each collective."""
+        waits = len(collectives) * self.wait_ns if axis == "tp" else 0
+        return self.groups.ns(axis, size_bytes, *collectives) + waits
+
+    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
+        """Return the time over the replicas, which is the same."""
+        return self.groups.replicas_ns(collective, count, element_bytes, experts=experts)
+
+
+def groups_of(request: CostRequest, shard: Shard, device: Accelerator, skew_ns: int = 0) -> Groups:
+    """Return the cluster's times where the request has them; ``skew_ns`` is how far devices lie apart."""
+    groups: Groups = ByFormula(device=device, network=request.data_parallel, shard=shard)
     if request.collectives is not None:
-        return OnLinks(collectives=request.collectives)
-    return ByFormula(device=device, network=request.data_parallel, shard=shard)
+        groups = OnLinks(collectives=request.collectives)
+    wait_ns = round(skew_ns * expected_maximum(shard.tp))
+    return Skewed(groups=groups, wait_ns=wait_ns) if wait_ns else groups

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Transformer
 
-__all__ = ["Held", "State", "embedding_held", "gradient_bytes", "head_held", "layer_held", "state"]
+__all__ = [
+    "Held",
+    "State",
+    "accumulation_ns",
+    "embedding_held",
+    "gradient_bytes",
+    "head_held",
+    "layer_held",
+    "state",
+]
 
 _FP32 = 4
 _MOMENTS = 2 * _FP32
@@ -106,6 +115,13 @@ def state(
         reduce_ns=_reduce_ns(model, options, groups, held),
         optimizer_ns=_update_ns(device, sum(owned) * touched),
     )
+
+
+def accumulation_ns(model: Transformer, device: Accelerator, options: RooflineOptions, held: Held) -> int:
+    """Return the time to add up a microbatch's gradients by kernels of their own."""
+    if options.accumulation == "fused":
+        return 0
+    return _update_ns(device, (held.dense + held.experts) * (model.element_bytes + 2 * gradient_bytes(options)))
 
 
 def _reduce_ns(model: Transformer, options: RooflineOptions, groups: Groups, held: Held) -> int:

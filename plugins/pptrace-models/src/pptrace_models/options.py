@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pptrace.plugin import Size  # noqa: TC001 - pydantic reads it
+from pptrace.plugin import Duration, Size  # noqa: TC001 - pydantic reads them
 from pptrace_models.checked import Parameters
 
 __all__ = ["RooflineOptions"]
@@ -21,6 +21,19 @@ class RooflineOptions(Parameters):
     """Precision of gradient buffers and of their reduction."""
     reserved: Annotated[Size, Field(ge=0)] = 2 * 2**30
     """Set aside per rank for context, workspace and fragmentation; 2 GiB."""
+    kernels: Literal["groups", "shapes"] = "groups"
+    """How long kernels take: groups of them at constant shares of the peaks, or each by its shape."""
+    accumulation: Literal["fused", "separate"] = "fused"
+    """How a microbatch's weight gradients are added up: by the product itself (Megatron-LM), or written in the
+    model's precision and added by kernels of their own (DeepSpeed's BF16 optimizer)."""
+    scatter_gather: bool = False
+    """Whether each tensor-parallel device sends its share of a message; the next stage gathers it."""
+    spread: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Standard deviation of devices' speeds, as a share: all computation takes as long as on the slowest device of
+    the job, in expectation."""
+    skew: Annotated[Duration, Field(ge=0)] = 0
+    """Standard deviation of when the devices of a tensor-parallel group reach a collective, which waits for the
+    last, in expectation."""
     segments: bool = False
     """Whether actions consist of segments, which overlapped pairs run beside each other."""
     alone: Literal["in-order", "overlapped"] = "in-order"

@@ -11,10 +11,12 @@ from pptrace.plugin import ConfigError, Workload, format_size
 from pptrace_models import activations, memory, timing
 from pptrace_models.accelerator import Accelerator
 from pptrace_models.checked import checked
+from pptrace_models.extremes import expected_maximum
 from pptrace_models.flops import step_flops
 from pptrace_models.groups import groups_of
 from pptrace_models.options import RooflineOptions
 from pptrace_models.segments import Costing, stage_segments
+from pptrace_models.shapes import Shaped
 from pptrace_models.shard import Shard, partition, shard
 from pptrace_models.transformer import Transformer
 
@@ -56,17 +58,25 @@ def build(request: CostRequest) -> Workload:
         ConstraintError: parallel sizes that the model cannot take, with the nearest that it can.
     """
     model = checked(Transformer, request.model, "model")
-    device = checked(Accelerator, request.device, "device")
     options = checked(RooflineOptions, request.options, "costs.options")
+    shape = Shaped if options.kernels == "shapes" else Accelerator
+    device = checked(shape, request.device, "device")
     if options.alone == "overlapped" and not options.segments:
         raise ConfigError("overlapped needs segments: write segments: true beside it", key="costs.alone")
     if not (options.delay_wgrad or options.segments):
         raise ConfigError("false needs segments: write segments: true beside it", key="costs.delay_wgrad")
+    if options.accumulation == "separate" and options.segments:
+        raise ConfigError("separate has no segment of its own: take segments away", key="costs.accumulation")
     part = shard(model, request)
-    groups = groups_of(request, part, device)
+    if options.spread:
+        devices = request.tp * request.cp * request.dp * request.ranks
+        device = device.slowed(1 + options.spread * expected_maximum(devices))
+    groups = groups_of(request, part, device, options.skew)
     stages = _stages(model, request.stages)
     peak = device.peak(model.precision)
     boundary = part.split_tokens * model.hidden * model.element_bytes
+    if options.scatter_gather and part.split_tokens == part.tokens:
+        boundary = -(-boundary // part.tp)
     columns = {
         **_times(model, part, device, options, groups, stages),
         **_kept(model, part, stages),
@@ -129,11 +139,12 @@ def _times(
     first = timing.embedding_cost(model, part, device, groups, grad)
     last = timing.head_cost(model, part, device, groups, grad)
     costs = [dense.times(s.dense) + moe.times(s.moe) + first.times(s.first) + last.times(s.last) for s in stages]
+    added = [memory.accumulation_ns(model, device, options, _held(model, part, s)) for s in stages]
     return {
         "f_ns": [cost.f for cost in costs],
-        "b_ns": [cost.i + cost.w for cost in costs],
+        "b_ns": [cost.i + cost.w + add for cost, add in zip(costs, added, strict=True)],
         "i_ns": [cost.i for cost in costs],
-        "w_ns": [cost.w for cost in costs],
+        "w_ns": [cost.w + add for cost, add in zip(costs, added, strict=True)],
         "f_collective_ns": [cost.f_collective for cost in costs],
         "b_collective_ns": [cost.i_collective for cost in costs],
         "i_collective_ns": [cost.i_collective for cost in costs],
@@ -168,14 +179,7 @@ def _state(
     groups: Groups,
     stages: Sequence[_Stage],
 ) -> dict[str, list[int]]:
-    dense = memory.layer_held(model, part, moe=False)
-    moe = memory.layer_held(model, part, moe=True)
-    first = memory.embedding_held(model, part)
-    states = []
-    for s in stages:
-        last = memory.head_held(model, part, with_embedding=s.first)
-        held = dense.times(s.dense) + moe.times(s.moe) + first.times(s.first) + last.times(s.last)
-        states.append(memory.state(model, part, device, options, groups, held))
+    states = [memory.state(model, part, device, options, groups, _held(model, part, s)) for s in stages]
     return {
         "weights_bytes": [state.weights for state in states],
         "gradients_bytes": [state.gradients for state in states],
@@ -183,6 +187,14 @@ def _state(
         "reduce_ns": [state.reduce_ns for state in states],
         "optimizer_ns": [state.optimizer_ns for state in states],
     }
+
+
+def _held(model: Transformer, part: Shard, stage: _Stage) -> memory.Held:
+    """Return the parameters of a stage on one device."""
+    dense = memory.layer_held(model, part, moe=False).times(stage.dense)
+    moe = memory.layer_held(model, part, moe=True).times(stage.moe)
+    last = memory.head_held(model, part, with_embedding=stage.first)
+    return dense + moe + memory.embedding_held(model, part).times(stage.first) + last.times(stage.last)
 
 
 def _transient(model: Transformer, part: Shard) -> int:
@@ -211,6 +223,12 @@ def _notes(
         "Collectives of the rank's own group are exposed, in the forward and in the input-gradient backward.",
         f"Memory holds {options.gradients} gradients, Adam in fp32 (ZeRO {options.zero}), {memory_kept}.",
     ]
+    if options.kernels == "shapes":
+        notes.append(
+            "Each kernel takes what its shape says: tiles and waves of products, blocks of attention, bytes."
+        )
+    if options.spread:
+        notes.append("Computation takes as long as on the slowest of the job's devices, in expectation.")
     if model.recompute == "selective" and model.flash_attention:
         notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
     return (*notes, *_network_notes(device, request))

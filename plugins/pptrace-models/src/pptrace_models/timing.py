@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace_models import collectives, flops
+from pptrace_models.shapes import Shaped, shaped_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pptrace_models.groups import Groups
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Precision, Transformer
+    from pptrace_models.work import Work
 
 __all__ = ["Cost", "embedding_cost", "head_cost", "layer_cost", "work_ns"]
 
@@ -51,10 +53,12 @@ class Cost:
 _NAMES = tuple(field.name for field in fields(Cost))
 
 
-def work_ns(work: flops.Work, unit: str, model: Transformer, device: Accelerator) -> int:
+def work_ns(work: Work, unit: str, model: Transformer, device: Accelerator) -> int:
     """Return the time of one group of kernels in one pass; no work takes none."""
     if not work.flops and not work.size_bytes:
         return 0
+    if isinstance(device, Shaped):
+        return shaped_ns(work, unit, model.precision, device)
     compute = device.launch_latency + work.flops * _SECOND_NS / _flops_rate(unit, model, device)
     memory_rate = device.memory_bandwidth * Fraction(str(device.memory_efficiency))
     memory = device.memory_latency + work.size_bytes * _SECOND_NS / memory_rate

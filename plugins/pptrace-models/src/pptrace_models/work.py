@@ -1,0 +1,59 @@
+"""What groups of kernels do: operations, bytes, and the shapes of matrix products and attention among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Core", "Product", "Work"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A matrix product of m x k and k x n."""
+
+    m: int
+    """Rows of the result."""
+    n: int
+    """Its columns."""
+    k: int
+    """Depth: elements that each of the result's sums over."""
+    copies: int = 1
+    """Products alike that run as one kernel: experts, or heads."""
+    result_bytes: int = 2
+    """Bytes moved for an element of the result: written, or read and written where it is added to."""
+    cast: bool = False
+    """Whether the left factor is cast for this product where it is in fp8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """A flash attention kernel."""
+
+    heads: int
+    """Heads times sequences."""
+    queries: int
+    """Tokens that ask, of each."""
+    keys: int
+    """Tokens that are asked."""
+    width: float
+    """Width of a head."""
+    backward: bool = False
+    """Whether it is the backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a group of kernels does; no FLOPs and no bytes is no kernel."""
+
+    flops: int = 0
+    """Floating-point operations."""
+    size_bytes: int = 0
+    """Bytes to and from memory."""
+    products: tuple[Product, ...] = ()
+    """The matrix products among them, where there are any."""
+    core: Core | None = None
+    """The flash attention kernel, where it is one."""
+    beside_bytes: int = 0
+    """Of kernels beside the products: the part of ``size_bytes`` that is theirs."""
+    kernels: int = 1
+    """Kernels that have no product."""

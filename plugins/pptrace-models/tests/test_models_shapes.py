@@ -1,0 +1,203 @@
+"""Kernels take what their shapes say: waves of tiles, blocks of attention, bytes; jobs wait for the slowest."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from math import ceil, pi, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.plugin import ConfigError, Kind
+from pptrace_models.checked import checked
+from pptrace_models.extremes import expected_maximum
+from pptrace_models.plugin import pptrace_devices
+from pptrace_models.shapes import Shaped, shaped_ns
+from pptrace_models.shard import partition
+from pptrace_models.transformer import Transformer
+from pptrace_models.work import Core, Product, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.plugin import Workload
+
+MEASURED = Path(__file__).parents[4] / "shared" / "data" / "kernel-efficiency" / "a100_pcie.json"
+IDEAL = {
+    "peak_bf16": 10**14, "peak_fp8": 2 * 10**14, "peak_fp32": 10**13, "memory": 2**40, "memory_bandwidth": 10**16,
+    "memory_efficiency": 1.0, "memory_latency": 0, "launch_latency": 0, "scale_up_bandwidth": 10**12,
+    "multiprocessors": 100, "attainable_bf16": 1.0, "attainable_fp8": 1.0, "attention_attainable": 1.0,
+}  # fmt: skip
+SIZES = st.integers(1, 4096).map(lambda size: 8 * size)
+
+
+def device(**values: Any) -> Shaped:
+    return checked(Shaped, IDEAL | values, "device")
+
+
+def product_ns(m: int, n: int, k: int, *, on: Shaped | None = None, precision: Any = "bf16", **more: Any) -> int:
+    one = Product(m=m, n=n, k=k, **more)
+    work = Work(flops=2 * one.copies * m * n * k, size_bytes=1, products=(one,))
+    return shaped_ns(work, "linear", precision, on or device())
+
+
+def test_a_last_wave_takes_as_long_as_a_full_one() -> None:
+    wave = 2 * 256 * 128 * (4096 + 128) * 1e9 / (10**14 / 100)
+
+    assert product_ns(256 * 10, 128 * 10, 4096) == ceil(wave)
+    assert product_ns(256 * 10, 128 * 20, 4096) == ceil(2 * wave)
+    assert wave < product_ns(256 * 10, 128 * 11, 4096) <= 2 * wave
+
+
+def test_a_product_is_no_faster_than_its_bytes() -> None:
+    slow = device(memory_bandwidth=10**9)
+
+    assert product_ns(1024, 1024, 1024, on=slow) == 3 * 2 * 1024 * 1024
+    assert product_ns(1024, 1024, 1024, on=slow, result_bytes=8) == (2 * 2 + 8) * 1024 * 1024
+
+
+def test_sizes_that_are_not_aligned_take_longer() -> None:
+    assert product_ns(4096, 4096, 108) > 1.8 * product_ns(4096, 4096, 112)
+
+
+def test_fp8_casts_what_no_norm_has_cast() -> None:
+    plain = product_ns(4096, 4096, 4096, precision="fp8", on=device(memory_bandwidth=10**12))
+    cast = product_ns(4096, 4096, 4096, precision="fp8", on=device(memory_bandwidth=10**12), cast=True)
+
+    assert cast - plain == pytest.approx(4096 * 4096 * 4 / 1e3, abs=1)
+    assert plain < product_ns(4096, 4096, 4096)
+
+
+@given(m=SIZES, n=SIZES, k=SIZES)
+def test_products_are_never_faster_than_the_device_attains(m: int, n: int, k: int) -> None:
+    assert product_ns(m, n, k) >= 2 * m * n * k / 1e5 * (1 - 1e-9)
+
+
+@given(m=SIZES, n=SIZES, k=SIZES)
+def test_twice_the_rows_take_at_least_as_long_and_at_most_twice(m: int, n: int, k: int) -> None:
+    once, twice = product_ns(m, n, k), product_ns(2 * m, n, k)
+
+    assert once <= twice <= 2 * once + 1
+
+
+def test_attention_fills_the_device_with_blocks_and_narrow_heads_attain_less() -> None:
+    def rate(heads: int, width: float = 128.0, *, backward: bool = False) -> float:
+        core = Core(heads=heads, queries=4096, keys=4096, width=width, backward=backward)
+        flops = int(4 * heads * 4096 * 4096 * width)
+        return flops / shaped_ns(Work(flops=flops, size_bytes=1, core=core), "attention", "bf16", device())
+
+    assert rate(25) > rate(4) > rate(1)  # 800, 128 and 32 blocks for 100 multiprocessors
+    assert rate(1) == pytest.approx(0.32 * rate(25), rel=1e-4)
+    assert rate(25, 64.0) == pytest.approx(rate(25) * 64 / 96 * 1.25, rel=1e-4)
+    assert rate(25, backward=True) == pytest.approx(0.85 * rate(25), rel=1e-4)
+
+
+@pytest.mark.skipif(not MEASURED.exists(), reason="the measured products are not part of this repository")
+def test_products_measured_on_an_a100_are_met_within_five_percent() -> None:
+    content = json.loads(MEASURED.read_text())["accelerator"]["op"]["matmul"]["accurate_efficient_factor"]
+    pcie = device(
+        peak_bf16=312 * 10**12, memory_bandwidth=1_935 * 10**9, memory_efficiency=0.8, multiprocessors=108,
+        attainable_bf16=0.78,
+    )  # fmt: skip
+    errors = []
+    for text, share in content.items():
+        m, k, n = (int(re.search(rf"{name}=(\d+)", text)[1]) for name in "mkn")  # type: ignore[index]
+        took = 2 * m * n * k * 1e9 / (312e12 * share)
+        written = 8 if "accumulate=True" in text else 2
+        errors.append(abs(product_ns(m, n, k, on=pcie, result_bytes=written) / took - 1))
+
+    assert len(errors) == 183
+    assert sum(errors) / len(errors) < 0.05
+
+
+def test_small_microbatches_are_less_efficient(costs: Callable[..., Workload]) -> None:
+    model = {"hidden": 14336, "heads": 64, "ffn": 4 * 14336, "layers": 4}
+    per_sequence = [
+        int(costs(model, "a100-sxm", tp=8, micro=micro, options={"kernels": "shapes"}).f_ns[1]) / micro
+        for micro in (1, 2, 4, 8)
+    ]
+
+    assert all(smaller > larger for smaller, larger in pairwise(per_sequence))
+    assert per_sequence[0] > 1.08 * per_sequence[-1]
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("flash", [True, False])
+def test_segments_sum_to_what_actions_take(costs: Callable[..., Workload], recompute: str, *, flash: bool) -> None:
+    model = {"recompute": recompute, "flash_attention": flash}
+    whole = costs(model, tp=2, options={"kernels": "shapes"})
+    parts = costs(model, tp=2, options={"kernels": "shapes", "segments": True})
+
+    for kind in (Kind.F, Kind.B, Kind.I, Kind.W):
+        # Norms are split in two halves, each rounded on its own.
+        assert abs(whole.duration_ns(kind) - parts.duration_ns(kind)).max() <= 2 * 8
+    assert (whole.f_ns == whole.f_ns[1]).sum() >= 2
+
+
+@pytest.mark.parametrize("name", [offer.name for offer in pptrace_devices()])
+def test_every_preset_takes_shapes(costs: Callable[..., Workload], name: str) -> None:
+    workload = costs({}, name, options={"kernels": "shapes"})
+
+    assert (workload.f_ns > 0).all()
+    assert (workload.b_ns == workload.i_ns + workload.w_ns).all()
+
+
+def test_the_expected_maximum_is_that_of_normal_numbers() -> None:
+    assert expected_maximum(1) == pytest.approx(0, abs=1e-9)
+    assert expected_maximum(2) == pytest.approx(1 / sqrt(pi))
+    assert expected_maximum(3) == pytest.approx(1.5 / sqrt(pi))
+    drawn = np.random.default_rng(1).standard_normal((4_000, 256)).max(axis=1)
+    assert expected_maximum(256) == pytest.approx(drawn.mean(), abs=0.03)
+    assert expected_maximum(2048) == pytest.approx(3.435, abs=0.01)
+
+
+def test_computation_waits_for_the_slowest_of_the_job_s_devices(costs: Callable[..., Workload]) -> None:
+    even, wide = costs(dp=2, tp=2), costs(dp=2, tp=2, options={"spread": 0.02})
+
+    more = 1 + 0.02 * expected_maximum(4 * 2 * 2)
+    own, slowed = (one.f_ns - one.f_collective_ns for one in (even, wide))
+    assert (wide.f_collective_ns == even.f_collective_ns).all()
+    assert slowed[1] / own[1] == pytest.approx(more, rel=0.05)  # latencies stay
+    assert wide.peak_flops == even.peak_flops
+
+
+def test_tensor_parallel_collectives_wait_for_the_last(costs: Callable[..., Workload]) -> None:
+    even, late = costs(tp=4), costs(tp=4, options={"skew": "100 us"})
+
+    wait = round(100_000 * expected_maximum(4))
+    assert late.f_ns[1] - even.f_ns[1] == 2 * 2 * wait  # two layers of two collectives
+    assert costs(tp=1, options={"skew": "100 us"}).f_ns.tolist() == costs(tp=1).f_ns.tolist()
+
+
+def test_shares_of_messages_are_sent_where_sequences_are_whole(costs: Callable[..., Workload]) -> None:
+    whole, shares = costs(tp=4), costs(tp=4, options={"scatter_gather": True})
+
+    assert (whole.boundary_bytes == 4 * shares.boundary_bytes).all()
+    split = costs(tp=4, sequence_parallel=True, options={"scatter_gather": True})
+    assert (split.boundary_bytes == shares.boundary_bytes).all()
+
+
+def test_gradients_that_are_added_apart_lengthen_the_weight_gradient(costs: Callable[..., Workload]) -> None:
+    fused, apart = costs(), costs(options={"accumulation": "separate"})
+
+    added = apart.w_ns - fused.w_ns
+    rate = 3_350e9 * 0.8
+    assert added[1] == pytest.approx(fused.weights_bytes[1] / 2 * (2 + 8) * 1e9 / rate + 1_000, rel=1e-3)
+    assert (apart.b_ns - fused.b_ns == added).all()
+    with pytest.raises(ConfigError, match="separate has no segment"):
+        costs(options={"accumulation": "separate", "segments": True})
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "split"), [(30, 32, [0, *[1] * 30, 0]), (3, 4, [1, 1, 1, 0]), (1, 2, [1, 0])]
+)
+def test_embedding_and_head_may_have_a_stage_to_themselves(
+    classic: dict[str, Any], layers: int, stages: int, split: list[int]
+) -> None:
+    assert partition(checked(Transformer, classic | {"layers": layers}, "model"), stages) == split
