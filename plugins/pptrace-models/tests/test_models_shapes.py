@@ -116,6 +116,52 @@ def test_products_measured_on_an_a100_are_met_within_five_percent() -> None:
     assert sum(errors) / len(errors) < 0.05
 
 
+def table(tmp_path: Path, tflops: float, entries: dict[str, float]) -> str:
+    matmul = {"tflops": tflops, "accurate_efficient_factor": entries}
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps({"accelerator": {"op": {"matmul": matmul}}}))
+    return str(file)
+
+
+def test_measured_products_go_first(costs: Callable[..., Workload], tmp_path: Path) -> None:
+    sizes = "b=1, m=2048, k=1024, n=4096, layout=TN, accumulate=False, out_dtype=bf16"  # up, forward
+    file = table(tmp_path, 989.5, {sizes: 0.01})
+    plain, measured = (costs(options={"kernels": "shapes"} | more) for more in ({}, {"kernel_table": file}))
+    wide = costs(options={"kernels": "shapes", "kernel_table": file, "spread": 0.05})
+
+    one = 2 * 2048 * 1024 * 4096 * 1e9 / (989.5e12 * 0.01)
+    assert 2 * one * 0.95 < measured.f_ns[1] - plain.f_ns[1] < 2 * one
+    assert (wide.f_ns > measured.f_ns * (1 + 0.04 * expected_maximum(4))).all()
+
+
+@pytest.mark.parametrize(
+    ("tflops", "entries", "reason"),
+    [
+        (312, {}, "is of another device: its peak is 312 TFLOP/s, that of this one 989.5"),
+        (989.5, {"b=1, m=1": 0.5}, "holds no accelerator.op.matmul"),
+        (989.5, {"b=1, m=1, k=1, n=1": 1.5}, "not between 0 and 1"),
+    ],
+)
+def test_tables_that_cannot_be_used_are_refused(
+    costs: Callable[..., Workload], tmp_path: Path, tflops: float, entries: dict[str, float], reason: str
+) -> None:
+    file = table(tmp_path, tflops, entries)
+
+    with pytest.raises(ConfigError, match=reason):
+        costs(options={"kernels": "shapes", "kernel_table": file})
+    with pytest.raises(ConfigError, match="need kernels: shapes"):
+        costs(options={"kernel_table": file})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        costs(options={"kernels": "shapes", "kernel_table": str(tmp_path / "none.json")})
+
+
+@pytest.mark.skipif(not MEASURED.exists(), reason="the measured products are not part of this repository")
+def test_the_measured_file_is_read_as_it_is(costs: Callable[..., Workload]) -> None:
+    workload = costs({}, "a100-sxm", options={"kernels": "shapes", "kernel_table": str(MEASURED)})
+
+    assert (workload.f_ns > 0).all()
+
+
 def test_small_microbatches_are_less_efficient(costs: Callable[..., Workload]) -> None:
     model = {"hidden": 14336, "heads": 64, "ffn": 4 * 14336, "layers": 4}
     per_sequence = [

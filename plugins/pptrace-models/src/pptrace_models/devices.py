@@ -135,8 +135,8 @@ DEVICES = (
         "NVIDIA Blackwell architecture brief (2024), HGX B200: 4.5 PFLOP/s BF16 and FP16 and 9 FP8 with sparsity, "
         "halved for dense; 80 TFLOP/s FP32",
         "DGX B200 datasheet: 1440 GB and 64 TB/s for eight",
-        "what products attain: fitted to published steps (SimuMax 1.2), 5 % under its measured large products; FP8 "
-        "taken as BF16; attention as measured there",
+        "what products attain: fitted to published steps (SimuMax 1.2), 5 % under its measured large products; "
+        "FP8 taken as BF16; attention as measured there",
         "NVLink 5: 1800 GB/s both ways, 900 per direction",
         multiprocessors=148,
         attainable_bf16=0.47,

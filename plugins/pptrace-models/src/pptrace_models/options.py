@@ -23,6 +23,8 @@ class RooflineOptions(Parameters):
     """Set aside per rank for context, workspace and fragmentation; 2 GiB."""
     kernels: Literal["groups", "shapes"] = "groups"
     """How long kernels take: groups of them at constant shares of the peaks, or each by its shape."""
+    kernel_table: str | None = None
+    """A file of measured products, which go before what their shapes say; none unless given."""
     accumulation: Literal["fused", "separate"] = "fused"
     """How a microbatch's weight gradients are added up: by the product itself (Megatron-LM), or written in the
     model's precision and added by kernels of their own (DeepSpeed's BF16 optimizer)."""

@@ -18,6 +18,7 @@ from pptrace_models.options import RooflineOptions
 from pptrace_models.segments import Costing, stage_segments
 from pptrace_models.shapes import Shaped
 from pptrace_models.shard import Shard, partition, shard
+from pptrace_models.tables import read_table
 from pptrace_models.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ def build(request: CostRequest) -> Workload:
     """
     model = checked(Transformer, request.model, "model")
     options = checked(RooflineOptions, request.options, "costs.options")
-    shape = Shaped if options.kernels == "shapes" else Accelerator
-    device = checked(shape, request.device, "device")
+    device = _device(request, options)
     if options.alone == "overlapped" and not options.segments:
         raise ConfigError("overlapped needs segments: write segments: true beside it", key="costs.alone")
     if not (options.delay_wgrad or options.segments):
@@ -109,6 +109,18 @@ def build(request: CostRequest) -> Workload:
         delay_wgrad=options.delay_wgrad,
     )  # fmt: skip
     return workload.segmented(_segments(costing, stages), overlapped=options.alone == "overlapped")
+
+
+def _device(request: CostRequest, options: RooflineOptions) -> Accelerator:
+    """Return the device, with kernels by shape and measured products where the options say so."""
+    if options.kernels != "shapes":
+        if options.kernel_table:
+            raise ConfigError("measured products need kernels: shapes", key="costs.kernel_table")
+        return checked(Accelerator, request.device, "device")
+    device = checked(Shaped, request.device, "device")
+    if not options.kernel_table:
+        return device
+    return device.model_copy(update={"table": read_table(options.kernel_table, device)})
 
 
 def _segments(costing: Costing, stages: Sequence[_Stage]) -> dict[Kind, list[tuple[Segment, ...]]]:

@@ -11,9 +11,12 @@ Apache-2.0), which they meet within 4.3 % on average.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from pydantic import ConfigDict
 
 from pptrace_models.accelerator import Accelerator
+from pptrace_models.tables import KernelTable  # noqa: TC001 - pydantic reads it
 
 if TYPE_CHECKING:
     from pptrace_models.transformer import Precision
@@ -42,10 +45,21 @@ _SECOND_NS = 1e9
 
 
 class Shaped(Accelerator):
-    """A device whose kernels take what their shapes say."""
+    """A device whose kernels take what their shapes say, or what they measured."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    table: KernelTable | None = None
+    """Measured products; they go first."""
+    slowness: float = 1.0
+    """How many times as long as on the device that they were measured on."""
+
+    def slowed(self, times: float) -> Self:
+        """Return a device whose computation takes so many times as long."""
+        return super().slowed(times).model_copy(update={"slowness": self.slowness * times})
 
 
-def shaped_ns(work: Work, unit: str, precision: Precision, device: Accelerator) -> int:
+def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> int:
     """Return the time of one group of kernels in one pass, rounded up; no work takes none.
 
     Args:
@@ -71,9 +85,12 @@ def shaped_ns(work: Work, unit: str, precision: Precision, device: Accelerator) 
 
 
 @lru_cache(maxsize=4096)
-def _product_ns(product: Product, precision: Precision, device: Accelerator, *, padded: bool) -> float:
+def _product_ns(product: Product, precision: Precision, device: Shaped, *, padded: bool) -> float:
     """Return one product's time; a padded vocabulary is aligned whatever its tokens."""
     m, n, k = product.m, product.n, product.k
+    measured = device.table.share(product.copies, m, n, k) if device.table and precision == "bf16" else None
+    if measured:
+        return 2 * product.copies * m * n * k * _SECOND_NS * device.slowness / (device.peak(precision) * measured)
     rate = device.peak(precision) * device.attainable(precision) / device.multiprocessors
     waves_flops = min(
         -(-product.copies * -(-m // rows) * -(-n // columns) // device.multiprocessors) * rows * columns / share
@@ -90,7 +107,7 @@ def _product_ns(product: Product, precision: Precision, device: Accelerator, *, 
     return device.launch_latency + max(compute, moved * _SECOND_NS / _memory_rate(device)) + cast
 
 
-def _core_ns(core: Core, flops: int, device: Accelerator) -> float:
+def _core_ns(core: Core, flops: int, device: Shaped) -> float:
     blocks = core.heads * -(-core.queries // _BLOCK)
     waves = -(-blocks // device.multiprocessors)
     filled = blocks / (waves * device.multiprocessors)
@@ -101,9 +118,9 @@ def _core_ns(core: Core, flops: int, device: Accelerator) -> float:
     return device.launch_latency + flops * diagonal * _SECOND_NS / (device.peak("bf16") * share)
 
 
-def _memory_ns(size_bytes: int, kernels: int, device: Accelerator) -> float:
+def _memory_ns(size_bytes: int, kernels: int, device: Shaped) -> float:
     return kernels * device.launch_latency + size_bytes * _SECOND_NS / _memory_rate(device)
 
 
-def _memory_rate(device: Accelerator) -> float:
+def _memory_rate(device: Shaped) -> float:
     return device.memory_bandwidth * device.memory_efficiency
