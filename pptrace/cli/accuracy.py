@@ -125,10 +125,13 @@ def _check(outputs: Sequence[Path]) -> None:
 
 
 def _csv(rows: Sequence[Row]) -> str:
+    from pptrace.printable import csv_written
+
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({name: csv_written(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
     return text.getvalue()
 
 

@@ -58,6 +58,16 @@ def test_a_scatter_is_drawn(pptrace: Pptrace, tmp_path: Path) -> None:
     assert "measured step" in picture.read_text()
 
 
+def test_no_cell_is_a_formula(pptrace: Pptrace, tmp_path: Path) -> None:
+    steps = tmp_path / "steps.csv"
+    head, first, *_ = OWN.read_text().splitlines()
+    steps.write_text(f"{head}\n{first.replace('a job of ours', '=1+1')}\n")
+
+    answer = pptrace("accuracy", str(steps), "--executor", "serial", "--csv")
+
+    assert answer.out.splitlines()[1].startswith("2,'=1+1,")
+
+
 def test_what_cannot_be_used_gets_one_line(pptrace: Pptrace, tmp_path: Path) -> None:
     for arguments, reason in (
         (("-o", str(tmp_path / "rows.txt")), "no such format"),
