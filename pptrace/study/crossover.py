@@ -205,7 +205,7 @@ def _check_last(basis: Basis, between: Sequence[Entry], span: Span) -> None:
         try:
             resolved = basis.resolve(entry, [span.at(span.high)])
         except ConfigError as error:
-            if error.key == span.key and span.high > _LARGEST_COUNT:
+            if error.key == span.key and span.is_count and span.high > _LARGEST_COUNT:
                 raise
             continue  # the search says so, and goes on with other values
         check_size(resolved)

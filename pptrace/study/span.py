@@ -53,6 +53,11 @@ class Span:
     high: int
     """The last value, above the first."""
 
+    @property
+    def is_count(self) -> bool:
+        """Whether its values are whole numbers."""
+        return self.key.startswith(_COUNTS)
+
     def at(self, value: int) -> Assignment:
         """Return what sets the key to a value."""
         return assignment(self.key, self.scale.exact(value), f"--over {self.word}")

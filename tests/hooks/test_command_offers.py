@@ -53,7 +53,7 @@ def test_a_plugin_s_command_is_listed_without_being_loaded_and_runs_by_its_name(
     assert code == 0
     assert re.search(r"^  hello +Say hello\.$", listed, re.MULTILINE)
     assert "loaded" not in listed
-    assert run("hello") == (0, "loaded\nhello\n", "")
+    assert run("hello") == (0, "hello\n", "loaded\n")
 
 
 def test_a_command_of_the_core_s_name_is_an_error_that_names_both_and_costs_no_other(
@@ -89,7 +89,8 @@ def test_what_is_no_command_or_cannot_be_loaded_is_the_plugin_s_error(install: I
     code, _, said = run("hello")
 
     assert code == 2
-    assert said.startswith("pptrace: plugin 'greeter' (pptrace-greeter 1.2): load of command 'hello' returned ")
+    wrong = "pptrace: plugin 'greeter' (pptrace-greeter 1.2): load of command 'hello' returned "
+    assert said.startswith(f"loaded\n{wrong}")
     assert said.endswith(", expected a click command\n")
 
 
@@ -118,4 +119,4 @@ def test_completion_lists_commands_and_keeps_quiet_about_broken_ones(
     _, listed, said = run()
 
     assert listed.endswith("plain,hello\n")
-    assert said == ""
+    assert "broken" not in said
