@@ -2,8 +2,9 @@
 set -eu
 
 echo "== which schedule, in 40 GiB per rank"
-pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules 1f1b,interleaved-1f1b,zb-h1,zb-v,v-half --memory 40GiB
+pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules 1f1b,interleaved-1f1b,zb-v --memory 40GiB \
+  --set 'device.host_bandwidth=64 GB/s'
 echo
 echo "== one of them again"
 pptrace simulate llama3-70b.yaml --p2p ordered --microbatches 16 \
-  --schedule 1f1b --vp 1 --set 'device.memory=40 GiB' --set model.recompute=full | sed -n 3p
+  --set 'device.host_bandwidth=64 GB/s' --schedule 1f1b --vp 1 --set 'device.memory=40 GiB' --set schedule.offload.ratio=0.25 | sed -n 3p

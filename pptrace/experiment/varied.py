@@ -25,6 +25,8 @@ _MICRO: tuple[Fraction | float, ...] = (2, 0.5, 4, 0.25)
 _LESS = (Fraction(15, 16), Fraction(7, 8), Fraction(13, 16), Fraction(3, 4))
 """Parts of a form's activations within which a generated order is made anew."""
 _MIB = 2**20
+_RATIOS = (0.25, 0.5, 1)
+"""Shares of activations that may be copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,22 @@ def _order_memory(ground: Ground) -> list[Settings]:
     return [{"schedule.options.memory": exact_size(size)} for size in sizes if size]
 
 
+def _offload(ground: Ground) -> list[Settings]:
+    """Return shares of activations to copy to the host, where it is known what copies take."""
+    resolved, own = ground.resolved, ground.resolved.experiment.schedule
+    known = value_of(resolved, "device.host_bandwidth") or value_of(resolved, "costs.offload")
+    if not known or own.offload is not None or own.recompute is not None:
+        return []
+    return [{"schedule.offload.ratio": ratio} for ratio in _RATIOS]
+
+
+def _recompute_actions(ground: Ground) -> list[Settings]:
+    own = ground.resolved.experiment.schedule
+    if own.offload is not None or own.recompute is not None:
+        return []
+    return [{"schedule.recompute.early": early} for early in (False, True)]
+
+
 VARIED = (
     VariedSetting(name="vp", text="chunks of the model per rank", values=_chunks),
     VariedSetting(name="micro", text="sequences in a microbatch", values=_micro),
@@ -142,6 +160,14 @@ VARIED = (
     VariedSetting(
         name="memory", text="the memory that a generated order is made for", values=_order_memory,
         is_estimated=False,
+    ),
+    VariedSetting(
+        name="offload", text="the share of activations that is copied to the host and back", values=_offload,
+        is_estimated=False,
+    ),
+    VariedSetting(
+        name="recompute-actions", text="forwards computed again by actions of their own",
+        values=_recompute_actions, is_estimated=False,
     ),
 )  # fmt: skip
 """All settings that may differ, in the order in which they are tried."""

@@ -79,6 +79,7 @@ def test_a_row_that_cannot_be_simulated_says_which_column(changes: dict[str, str
     assert reason in found.skipped
 
 
+@pytest.mark.needs_plugins
 def test_a_preset_that_nobody_offers_is_why_a_row_is_skipped() -> None:
     one = case(**{"model.preset": "nobody-s"})
 
@@ -88,6 +89,7 @@ def test_a_preset_that_nobody_offers_is_why_a_row_is_skipped() -> None:
     assert row["error_pct"] is None
 
 
+@pytest.mark.needs_plugins
 def test_a_row_simulates_what_the_same_configuration_does() -> None:
     one = case()
 
@@ -201,6 +203,7 @@ def test_scale_compares_the_fewest_devices_with_the_most() -> None:
     assert scale.simulated == pytest.approx(2)
 
 
+@pytest.mark.needs_plugins
 def test_finished_rows_are_taken_over_after_an_interruption(tmp_path: Path) -> None:
     output = tmp_path / "errors.csv"
     cases = cases_of([(2, ROW), (3, {**ROW, "seq": "2048"})], read_rules())

@@ -136,9 +136,9 @@ def test_the_best_form_is_the_best_of_all(limit: str, schedule: str, chunks: tup
 
     if not steps:
         with pytest.raises(PptraceError, match="no schedule fits"):
-            compare(schedules=schedule, memory=limit, **{"global": 16}, **step)
+            compare(schedules=schedule, memory=limit, vary="vp,micro,recompute", **{"global": 16}, **step)
         return
-    (row,) = compare(schedules=schedule, memory=limit, **{"global": 16}, **step).table()
+    (row,) = compare(schedules=schedule, memory=limit, vary="vp,micro,recompute", **{"global": 16}, **step).table()
     assert row["step_ns"] == min(steps)
 
 
@@ -194,7 +194,8 @@ def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.needs_plugins
 def test_options_are_found_that_let_a_schedule_run_at_all() -> None:
-    (row,) = compare(LLAMA, schedules="stp", memory="48 GiB", microbatches=16, p2p="ordered").rows
+    vary = "vp,micro,recompute,options"
+    (row,) = compare(LLAMA, schedules="stp", memory="48 GiB", vary=vary, microbatches=16, p2p="ordered").rows
     arguments = ["simulate", LLAMA, "--microbatches", "16", "--p2p", "ordered", *shlex.split(row.arguments)]
 
     assert "stp's warm-up on 8 ranks takes 23 microbatches or more, not 16" in row.reason

@@ -22,7 +22,13 @@ COSTS = {"name": "table", "forward": "1 ms", "backward": "2 ms", "activation": "
 def comparison() -> EqualComparison:
     pytest.importorskip("matplotlib")
     return compare(
-        schedules="eager,even,chunky", memory="6 GiB", pp=2, microbatches=4, costs=COSTS, registry=small_registry()
+        schedules="eager,even,chunky",
+        memory="6 GiB",
+        vary="vp,micro",
+        pp=2,
+        microbatches=4,
+        costs=COSTS,
+        registry=small_registry(),
     )
 
 

@@ -22,7 +22,10 @@ STEP = [
 
 @pytest.mark.needs_plugins
 def test_a_schedule_that_does_not_fit_says_which_rank_lacks_how_much_and_what_would_fit() -> None:
-    comparison = compare(LLAMA, schedules="gpipe,1f1b,zb-v", memory="24 GiB", microbatches=16, p2p="ordered")
+    comparison = compare(
+        LLAMA, schedules="gpipe,1f1b,zb-v", memory="24 GiB", vary="vp,micro,recompute,options,memory",
+        microbatches=16, p2p="ordered",
+    )  # fmt: skip
     gpipe, one, zero_bubble = comparison.rows
     text = comparison.summary()
 
