@@ -9,6 +9,7 @@ from pptrace.config.quantity import Flops as Flops
 from pptrace.config.quantity import Rate as Rate
 from pptrace.config.quantity import Size as Size
 from pptrace.config.quantity import format_size as format_size
+from pptrace.config.resolve import load as load
 from pptrace.config.yaml_file import read_yaml as read_yaml
 from pptrace.errors import ConfigError as ConfigError
 from pptrace.errors import ConstraintError as ConstraintError
@@ -20,7 +21,10 @@ from pptrace.errors import ScheduleError as ScheduleError
 from pptrace.errors import TableError as TableError
 from pptrace.errors import TraceError as TraceError
 from pptrace.errors import nearest as nearest
+from pptrace.experiment.prepare import Prepared as Prepared
+from pptrace.experiment.prepare import prepare as prepare
 from pptrace.export.output import replace_file as replace_file
+from pptrace.export.table_file import write_table as write_table
 from pptrace.hooks.offers import API as API
 from pptrace.hooks.offers import ClusterOffer as ClusterOffer
 from pptrace.hooks.offers import CommandOffer as CommandOffer
@@ -104,6 +108,8 @@ from pptrace.timeline.measurement import Step as Step
 from pptrace.timeline.measurement import Summary as Summary
 from pptrace.timeline.measurement import Unattributed as Unattributed
 from pptrace.timeline.messages import messages as messages
+from pptrace.timeline.metrics import Metrics as Metrics
+from pptrace.timeline.metrics import measure as measure
 from pptrace.timeline.order import compute_rows as compute_rows
 from pptrace.timeline.timeline import Slice as Slice
 from pptrace.timeline.timeline import Timeline as Timeline

@@ -50,9 +50,18 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
         transfer = int(message[0] + paths.latency_ns[0])
     static = np.bincount(np.arange(workload.stages) % ranks, weights=workload.static_bytes)
     room = workload.capacity_bytes - workload.reserved_bytes - int(static.max(initial=0))
-    per_stage = {
+    per_stage: dict[str, Any] = {
         name: () if workload.unit_time_ns else tuple(getattr(workload, name).tolist())
-        for name in ("f_ns", "b_ns", "i_ns", "w_ns", "activation_bytes", "weight_activation_bytes")
+        for name in (
+            "f_ns",
+            "b_ns",
+            "i_ns",
+            "w_ns",
+            "activation_bytes",
+            "weight_activation_bytes",
+            "offload_ns",
+            "reload_ns",
+        )
     }
     limit = max(room, 0) if workload.capacity_bytes else 0
     return {

@@ -59,6 +59,10 @@ class ScheduleRequest:
     """Time of one boundary message between neighbours, uncontended."""
     activation_bytes: tuple[int, ...] = ()
     """Bytes that a microbatch's forward leaves on each stage; empty where unknown."""
+    offload_ns: tuple[int, ...] = ()
+    """Time of a copy of a microbatch's activations to host memory per stage; empty as above."""
+    reload_ns: tuple[int, ...] = ()
+    """Time of their copy back per stage; empty as above."""
     memory_limit_bytes: int = 0
     """Bytes per rank for activations where stages loop over the ranks; 0 for no limit."""
     weight_activation_bytes: tuple[int, ...] = ()

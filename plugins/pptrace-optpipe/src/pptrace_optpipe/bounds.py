@@ -1,0 +1,112 @@
+"""What no schedule can beat: arguments about single ranks, and the solver on a few ranks at a time."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from pptrace_optpipe.problem import NO_LIMIT
+from pptrace_optpipe.solving import solve
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pptrace_optpipe.problem import Problem
+    from pptrace_optpipe.solving import Effort
+
+__all__ = ["bound", "latest", "relaxed_bound", "relaxed_ranks"]
+
+_GROUPS = 6
+"""Groups of one size that are tried."""
+
+
+def bound(problem: Problem) -> int:
+    """Return a lower bound of the step (or span), from each rank's fill, work, drain, memory and copies."""
+    return max(_of_rank(problem, rank) for rank in range(problem.ranks))
+
+
+def _of_rank(problem: Problem, rank: int) -> int:
+    stages = problem.stages_of[rank]
+    first = stages[0]
+    fill = 0 if problem.span else sum(problem.f[:first]) + sum(problem.forward_transfer[:first])
+    busy = max(problem.work(rank) + _idle(problem, rank), _held(problem, rank))
+    found = fill + busy + problem.tail[rank]
+    if problem.span:
+        return found
+    # The last input gradient of the rank has all those of the stages before, and one weight gradient, to come.
+    passes = problem.microbatches * sum(problem.f[s] + problem.i[s] for s in stages)
+    drain = sum(problem.i[:first]) + sum(problem.backward_transfer[:first]) + problem.w[0]
+    return max(found, fill + passes + drain + problem.tail[problem.stage_rank[0]])
+
+
+def _idle(problem: Problem, rank: int) -> int:
+    """Return how long a rank has nothing to compute until its first gradient is there, as memory is full."""
+    stages, limit = problem.stages_of[rank], problem.limit[rank]
+    if len(stages) > 1:
+        return 0
+    (stage,) = stages
+    until = problem.round_trip(stage) - problem.i[stage]
+    most = problem.microbatches
+    if limit != NO_LIMIT and problem.activation[stage]:
+        most = min(most, limit // problem.activation[stage])
+        if problem.copies:
+            most += until // max(problem.offload[stage], 1)
+    return max(0, until - min(most, problem.microbatches) * problem.f[stage])
+
+
+def _held(problem: Problem, rank: int) -> int:
+    """Return what a rank's memory and copy channel take: bytes times time are no more than the limit's.
+
+    Every activation is held over its round trip, or over its forward, input gradient and both copies where it is
+    offloaded; then a copy channel is busy. The best share of offloaded ones gives the bound.
+    """
+    limit = problem.limit[rank]
+    if limit in (NO_LIMIT, 0):
+        return 0
+    whole = saved = channel = 0
+    for stage in problem.stages_of[rank]:
+        trip, size = problem.round_trip(stage), problem.activation[stage]
+        whole += trip * size + problem.weight_activation[stage] * problem.w[stage]
+        if problem.copies:
+            copies = problem.offload[stage] + problem.reload[stage]
+            gone = problem.f[stage] + problem.i[stage] + copies
+            saved += max(trip - gone, 0) * size
+            shared = problem.one_stream or bool(problem.shared)
+            channel += copies if shared else max(problem.offload[stage], problem.reload[stage])
+    whole, saved, channel = (problem.microbatches * one for one in (whole, saved, channel))
+    # A share x of the stages' activations goes: T >= (whole - x saved) / limit and T >= x channel, x from 0 to 1.
+    most = -(-(whole - saved) // limit)
+    if len(problem.stages_of[rank]) > 1 or not channel:
+        return most
+    return max(most, -(-whole * channel // (limit * channel + saved)) if saved else most)
+
+
+def relaxed_ranks(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Yield groups of ranks whose relaxations are worth solving: both ends of the pipeline, small groups first."""
+    last = problem.ranks - 1
+    ends = {0, last}
+    for width in range(1, problem.ranks):
+        groups = [one for one in combinations(range(problem.ranks), width) if width == 1 or ends & set(one)]
+        yield from sorted(groups, key=lambda one: (-len(ends & set(one)), one))[:_GROUPS]
+
+
+def latest(problem: Problem, length: int) -> int:
+    """Return a time by which a schedule of some length has ended.
+
+    That is the length where the step counts. Where spans count, the first rank starts at 0; its first input
+    gradient has all of its others and its weight gradients behind it, and every rank starts before.
+    """
+    if not problem.span:
+        return length
+    behind = problem.microbatches * (problem.i[0] + problem.w[0])
+    way = problem.f[-1] + sum(problem.i[1:]) + sum(problem.backward_transfer)
+    return length + max(length - behind - way, 0)
+
+
+def relaxed_bound(problem: Problem, effort: Effort, ranks: Collection[int], horizon: int, least: int) -> int:
+    """Return a bound by the solver on some ranks; the others delay what passes them, and nothing else.
+
+    Leaving out what ranks and their memory forbid makes nothing longer, so the bound holds for the whole.
+    """
+    found = solve(problem, effort, horizon=horizon, ranks=ranks, least=least)
+    return max(found.bound, least)

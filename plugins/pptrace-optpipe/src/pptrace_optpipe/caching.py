@@ -1,0 +1,129 @@
+"""Schedules that were found before, on disk: one file per problem, written whole or not at all.
+
+A problem's key is made of its normalised costs, limits and sizes: times and sizes are divided by what they have in
+common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pptrace.plugin import replace_file
+from pptrace_optpipe.problem import Op, Part, coarsened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pptrace_optpipe.problem import Problem, Rows
+
+__all__ = ["VERSION", "Cache", "Entry", "folder"]
+
+VERSION = 1
+"""Of the entries; those of another one are neither read nor in the way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What was found for a problem."""
+
+    rows: Rows
+    step: int
+    """In the coarse problem's units."""
+    bound: int
+    seconds: float
+    """How long was searched, in all."""
+
+
+def folder() -> Path:
+    """Return where entries are: ``PPTRACE_OPTPIPE_CACHE``, or in the user's folder of caches."""
+    named = os.environ.get("PPTRACE_OPTPIPE_CACHE")
+    if named:
+        return Path(named)
+    caches = os.environ.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path.home() / ".cache") / "pptrace" / "optpipe"
+
+
+class Cache:
+    """A folder of entries; many processes may read and write it at once."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or folder()
+
+    def file_of(self, problem: Problem) -> Path:
+        """Return the file of a problem's entry."""
+        return self.path / f"v{VERSION}-{_key(problem)}.json"
+
+    def get(self, problem: Problem) -> tuple[Entry | None, str]:
+        """Return what was found for a problem, and what is wrong with its file, if anything."""
+        file = self.file_of(problem)
+        try:
+            return _entry(json.loads(file.read_text(encoding="utf-8"))), ""
+        except FileNotFoundError:
+            return None, ""
+        except (OSError, ValueError, KeyError, TypeError):
+            return None, f"{file}: is damaged, and is solved anew"
+
+    def put(self, problem: Problem, entry: Entry) -> None:
+        """Keep what was found, unless something shorter is there; a folder that cannot be made is left alone."""
+        known, _ = self.get(problem)
+        if known is not None and (known.step, -known.bound) < (entry.step, -entry.bound):
+            return
+        text = json.dumps({
+            "version": VERSION, "sizes": _sizes(problem), "step": entry.step, "bound": entry.bound,
+            "seconds": round(entry.seconds, 1),
+            "rows": [[f"{op.stage}{op.part.name}{op.microbatch}" for op in row] for row in entry.rows],
+        })  # fmt: skip
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return
+        with replace_file(self.file_of(problem)) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+    def entries(self) -> Iterator[tuple[str, str]]:
+        """Yield each file's name and what it is about."""
+        for file in sorted(self.path.glob("v*.json")):
+            try:
+                values = json.loads(file.read_text(encoding="utf-8"))
+                gap = 1 - values["bound"] / values["step"]
+                about = f"{values['sizes']}, gap {max(gap, 0):.1%}, {values['seconds']} s"
+            except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+                about = "damaged"
+            yield file.name, about if file.name.startswith(f"v{VERSION}-") else "of another version"
+
+    def clear(self) -> int:
+        """Remove all entries, and return how many there were."""
+        files = list(self.path.glob("v*.json"))
+        for file in files:
+            file.unlink(missing_ok=True)
+        return len(files)
+
+
+def _key(problem: Problem) -> str:
+    coarse, _ = coarsened(problem)
+    text = json.dumps(asdict(coarse), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _sizes(problem: Problem) -> str:
+    copies = ", copies" if problem.copies else ""
+    return f"{problem.ranks} ranks, {problem.stages} stages, {problem.microbatches} microbatches{copies}"
+
+
+def _entry(values: dict[str, Any]) -> Entry:
+    """Return an entry as its file has it."""
+    if values["version"] != VERSION:
+        msg = "another version"
+        raise ValueError(msg)
+    rows = [[_op(text) for text in row] for row in values["rows"]]
+    return Entry(rows=rows, step=int(values["step"]), bound=int(values["bound"]), seconds=float(values["seconds"]))
+
+
+def _op(text: str) -> Op:
+    at = next(place for place, letter in enumerate(text) if letter.isalpha())
+    return Op(Part[text[at]], int(text[:at]), int(text[at + 1 :]))

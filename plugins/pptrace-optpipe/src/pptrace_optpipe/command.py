@@ -1,0 +1,203 @@
+"""``pptrace optimize``: the fastest schedule of a configuration under a memory limit, with a bound."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pptrace.plugin import (
+    ConstraintError,
+    PptraceError,
+    Registry,
+    format_size,
+    validate_options,
+    write_table,
+)
+from pptrace_optpipe.caching import Cache
+from pptrace_optpipe.options import OptimizeOptions
+from pptrace_optpipe.schedule import SHORTEST, require_solver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pptrace.plugin import Schedule
+    from pptrace_optpipe.optimising import Optimised
+    from pptrace_optpipe.search import Found
+    from pptrace_optpipe.setting import Setting, Simulated
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace optimize step.yaml --memory 60GiB -o best.csv
+pptrace simulate step.yaml --schedule best.csv
+pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
+
+
+@click.command("optimize", epilog=_EXAMPLES)
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.option("--memory", metavar="SIZE", default="", help="What each rank may use, weights included: 60GiB; "
+              "the device's memory unless given. With --pareto several, with commas.")  # fmt: skip
+@click.option("--time", "seconds", metavar="TIME", default="60s", show_default=True, help="How long to search.")
+@click.option("--seed", default="0", metavar="N", help="Seed of the search.")
+@click.option("--workers", default="1", metavar="N", help="Threads of the solver; one is reproducible.")
+@click.option("--from", "warm", type=click.Path(path_type=Path), metavar="TABLE",
+              help="Start from this table too, and keep its placement.")  # fmt: skip
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the table, .csv or .txt."
+)
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
+@click.option("--pareto", is_flag=True, help="Search under several limits, and print step against memory.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--no-cache", is_flag=True, help="Neither take what was found before nor keep what is found.")
+@click.option("--cache", "listed", is_flag=True, help="List what was found before.")
+@click.option("--clear-cache", is_flag=True, help="Forget it.")
+def command(
+    config: Path | None, memory: str, seconds: str, seed: str, workers: str, warm: Path | None,
+    output: Path | None, sets: tuple[str, ...], *, pareto: bool, as_json: bool, no_cache: bool,
+    listed: bool, clear_cache: bool,
+) -> None:  # fmt: skip
+    """Find the fastest schedule of CONFIG, a YAML file, under a memory limit."""
+    if listed or clear_cache:
+        _tell_of_cache(clear=clear_cache)
+        return
+    if config is None:
+        raise click.UsageError("name a configuration")
+    if output is not None and output.suffix.lower() not in {".csv", ".txt"}:
+        raise click.UsageError(f"{output}: a table ends in .csv or .txt")
+    options = _options(memory, seconds, seed, workers)
+    if len(options.memory) > 1 and not pareto:
+        raise click.UsageError("several limits are for --pareto")
+    require_solver()
+    from pptrace_optpipe.setting import setting_of
+
+    setting, table = setting_of(config, sets, Registry.load(), warm)
+    limits = options.memory or (setting.workload.capacity_bytes,)
+    cache = None if no_cache else Cache()
+    if pareto:
+        _sweep(setting, limits, options, cache, as_json=as_json)
+        return
+    found = _search(setting, limits[0], options, cache, table)
+    if output is not None:
+        write_table(found.table, output)
+        sys.stderr.write(f"wrote {output}\n")
+    from pptrace_optpipe.report import document, lines
+
+    if as_json:
+        click.echo(json.dumps(document(found, limits[0]), indent=2))
+    else:
+        click.echo("\n".join(lines(found, limits[0])))
+
+
+def _options(memory: str, seconds: str, seed: str, workers: str) -> OptimizeOptions:
+    """Return the options, checked.
+
+    Raises:
+        ConfigError: one that cannot be read.
+        ConstraintError: too short a time.
+    """
+    given: dict[str, Any] = {"time": seconds, "seed": _number(seed), "workers": _number(workers)}
+    if memory:
+        given["memory"] = [text.strip() for text in memory.split(",")]
+    options = validate_options(OptimizeOptions, given, "", {})
+    if options.time < SHORTEST:
+        raise ConstraintError(f"{seconds} is too short for any search", nearest="0.1s", key="--time")
+    return options
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def _search(
+    setting: Setting, memory: int, options: OptimizeOptions, cache: Cache | None, table: Schedule | None = None
+) -> Optimised:
+    """Search under one limit, and tell how it goes; Ctrl-C keeps the best so far."""
+    from pptrace_optpipe.optimising import optimise
+    from pptrace_optpipe.solving import Effort
+
+    began = time.monotonic()
+
+    def tell(simulated: Simulated, found: Found) -> None:
+        gap = max(simulated.step_ns - found.bound, 0) / simulated.step_ns
+        sys.stderr.write(
+            f"{time.monotonic() - began:7.1f} s  step {simulated.step_ns / 1e6:.3f} ms  "
+            f"bound {found.bound / 1e6:.3f} ms  gap {gap:.2%}\n"
+        )
+
+    with _stoppable() as stopped:
+        effort = Effort(seconds=options.time / 1e9, workers=options.workers, seed=options.seed, stopped=stopped)
+        return optimise(setting, memory, effort, cache, warm=table, tell=tell,
+                        warn=lambda line: print(line, file=sys.stderr))  # noqa: T201 # fmt: skip
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into an answer; the second one interrupts as ever."""
+    asked = False
+
+    def stop(*_: object) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, before)
+        sys.stderr.write("stopping with the best so far; once more to leave it\n")
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _sweep(
+    setting: Setting, limits: tuple[int, ...], options: OptimizeOptions, cache: Cache | None, *, as_json: bool
+) -> None:
+    """Search under several limits; those given, or eight from the least that anything fits in."""
+    from pptrace_optpipe.report import document, pareto_lines
+
+    points: list[tuple[int, Optimised | None]] = []
+    for memory in limits if len(limits) > 1 else _limits(setting, limits[0]):
+        sys.stderr.write(f"limit {format_size(memory)}\n")
+        try:
+            points.append((memory, _search(setting, memory, options, cache)))
+        except PptraceError as error:
+            sys.stderr.write(f"{error}\n")
+            points.append((memory, None))
+    if as_json:
+        values = [
+            {"memory_limit_bytes": memory} if one is None else document(one, memory) for memory, one in points
+        ]
+        click.echo(json.dumps(values, indent=2))
+    else:
+        click.echo("\n".join(pareto_lines(points)))
+
+
+def _limits(setting: Setting, most: int) -> list[int]:
+    """Return eight limits between one microbatch's memory and all that a step can use, or ``most``."""
+    work, rank_of = setting.workload, setting.placement.stage_rank[0]
+    held = [0] * setting.placement.ranks
+    for stage, rank in enumerate(rank_of):
+        held[int(rank)] += int(work.activation_bytes[stage])
+    least = max(static + own for static, own in zip(setting.static_bytes, held, strict=True))
+    whole = max(static + own * min(setting.placement.microbatches, 2 * len(held))
+                for static, own in zip(setting.static_bytes, held, strict=True))  # fmt: skip
+    top = min(most, whole) if most else whole
+    return [least + (top - least) * step // 7 for step in range(8)]
+
+
+def _tell_of_cache(*, clear: bool) -> None:
+    cache = Cache()
+    if clear:
+        click.echo(f"{cache.clear()} entries removed from {cache.path}")
+        return
+    count = 0
+    for name, about in cache.entries():
+        click.echo(f"{name}  {about}")
+        count += 1
+    click.echo(f"{count} entries in {cache.path}")

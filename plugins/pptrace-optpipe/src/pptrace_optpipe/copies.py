@@ -1,0 +1,145 @@
+"""Offload and reload activations so that given rows keep their times and fit their memory.
+
+On each rank, whenever more is held than may be, the activation that is needed last goes: its copy out starts
+behind its forward, its copy back as late as the input gradient allows. This is the part that AdaOffload has in
+OptPipe and the offload pass in PipeOffload (Wan et al., arXiv:2503.01328): offloads earliest-fit from the left,
+reloads latest-fit from the right.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from pptrace_optpipe.playing import changes
+from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+
+if TYPE_CHECKING:
+    from pptrace_optpipe.playing import Played
+    from pptrace_optpipe.problem import Problem, Rows
+
+__all__ = ["with_copies"]
+
+
+class _Copy(NamedTuple):
+    """When an activation goes and comes back."""
+
+    out: int
+    back: int
+    place: int
+    """In front of which computation of the row it is launched to come back."""
+
+
+def with_copies(problem: Problem, rows: Rows, played: Played) -> Rows | None:
+    """Return rows with copies that delay nothing and fit; None where too little can be copied in time."""
+    found: Rows = []
+    for rank, row in enumerate(rows):
+        limit = problem.limit[rank]
+        if limit == NO_LIMIT or played.peak[rank] <= limit:
+            found.append(list(row))
+            continue
+        copied = _Rank(problem, row, played, limit).row()
+        if copied is None:
+            return None
+        found.append(copied)
+    return found
+
+
+class _Rank:
+    """One rank's computations, and what of them is copied."""
+
+    def __init__(self, problem: Problem, row: list[Op], played: Played, limit: int) -> None:
+        self.problem, self.limit = problem, limit
+        self.computed = [op for op in row if op.part in COMPUTED]
+        self.start, self.end = played.start, played.end
+        self.starts = [self.start[op] for op in self.computed]
+        self.chosen: list[Op] = []
+        self.late: set[Op] = set()
+
+    def row(self) -> list[Op] | None:
+        """Choose activations until the rest fits, and return the row with their copies."""
+        copies: dict[Op, _Copy] = {}
+        while True:
+            over = self._over(copies)
+            if over is None:
+                return self._merged(copies)
+            op = self._needed_last(over)
+            if op is None:
+                return None
+            self.chosen.append(op)
+            planned = self._planned()
+            if planned is None:
+                self.chosen.pop()
+                self.late.add(op)
+            else:
+                copies = planned
+
+    def _needed_last(self, moment: int) -> Op | None:
+        """Return the activation that is there at a moment, could be gone, and is needed last."""
+        problem, best = self.problem, None
+        for op in self.computed:
+            if op.part is not Part.F or op in self.late or op in self.chosen:
+                continue
+            stage = op.stage
+            if self.end[op] + problem.offload[stage] > moment:
+                continue
+            needed = self.start[Op(Part.I, stage, op.microbatch)] - problem.reload[stage]
+            if needed > moment and (best is None or needed > best[0]):
+                best = (needed, op)
+        return None if best is None else best[1]
+
+    def _planned(self) -> dict[Op, _Copy] | None:
+        """Return when the chosen activations are copied; None where one would not be back in time."""
+        problem, free, out = self.problem, 0, {}
+        for op in sorted(self.chosen, key=lambda one: self.end[one]):
+            out[op] = max(self.end[op], free)
+            free = out[op] + problem.offload[op.stage]
+        plan, last = {}, None
+        for op in sorted(self.chosen, key=lambda one: -self._gradient(one)):
+            took = problem.reload[op.stage]
+            until = self._gradient(op) if last is None else min(self._gradient(op), last)
+            place = max(bisect_right(self.starts, until - took) - 1, 0)
+            begin = until - took
+            gone = out[op] + problem.offload[op.stage]
+            if begin >= self.end[self.computed[place]]:
+                # Between computations it is launched when the one before is done, however long nothing runs then.
+                begin = max(self.end[self.computed[place]], min(gone, begin))
+                place += 1
+            else:
+                begin = self.starts[place]
+            if begin < gone:
+                return None
+            plan[op], last = _Copy(out[op], begin, place), begin
+        return plan
+
+    def _gradient(self, op: Op) -> int:
+        return self.start[Op(Part.I, op.stage, op.microbatch)]
+
+    def _over(self, copies: dict[Op, _Copy]) -> int | None:
+        """Return when more is held than may be, first."""
+        events = []
+        for op in self.computed:
+            taken, freed = changes(self.problem, op)
+            events += [(self.start[op], taken), (self.end[op], -freed)]
+        for op, copy in copies.items():
+            size = self.problem.activation[op.stage]
+            events += [(copy.out + self.problem.offload[op.stage], -size), (copy.back, size)]
+        held = 0
+        for moment, change in sorted(events):
+            held += change
+            if held > self.limit:
+                return moment
+        return None
+
+    def _merged(self, copies: dict[Op, _Copy]) -> list[Op]:
+        """Return the row with the copies in their places."""
+        back: dict[int, list[tuple[int, Op]]] = {}
+        for op, copy in copies.items():
+            back.setdefault(copy.place, []).append((copy.back, op._replace(part=Part.R)))
+        row = []
+        for place, op in enumerate(self.computed):
+            row += [one for _, one in sorted(back.get(place, []))]
+            row.append(op)
+            if op in copies:
+                row.append(op._replace(part=Part.O))
+        return row

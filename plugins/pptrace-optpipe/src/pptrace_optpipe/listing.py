@@ -1,0 +1,180 @@
+"""Zero-bubble list scheduling under a memory limit: what a free rank does next, by a rule.
+
+A rank that is free runs an input gradient if one is there, else a forward that memory has room for, else a weight
+gradient; weight gradients so fill what would be idle. Source of the rule: Qi et al., arXiv:2401.10241, section
+3. Room follows the banker's rule: a forward starts only if every microbatch in flight on the rank could still
+finish, oldest first, so that no memory above the least makes ranks wait for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+
+if TYPE_CHECKING:
+    from pptrace_optpipe.problem import Problem, Rows
+
+__all__ = ["Lister", "Rule", "list_rows", "serial_rows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What a rank prefers."""
+
+    limit: tuple[int, ...]
+    """Shape (ranks,): memory for activations; ``NO_LIMIT`` for any amount."""
+    in_flight: tuple[int, ...] = ()
+    """Shape (ranks,): the most activations between a forward and its input gradient; none unless given."""
+    patient: bool = True
+    """Whether a rank waits for an input gradient that comes before a weight gradient would be half done."""
+    weights_first: bool = False
+    """Whether a weight gradient comes before a forward."""
+
+
+def list_rows(problem: Problem, rule: Rule) -> Rows | None:
+    """Return the rows that a rule gives; None where memory lets nothing go on."""
+    return Lister(problem, rule).rows()
+
+
+def serial_rows(problem: Problem, *, copied: bool) -> Rows:
+    """Return rows of one microbatch after another: what needs least memory.
+
+    Args:
+        problem: what to schedule.
+        copied: whether each stage's activation but the last's on a rank goes to the host meanwhile.
+    """
+    rows: Rows = [[] for _ in range(problem.ranks)]
+    for microbatch in range(problem.microbatches):
+        gone = {stage for stages in problem.stages_of for stage in stages[:-1]} if copied else set()
+        for stage, rank in enumerate(problem.stage_rank):
+            rows[rank].append(Op(Part.F, stage, microbatch))
+            if stage in gone:
+                rows[rank].append(Op(Part.O, stage, microbatch))
+        for stage in reversed(range(problem.stages)):
+            row = rows[problem.stage_rank[stage]]
+            if stage in gone:
+                row.append(Op(Part.R, stage, microbatch))
+            row += [Op(Part.I, stage, microbatch), Op(Part.W, stage, microbatch)]
+    return rows
+
+
+class Lister:
+    """The ranks while the rule is played; at one instant ends come before starts."""
+
+    def __init__(self, problem: Problem, rule: Rule) -> None:
+        self.problem, self.rule = problem, rule
+        stages = range(problem.stages)
+        self.next = {(part, stage): 0 for part in COMPUTED for stage in stages}
+        self.ready: dict[Op, int] = {Op(Part.F, 0, mb): 0 for mb in range(problem.microbatches)}
+        self.held = [0] * problem.ranks
+        self.flying = [0] * problem.ranks
+        self.busy = [0] * problem.ranks
+        self.done: Rows = [[] for _ in range(problem.ranks)]
+        self.events: list[tuple[int, int]] = [(0, rank) for rank in range(problem.ranks)]
+        self.ends: list[tuple[int, Op]] = []
+        self.now = 0
+
+    def rows(self) -> Rows | None:
+        """Play, and return every rank's row."""
+        while self.events or self.ends:
+            now = self.now = min(queue[0][0] for queue in (self.events, self.ends) if queue)
+            while self.ends and self.ends[0][0] <= now:
+                self.finish(*heappop(self.ends))
+            asked = set()
+            while self.events and self.events[0][0] <= now:
+                asked.add(heappop(self.events)[1])
+            for rank in sorted(asked):
+                if self.busy[rank] <= now:
+                    self._choose(rank, now)
+        count = len(COMPUTED) * self.problem.stages * self.problem.microbatches
+        ran = sum(op.part in COMPUTED for row in self.done for op in row)
+        return self.done if ran == count else None
+
+    def finish(self, now: int, op: Op) -> None:
+        """Note an end: what it frees and what it lets start, where."""
+        problem, (part, stage, microbatch) = self.problem, op
+        rank = problem.stage_rank[stage]
+        if part is Part.F:
+            last = stage + 1 == problem.stages
+            then = Op(Part.I if last else Part.F, stage if last else stage + 1, microbatch)
+            self._enable(then, now + (0 if last else problem.forward_transfer[stage]))
+        elif part is Part.I:
+            self.held[rank] -= problem.activation[stage] - problem.weight_activation[stage]
+            self.flying[rank] -= 1
+            self._enable(Op(Part.W, stage, microbatch), now)
+            if stage:
+                self._enable(Op(Part.I, stage - 1, microbatch), now + problem.backward_transfer[stage - 1])
+        else:
+            self.held[rank] -= problem.weight_activation[stage]
+        heappush(self.events, (now, rank))
+
+    def _enable(self, op: Op, at: int) -> None:
+        self.ready[op] = at
+        heappush(self.events, (at, self.problem.stage_rank[op.stage]))
+
+    def _choose(self, rank: int, now: int) -> None:
+        """Start what the rule prefers, if anything may start."""
+        gradient, soon = self.first(rank, Part.I, now)
+        forward, _ = self.first(rank, Part.F, now)
+        weight, _ = self.first(rank, Part.W, now)
+        if forward is not None and not self.has_room(rank, forward):
+            forward = None
+        rule = self.rule
+        order = (gradient, weight, forward) if rule.weights_first else (gradient, forward, weight)
+        op = next((one for one in order if one is not None), None)
+        if op is None:
+            return
+        if rule.patient and op is weight and soon is not None and 2 * (soon - now) < self.problem.w[op.stage]:
+            return  # it is asked again when that is there
+        self._start(rank, op, now)
+
+    def first(self, rank: int, part: Part, now: int) -> tuple[Op | None, int | None]:
+        """Return the best op of a part that may start, and when the earliest one may."""
+        best, soon = None, None
+        for stage in self.problem.stages_of[rank]:
+            op = Op(part, stage, self.next[part, stage])
+            at = self.ready.get(op)
+            if at is None:
+                continue
+            soon = at if soon is None else min(soon, at)
+            if at <= now and (best is None or (op.microbatch, -op.stage) < (best.microbatch, -best.stage)
+                              or (part is Part.F and op.stage > best.stage)):  # fmt: skip
+                best = op
+        return best, soon
+
+    def _start(self, rank: int, op: Op, now: int) -> None:
+        self.next[op.part, op.stage] += 1
+        del self.ready[op]
+        if op.part is Part.F:
+            self.held[rank] += self.problem.activation[op.stage]
+            self.flying[rank] += 1
+        self.done[rank].append(op)
+        self.busy[rank] = now + self.problem.duration(op)
+        heappush(self.ends, (self.busy[rank], op))
+
+    def has_room(self, rank: int, op: Op) -> bool:
+        """Return whether all that is in flight on a rank could finish behind a forward, oldest first."""
+        problem, limit = self.problem, self.rule.limit[rank]
+        most = self.rule.in_flight[rank] if self.rule.in_flight else NO_LIMIT
+        if most != NO_LIMIT and self.flying[rank] >= most:
+            return False
+        if limit == NO_LIMIT:
+            return True
+        held = self.held[rank] + problem.activation[op.stage]
+        stages = problem.stages_of[rank]
+        if held > limit:
+            return False
+        if len(stages) == 1:
+            return True
+        for microbatch in range(self.next[Part.W, stages[0]], op.microbatch + 1):
+            own = sum(problem.activation[s] for s in stages if self.next[Part.F, s] > microbatch
+                      or Op(Part.F, s, microbatch) == op)  # fmt: skip
+            gone = sum(problem.activation[s] for s in stages if self.next[Part.I, s] > microbatch)
+            missing = sum(problem.activation[s] for s in stages) - own
+            if held + missing > limit:
+                return False
+            held -= own - gone
+        return True

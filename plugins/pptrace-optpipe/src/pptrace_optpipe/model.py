@@ -1,0 +1,248 @@
+"""The whole problem as a constraint model: order, timing, split, offloads and reloads.
+
+Every F, I and W is an interval on its rank, every offload and reload an optional one on a copy stream. Ops of one
+sort and stage follow the order of microbatches, which breaks the symmetry between those. Memory is what
+intervals from a start to an end hold, exact to the moment: of a forward until its input gradient ends, or until it
+is on the host and again from the reload's start; of the weight gradient's part from then until W ends.
+
+Source: the formulation follows Zero Bubble's (Qi et al., arXiv:2401.10241, appendix G) and adds OptPipe's copies
+(Li et al., 2025), with memory counted when it is taken and freed rather than per op.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ortools.sat.python import cp_model
+
+from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from pptrace_optpipe.problem import Problem, Rows
+
+__all__ = ["Model", "build", "rows_of"]
+
+
+@dataclass(slots=True)
+class Model:
+    """A model with the variables that a solution is read from."""
+
+    cp: cp_model.CpModel
+    start: dict[Op, Any] = field(default_factory=dict)
+    end: dict[Op, Any] = field(default_factory=dict)
+    offloaded: dict[tuple[int, int], Any] = field(default_factory=dict)
+    """By stage and microbatch, for those that may be offloaded."""
+    asked: dict[Op, Any] = field(default_factory=dict)
+    """When the computation before a forward ends, where that matters: from then on the table lets it start."""
+    length: Any = None
+
+    def read(self, solver: Any) -> tuple[dict[Op, int], set[tuple[int, int]]]:
+        """Return when a solution starts its ops, and what it offloads."""
+        gone = {at for at, chosen in self.offloaded.items() if solver.value(chosen)}
+        start = {
+            op: int(solver.value(value))
+            for op, value in self.start.items()
+            if op.part in COMPUTED or (op.stage, op.microbatch) in gone
+        }
+        return start, gone
+
+    def hint(self, start: Mapping[Op, int]) -> None:
+        """Start the search from a solution."""
+        for op, value in start.items():
+            if op in self.start:
+                self.cp.add_hint(self.start[op], value)
+        for (stage, microbatch), chosen in self.offloaded.items():
+            self.cp.add_hint(chosen, Op(Part.O, stage, microbatch) in start)
+
+
+def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least: int = 0) -> Model:
+    """Return the model.
+
+    Args:
+        problem: what to schedule, in units coarse enough for a solver.
+        horizon: no op ends later.
+        ranks: those whose streams and memory count; the others only delay. All unless given.
+        least: a lower bound of the length that is known.
+    """
+    model = Model(cp_model.CpModel())
+    kept = set(ranks or range(problem.ranks))
+    _computations(model, problem, horizon, kept)
+    _dataflow(model, problem)
+    for rank in sorted(kept):
+        points = _copies(model, problem, rank, horizon)
+        own = [op for op in model.start if op.part in COMPUTED and problem.stage_rank[op.stage] == rank]
+        intervals = (_after_one_another(model, problem, own, horizon) if points
+                     else [_interval(model, op, problem.duration(op)) for op in own])  # fmt: skip
+        model.cp.add_no_overlap([*intervals, *points])
+        if problem.limit[rank] != NO_LIMIT:
+            _memory(model, problem, rank, horizon)
+    for group in problem.shared:
+        stages = [stage for stage in range(problem.stages) if problem.stage_rank[stage] in set(group) & kept]
+        _one_at_a_time(model, problem, stages, (Part.O, Part.R))
+    _objective(model, problem, horizon, kept, least)
+    return model
+
+
+def _computations(model: Model, problem: Problem, horizon: int, kept: set[int]) -> None:
+    """Make the variables of F, I and W, in the order of microbatches."""
+    for op in problem.ops():
+        if op.part is Part.W and problem.stage_rank[op.stage] not in kept:
+            continue
+        took = problem.duration(op)
+        begin = model.cp.new_int_var(0, horizon - took, f"{op.part.name}{op.stage}.{op.microbatch}")
+        model.start[op], model.end[op] = begin, begin + took
+        before = Op(op.part, op.stage, op.microbatch - 1)
+        if op.microbatch:
+            apart = took if problem.stage_rank[op.stage] in kept else 0
+            model.cp.add(begin >= model.start[before] + apart)
+
+
+def _interval(model: Model, op: Op, took: int) -> Any:
+    return model.cp.new_fixed_size_interval_var(model.start[op], took, f"{op.part.name}{op.stage}.{op.microbatch}")
+
+
+def _after_one_another(model: Model, problem: Problem, own: Collection[Op], horizon: int) -> list[Any]:
+    """Return intervals from the end of one computation to the end of the next, which leave no gap on a rank.
+
+    A copy launched between two computations starts when the first is done, and a forward takes its memory whenever
+    its input comes; so both count from there, and what a table then does is never more than the model allows.
+    """
+    cp, intervals, sizes = model.cp, [], []
+    last = cp.new_int_var(0, horizon, "last")
+    for op in own:
+        begin = cp.new_int_var(0, horizon, "asked")
+        size = cp.new_int_var(problem.duration(op), horizon, "taken")
+        cp.add(begin <= model.start[op])
+        intervals.append(cp.new_interval_var(begin, size, model.end[op], op.part.name))
+        cp.add(last >= model.end[op])
+        sizes.append(size)
+        if op.part is Part.F:
+            model.asked[op] = begin
+    cp.add(sum(sizes) == last)
+    return intervals
+
+
+def _dataflow(model: Model, problem: Problem) -> None:
+    """Let every op wait for what it needs."""
+    cp, start, end = model.cp, model.start, model.end
+    for microbatch in range(problem.microbatches):
+        for stage in range(problem.stages):
+            forward, gradient = Op(Part.F, stage, microbatch), Op(Part.I, stage, microbatch)
+            if stage + 1 < problem.stages:
+                onward, back = Op(Part.F, stage + 1, microbatch), Op(Part.I, stage + 1, microbatch)
+                cp.add(start[onward] >= end[forward] + problem.forward_transfer[stage])
+                cp.add(start[gradient] >= end[back] + problem.backward_transfer[stage])
+            else:
+                cp.add(start[gradient] >= end[forward])
+            weight = Op(Part.W, stage, microbatch)
+            if weight in start:
+                cp.add(start[weight] >= end[gradient])
+
+
+def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> list[Any]:
+    """Make the variables of a rank's copies, and return the moments that no computation may run at."""
+    if not problem.copies or problem.limit[rank] == NO_LIMIT:
+        return []
+    cp, points = model.cp, []
+    for stage in problem.stages_of[rank]:
+        for microbatch in range(problem.microbatches):
+            chosen = cp.new_bool_var(f"w{stage}.{microbatch}")
+            model.offloaded[stage, microbatch] = chosen
+            for part in (Part.O, Part.R):
+                op = Op(part, stage, microbatch)
+                begin = cp.new_int_var(0, horizon, f"{part.name}{stage}.{microbatch}")
+                model.start[op], model.end[op] = begin, begin + problem.duration(op)
+            out, back = Op(Part.O, stage, microbatch), Op(Part.R, stage, microbatch)
+            cp.add(model.start[out] >= model.end[Op(Part.F, stage, microbatch)]).only_enforce_if(chosen)
+            cp.add(model.start[back] >= model.end[out]).only_enforce_if(chosen)
+            cp.add(model.start[Op(Part.I, stage, microbatch)] >= model.end[back]).only_enforce_if(chosen)
+            if problem.launched:
+                points.append(cp.new_optional_interval_var(
+                    model.start[back], 0, model.start[back], chosen, f"launch{stage}.{microbatch}"
+                ))  # fmt: skip
+    if problem.one_stream:
+        _one_at_a_time(model, problem, problem.stages_of[rank], (Part.O, Part.R))
+    elif not problem.shared:
+        for part in (Part.O, Part.R):
+            _one_at_a_time(model, problem, problem.stages_of[rank], (part,))
+    return points
+
+
+def _one_at_a_time(model: Model, problem: Problem, stages: Collection[int], parts: Collection[Part]) -> None:
+    """Let copies share a stream."""
+    intervals = []
+    for (stage, microbatch), chosen in model.offloaded.items():
+        if stage not in stages:
+            continue
+        intervals += [
+            model.cp.new_optional_interval_var(
+                model.start[op], problem.duration(op), model.end[op], chosen, f"copy{op.part.name}"
+            )
+            for op in (Op(part, stage, microbatch) for part in parts)
+        ]
+    model.cp.add_no_overlap(intervals)
+
+
+def _memory(model: Model, problem: Problem, rank: int, horizon: int) -> None:
+    """Hold the rank to its limit."""
+    cp, start, end = model.cp, model.start, model.end
+    intervals, demands = [], []
+
+    def holds(begin: Any, until: Any, amount: int, chosen: Any = None) -> None:
+        if not amount:
+            return
+        size = cp.new_int_var(0, horizon, "held")
+        if chosen is None:
+            intervals.append(cp.new_interval_var(begin, size, until, "held"))
+        else:
+            intervals.append(cp.new_optional_interval_var(begin, size, until, chosen, "held"))
+        demands.append(amount)
+
+    for stage in problem.stages_of[rank]:
+        whole, part = problem.activation[stage], problem.weight_activation[stage]
+        for microbatch in range(problem.microbatches):
+            forward, gradient, weight, out, back = (
+                Op(one, stage, microbatch) for one in (Part.F, Part.I, Part.W, Part.O, Part.R)
+            )
+            chosen = model.offloaded.get((stage, microbatch))
+            begin = model.asked.get(forward, start[forward])
+            if chosen is None:
+                holds(begin, end[gradient], whole)
+            else:
+                holds(begin, end[gradient], whole, ~chosen)
+                holds(begin, end[out], whole, chosen)
+                holds(start[back], end[gradient], whole, chosen)
+            holds(end[gradient], end[weight], part)
+    cp.add_cumulative(intervals, demands, problem.limit[rank])
+
+
+def _objective(model: Model, problem: Problem, horizon: int, kept: set[int], least: int) -> None:
+    """Shorten the step, or the longest span."""
+    cp = model.cp
+    model.length = cp.new_int_var(least, horizon + max(problem.tail), "length")
+    last = problem.microbatches - 1
+    for rank in kept:
+        for stage in problem.stages_of[rank]:
+            done = model.end[Op(Part.W, stage, last)]
+            begin = model.start[Op(Part.F, problem.stages_of[rank][0], 0)] if problem.span else 0
+            cp.add(model.length >= done - begin + problem.tail[rank])
+    cp.minimize(model.length)
+
+
+def rows_of(problem: Problem, start: Mapping[Op, int]) -> Rows:
+    """Return the order that start times say: a copy stands behind the computation that began last before it."""
+    rows: Rows = [[] for _ in range(problem.ranks)]
+    for op in start:
+        rows[problem.stage_rank[op.stage]].append(op)
+
+    def moment(op: Op) -> tuple[int, int, int, int]:
+        begin, copy = start[op], op.part in (Part.O, Part.R)
+        # A computation that begins as a copy does comes behind it, unless it takes no time.
+        return begin, 0 if copy else 1, op.microbatch, op.stage
+
+    for row in rows:
+        row.sort(key=moment)
+    return rows

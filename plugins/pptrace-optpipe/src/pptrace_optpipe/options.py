@@ -1,0 +1,43 @@
+"""The options of the schedule and of the command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pptrace.plugin import Duration, Size
+
+__all__ = ["OptimizeOptions", "OptpipeOptions"]
+
+_TIME = "How long to search; it ends earlier where a schedule is proved to be the fastest."
+_MEMORY = "What each rank may use, weights included; the device's memory unless given."
+
+
+class _Effort(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(default=0, description="Seed of the search.")
+    workers: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=1, description="Threads of the solver; results are reproducible with one."
+    )
+
+
+class OptpipeOptions(_Effort):
+    """What ``schedule: optpipe`` takes."""
+
+    time: Duration = Field(default=10_000_000_000, description=_TIME)
+    activations: Annotated[Size, Field(ge=0)] = Field(
+        default=0,
+        description="Bytes of activations that each rank may hold; what the device has room for unless given.",
+    )
+    cache: bool = Field(
+        default=True, description="Whether what was found before is taken, and what is found is kept."
+    )
+
+
+class OptimizeOptions(_Effort):
+    """What ``pptrace optimize`` takes."""
+
+    time: Duration = Field(default=60_000_000_000, description=_TIME)
+    memory: tuple[Size, ...] = Field(default=(), description=_MEMORY)

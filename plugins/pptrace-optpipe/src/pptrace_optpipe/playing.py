@@ -1,0 +1,139 @@
+"""Play rows: when each op runs, and what every rank holds, without the simulator's messages and streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pptrace_optpipe.problem import NO_LIMIT, Op, Part
+
+if TYPE_CHECKING:
+    from pptrace_optpipe.problem import Problem, Rows
+
+__all__ = ["Played", "changes", "play", "step_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """When ops run, and what follows from that."""
+
+    start: dict[Op, int]
+    end: dict[Op, int]
+    step: int
+    """The end of the last op with what follows it; or the longest rank's span."""
+    peak: tuple[int, ...]
+    """Shape (ranks,): the most activations held at once."""
+
+    def fits(self, problem: Problem) -> bool:
+        """Return whether every rank keeps its limit."""
+        return all(limit in (NO_LIMIT, max(peak, limit)) for peak, limit in zip(self.peak, problem.limit,
+                                                                               strict=True))  # fmt: skip
+
+
+def play(problem: Problem, rows: Rows) -> Played | None:
+    """Run every op as soon as its rank and what it needs allow; None where rows wait for each other."""
+    player = _Player(problem)
+    at = [0] * len(rows)
+    going = True
+    while going:
+        going = False
+        for rank, row in enumerate(rows):
+            while at[rank] < len(row) and player.runs(rank, row[at[rank]]):
+                at[rank] += 1
+                going = True
+    if any(at[rank] < len(row) for rank, row in enumerate(rows)):
+        return None
+    start, end = player.start, player.end
+    peak = tuple(_peak(problem, row, start, end) for row in rows)
+    return Played(start, end, step_of(problem, rows, start, end), peak)
+
+
+class _Player:
+    """The streams while they run."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.start: dict[Op, int] = {}
+        self.end: dict[Op, int] = {}
+        self.free = [0] * problem.ranks
+        channel = list(range(problem.ranks))
+        for group in problem.shared:
+            for rank in group:
+                channel[rank] = group[0]
+        shares = problem.one_stream or bool(problem.shared)
+        self.channel = [(2 * one, 2 * one + (not shares)) for one in channel]
+        self.copied = [0] * (2 * problem.ranks)
+
+    def runs(self, rank: int, op: Op) -> bool:
+        """Run an op if what it needs has run."""
+        ready = self.ready(op)
+        if ready is None:
+            return False
+        begin = max(ready, self.free[rank])
+        if op.part in (Part.O, Part.R):
+            stream = self.channel[rank][op.part is Part.R]
+            begin = max(begin, self.copied[stream])
+            self.copied[stream] = begin + self.problem.duration(op)
+        else:
+            self.free[rank] = begin + self.problem.duration(op)
+        self.start[op] = begin
+        self.end[op] = begin + self.problem.duration(op)
+        return True
+
+    def ready(self, op: Op) -> int | None:
+        """Return when what an op needs is there; None where that has not run."""
+        part, stage, microbatch = op
+        problem, end = self.problem, self.end
+        if part is Part.F:
+            if stage == 0:
+                return 0
+            sent = end.get(Op(Part.F, stage - 1, microbatch))
+            return None if sent is None else sent + problem.forward_transfer[stage - 1]
+        if part in (Part.I, Part.B):
+            return self._gradient(stage, microbatch)
+        needed = Part.I if part is Part.W else Part.F if part is Part.O else Part.O
+        return end.get(Op(needed, stage, microbatch))
+
+    def _gradient(self, stage: int, microbatch: int) -> int | None:
+        own = self.end.get(Op(Part.F, stage, microbatch))
+        if own is None:
+            return None
+        own = max(own, self.end.get(Op(Part.R, stage, microbatch), 0))
+        if stage + 1 == self.problem.stages:
+            return own
+        sent = self.end.get(Op(Part.I, stage + 1, microbatch))
+        if sent is None:
+            sent = self.end.get(Op(Part.B, stage + 1, microbatch))
+        return None if sent is None else max(own, sent + self.problem.backward_transfer[stage])
+
+
+def step_of(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, int]) -> int:
+    """Return the length of a step: of the longest rank's span where the problem asks for that."""
+    ends = [max((end[op] for op in row if op.part < Part.O or op.part is Part.B), default=0) for row in rows]
+    if problem.span:
+        return max(last - min((start[op] for op in row), default=0)
+                   for last, row in zip(ends, rows, strict=True))  # fmt: skip
+    return max(last + tail for last, tail in zip(ends, problem.tail, strict=True))
+
+
+def changes(problem: Problem, op: Op) -> tuple[int, int]:
+    """Return what an op takes at its start, and what it frees at its end."""
+    whole, part = problem.activation[op.stage], problem.weight_activation[op.stage]
+    return ((whole, 0), (0, whole - part), (0, part), (0, whole), (whole, 0), (0, whole))[op.part]
+
+
+def _peak(problem: Problem, row: list[Op], start: dict[Op, int], end: dict[Op, int]) -> int:
+    """Return the most that a rank holds; at one instant, what is freed comes first."""
+    events = []
+    for op in row:
+        taken, freed = changes(problem, op)
+        if taken:
+            events.append((start[op], taken))
+        if freed:
+            events.append((end[op], -freed))
+    events.sort()
+    held = most = 0
+    for _, change in events:
+        held += change
+        most = max(most, held)
+    return most

@@ -1,0 +1,210 @@
+"""A configuration as something to search in: its costs, transfers and room for activations, and its simulator."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pptrace.plugin import (
+    ConfigError,
+    ConstraintError,
+    Kind,
+    Placement,
+    Schedule,
+    format_size,
+    load,
+    measure,
+    prepare,
+    simulate,
+    write_table,
+)
+from pptrace_optpipe.problem import NO_LIMIT, Op, Part, Problem
+from pptrace_optpipe.tables import table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace.plugin import Prepared, Registry, Workload
+    from pptrace_optpipe.problem import Rows
+
+__all__ = ["Setting", "Simulated", "check_room", "problem_of", "setting_of"]
+
+
+class Simulated(NamedTuple):
+    """What the simulator says of a table."""
+
+    step_ns: int
+    bubble: float
+    peak_bytes: tuple[int, ...]
+    """Shape (ranks,): the most in use, weights and all else included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A configuration, ready for any table of its placement."""
+
+    prepared: Prepared
+    placement: Placement
+    static_bytes: tuple[int, ...]
+    """Shape (ranks,): what is there from the step's start to its end."""
+    transfers: tuple[tuple[int, ...], tuple[int, ...]]
+    """From each stage to the next and back, in ns, as one microbatch alone meets them."""
+
+    @property
+    def workload(self) -> Workload:
+        """What actions cost."""
+        return self.prepared.workload
+
+    def simulate(self, table: Schedule) -> Simulated:
+        """Return what the simulator says of a table, under the configuration's policy and network.
+
+        Raises:
+            PptraceError: the table cannot run.
+        """
+        step, prepared = self.prepared.resolved.experiment, self.prepared
+        timeline = simulate(
+            table, prepared.workload, prepared.network, prepared.policy, contention=prepared.contention,
+            overlap_reduction=step.data_parallel.overlap, stage_replicas=step.data_parallel.stage_replicas,
+        )  # fmt: skip
+        metrics = measure(timeline, prepared.workload)
+        peak = tuple(int(value) for value in metrics.memory.peak_bytes)
+        return Simulated(int(metrics.step_ns), float(metrics.bubble), peak)
+
+    def problem(self, memory: int) -> Problem:
+        """Return what there is to search for within so many bytes per rank, weights included; 0 for any.
+
+        Raises:
+            ConstraintError: a rank has no room for what is always there, or for one microbatch.
+        """
+        limit = tuple(memory - static if memory else NO_LIMIT for static in self.static_bytes)
+        worst = min(range(len(limit)), key=limit.__getitem__)
+        if memory and limit[worst] < 0:
+            need = self.static_bytes[worst]
+            raise ConstraintError(
+                f"{format_size(memory)} is {format_size(need - memory)} less than the weights and all else that "
+                f"rank {worst} always holds", nearest=format_size(need), key="--memory",
+            )  # fmt: skip
+        return problem_of(self.workload, self.placement, limit, self.transfers)
+
+
+def setting_of(
+    config: Path | None, sets: Sequence[str], registry: Registry, warm: Path | None = None
+) -> tuple[Setting, Schedule | None]:
+    """Return a configuration's setting, and the table of ``warm``, whose placement it then has.
+
+    Raises:
+        PptraceError: what of it cannot be used.
+    """
+    if warm is not None:
+        prepared = prepare(load(config, sets, {"schedule": str(warm)}), registry)
+        return _setting(prepared), prepared.schedule
+    step = load(config, sets, {"schedule": "optpipe"})
+    if not step.experiment.parallel.pp:
+        raise ConfigError("missing: say how many ranks there are", key="parallel.pp", file=step.file)
+    placement = Placement.looped(
+        step.experiment.parallel.pp, step.experiment.batch.known_microbatches, step.experiment.parallel.vp
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        stand_in = Path(folder) / "optpipe.csv"
+        write_table(table_of(_alone(placement, placement.microbatches), placement), stand_in)
+        return _setting(prepare(load(config, sets, {"schedule": str(stand_in)}), registry)), None
+
+
+def _setting(prepared: Prepared) -> Setting:
+    table, workload = prepared.schedule, prepared.workload
+    if workload.classes:
+        raise ConfigError("microbatches of different costs cannot be searched for: make them alike", key="costs")
+    one = table_of(_alone(table.placement, 1), Placement.of_stages(table.placement.stage_rank[:1], 1, table.ranks))
+    timeline = simulate(one, workload, prepared.network, prepared.policy, contention=prepared.contention)
+    memory = measure(timeline, workload).memory
+    begin, end = {}, {}
+    for kind in (Kind.F, Kind.I):
+        for stage in range(table.stages):
+            rows = np.flatnonzero((timeline.kind == kind) & (timeline.stage == stage))
+            begin[kind, stage] = int(timeline.start_ns[rows].min())
+            end[kind, stage] = int(timeline.end_ns[rows].max())
+    pairs = range(table.stages - 1)
+    return Setting(
+        prepared=prepared,
+        placement=table.placement,
+        static_bytes=tuple(int(value) for value in memory.static_bytes),
+        transfers=(
+            tuple(begin[Kind.F, stage + 1] - end[Kind.F, stage] for stage in pairs),
+            tuple(begin[Kind.I, stage] - end[Kind.I, stage + 1] for stage in pairs),
+        ),
+    )
+
+
+def _alone(placement: Placement, microbatches: int) -> Rows:
+    """Return rows of one microbatch after another."""
+    rows: Rows = [[] for _ in range(placement.ranks)]
+    for microbatch in range(microbatches):
+        for part, stages in ((Part.F, range(placement.stages)), (Part.I, range(placement.stages)[::-1])):
+            for stage in stages:
+                row = rows[placement.rank_of(stage, 0)]
+                row.append(Op(part, stage, microbatch))
+                if part is Part.I:
+                    row.append(Op(Part.W, stage, microbatch))
+    return rows
+
+
+def problem_of(
+    workload: Workload,
+    placement: Placement,
+    limit: tuple[int, ...],
+    transfers: tuple[tuple[int, ...], tuple[int, ...]],
+) -> Problem:
+    """Return the problem that costs, a placement, room for activations and transfers make.
+
+    Raises:
+        ConstraintError: a rank has no room for the activation of one microbatch.
+    """
+    columns = {name: tuple(int(value) for value in getattr(workload, f"{name}_ns"))
+               for name in ("f", "i", "w", "b", "offload", "reload")}  # fmt: skip
+    if not (all(columns["offload"]) and all(columns["reload"])):
+        columns["offload"] = columns["reload"] = ()
+    stage_rank = tuple(int(rank) for rank in placement.stage_rank[0])
+    problem = Problem(
+        microbatches=placement.microbatches,
+        stage_rank=stage_rank,
+        activation=tuple(int(value) for value in workload.activation_bytes),
+        weight_activation=tuple(int(value) for value in workload.weight_activation_bytes),
+        limit=limit,
+        forward_transfer=transfers[0],
+        backward_transfer=transfers[1],
+        tail=_tails(workload, stage_rank),
+        **columns,  # type: ignore[arg-type] # columns by name
+    )
+    check_room(problem)
+    return problem
+
+
+def check_room(problem: Problem) -> None:
+    """Refuse limits that not even one microbatch fits in.
+
+    Raises:
+        ConstraintError: names the rank and what is missing.
+    """
+    for rank, limit in enumerate(problem.limit):
+        held = [problem.activation[stage] for stage in problem.stages_of[rank]]
+        least = max(held) if problem.copies else sum(held)
+        if limit not in (NO_LIMIT, max(limit, least)):
+            what = "of a stage" if problem.copies else "of all its stages"
+            raise ConstraintError(
+                f"rank {rank} has {format_size(limit)} for activations, and one microbatch's {what} take "
+                f"{format_size(least)}: allow {format_size(least - limit)} more", key="--memory",
+            )  # fmt: skip
+
+
+def _tails(workload: Workload, stage_rank: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what follows each rank's last computation at least: reduction, meeting, update."""
+    tails = []
+    for rank in range(max(stage_rank) + 1):
+        own = [stage for stage, at in enumerate(stage_rank) if at == rank]
+        update = sum(int(workload.optimizer_ns[stage]) for stage in own)
+        tails.append(min(int(workload.reduce_ns[stage]) for stage in own) + int(workload.sync_ns) + update)
+    return tuple(tails)

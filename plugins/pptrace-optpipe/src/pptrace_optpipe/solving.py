@@ -1,0 +1,91 @@
+"""Run the solver on a model: within a time, from a seed, stoppable from outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from ortools.sat.python import cp_model
+
+from pptrace_optpipe.model import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from pptrace_optpipe.problem import Op, Problem
+
+__all__ = ["Effort", "Solved", "solve", "solver_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How a solver works."""
+
+    seconds: float
+    workers: int = 1
+    seed: int = 0
+    stopped: Callable[[], bool] = lambda: False
+    """Asked now and then; true ends the search with the best so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """What a search found, in the problem's units."""
+
+    length: int | None
+    """The best solution's length; None where none was found."""
+    bound: int
+    """No solution is shorter."""
+    start: dict[Op, int]
+    """When the best solution starts its ops."""
+    infeasible: bool = False
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the solution is the best there is."""
+        return self.length == self.bound
+
+
+class _Watch(cp_model.CpSolverSolutionCallback):
+    def __init__(self, effort: Effort) -> None:
+        super().__init__()
+        self._effort = effort
+
+    def on_solution_callback(self) -> None:
+        """Stop at a solution where that was asked for."""
+        if self._effort.stopped():
+            self.stop_search()
+
+
+def solver_of(effort: Effort) -> Any:
+    """Return a solver: with one worker, the same input gives the same result unless time runs out."""
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(effort.seconds, 0.01)
+    solver.parameters.num_workers = effort.workers
+    solver.parameters.random_seed = effort.seed
+    solver.parameters.catch_sigint_signal = False
+    return solver
+
+
+def solve(
+    problem: Problem,
+    effort: Effort,
+    *,
+    horizon: int,
+    hint: Mapping[Op, int] | None = None,
+    ranks: Collection[int] = (),
+    least: int = 0,
+) -> Solved:
+    """Solve the whole problem, or its relaxation to some ranks; see :func:`pptrace_optpipe.model.build`."""
+    model = build(problem, horizon, ranks=ranks, least=least)
+    if hint:
+        model.hint(hint)
+    solver = solver_of(effort)
+    status = solver.solve(model.cp, _Watch(effort))
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        start, _ = model.read(solver)
+        length = int(solver.value(model.length))
+        bound = length if status == cp_model.OPTIMAL else ceil(solver.best_objective_bound - 1e-6)
+        return Solved(length, max(bound, least), start)
+    return Solved(None, least, {}, status == cp_model.INFEASIBLE)

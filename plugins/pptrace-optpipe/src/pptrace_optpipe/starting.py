@@ -1,0 +1,115 @@
+"""Schedules to start from: the best of a grid of rules, with copies where memory asks for them.
+
+Without copies, ranks run as far ahead as memory lets them. With copies, they first run as far ahead as some
+larger memory would let them, and then activations go to the host until the true limit holds; of all these, the
+fastest that fits is taken. One microbatch after another is last: whatever fits at all, fits so.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+from pptrace_optpipe.copies import with_copies
+from pptrace_optpipe.listing import Rule, list_rows, serial_rows
+from pptrace_optpipe.offloading import offloaded_rows
+from pptrace_optpipe.playing import Played, play
+from pptrace_optpipe.problem import NO_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pptrace_optpipe.problem import Problem, Rows
+
+__all__ = ["Schedule", "better", "start"]
+
+_AHEAD = (Fraction(1), Fraction(9, 8), Fraction(5, 4), Fraction(3, 2), Fraction(7, 4), Fraction(2), Fraction(5, 2),
+          Fraction(3), Fraction(4), Fraction(6))  # fmt: skip
+"""By how much more memory ranks run ahead before copies are put in."""
+
+
+class Schedule(NamedTuple):
+    """Rows with what playing them gives."""
+
+    rows: Rows
+    played: Played
+
+    @property
+    def copied(self) -> int:
+        """How many activations go to the host."""
+        return sum(op.part.name == "O" for row in self.rows for op in row)
+
+
+def better(one: Schedule, other: Schedule | None) -> bool:
+    """Return whether a schedule is shorter than another, or as short with fewer copies and then less memory."""
+    if other is None:
+        return True
+    keys = [(each.played.step, each.copied, sum(each.played.peak)) for each in (one, other)]
+    return keys[0] < keys[1]
+
+
+def start(
+    problem: Problem,
+    enough: int = 0,
+    stopped: Callable[[], bool] = lambda: False,
+    tell: Callable[[Schedule], None] = lambda _: None,
+) -> Schedule | None:
+    """Return the best schedule of the grid; None where nothing fits.
+
+    Args:
+        problem: what to schedule.
+        enough: a lower bound of the step; what reaches it is taken at once.
+        stopped: asked between rules; true ends the search with the best so far.
+        tell: told of every better schedule.
+    """
+    best: Schedule | None = None
+    for tried in _tried(problem):
+        rows, played = tried, play(problem, tried)
+        if played is None:
+            continue
+        if not played.fits(problem) and problem.copies:
+            copied = with_copies(problem, rows, played)
+            rows, played = (rows, None) if copied is None else (copied, play(problem, copied))
+        if played is not None and played.fits(problem):
+            found = Schedule(rows, played)
+            if better(found, best):
+                best = found
+                tell(best)
+        if best is not None and (best.played.step <= enough or stopped()):
+            break
+    return best
+
+
+def _tried(problem: Problem) -> Iterator[Rows]:
+    """Yield rows rule by rule, the likeliest first."""
+    for rule in _rules(problem):
+        rows = list_rows(problem, rule)
+        if rows is not None:
+            yield rows
+    yield serial_rows(problem, copied=False)
+    if not problem.copies:
+        return
+    yield serial_rows(problem, copied=True)
+    for kept, patient in product(range(2 * problem.ranks), (True, False)):
+        rows = offloaded_rows(problem, kept, patient=patient)
+        if rows is not None:
+            yield rows
+
+
+def _rules(problem: Problem) -> Iterator[Rule]:
+    """Yield rules for as much memory as there is, for more, and for some activations in flight."""
+    for more in _AHEAD if problem.copies else _AHEAD[:1]:
+        limit = tuple(NO_LIMIT if one == NO_LIMIT else int(one * more) for one in problem.limit)
+        for patient, weights_first in product((True, False), (False, True)):
+            yield Rule(limit=limit, patient=patient, weights_first=weights_first)
+    for most in _flights(problem):
+        yield Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=most)
+
+
+def _flights(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Yield bounds of activations in flight: as 1F1B has them, and up to twice as many."""
+    ranks = problem.ranks
+    for ahead in range(ranks):
+        per_stage = tuple(ranks - rank + min(ahead, ranks - 1 - rank) for rank in range(ranks))
+        yield tuple(one * len(stages) for one, stages in zip(per_stage, problem.stages_of, strict=True))

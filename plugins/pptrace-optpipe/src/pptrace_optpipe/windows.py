@@ -1,0 +1,265 @@
+"""Improve rows a window of time at a time: the solver orders what is inside, and the rest keeps its order.
+
+What ran before the window keeps its times. What runs behind it may start earlier, every rank's as one block; by
+how much is what the solver maximises. Activations whose forward and input gradient are both inside may be
+offloaded or kept anew; other copies stay, and move with the end of them that is inside. Memory behind the window
+may differ from the model's where copies run over its end, so whoever takes a window's rows plays them first.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ortools.sat.python import cp_model
+
+from pptrace_optpipe.model import rows_of
+from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+from pptrace_optpipe.solving import solver_of
+
+if TYPE_CHECKING:
+    from pptrace_optpipe.playing import Played
+    from pptrace_optpipe.problem import Problem, Rows
+    from pptrace_optpipe.solving import Effort
+
+__all__ = ["MOST_OPS", "improved"]
+
+MOST_OPS = 160
+"""Computations that a window holds at most."""
+_WORK = 1.5
+"""Units of the solver's own deterministic time that a window gets."""
+
+
+def improved(problem: Problem, rows: Rows, played: Played, span: tuple[int, int], effort: Effort) -> Rows | None:
+    """Return rows whose ops that start in a span of time may stand otherwise; None where the solver finds none."""
+    window = _Window(problem, rows, played, span)
+    if not window.free:
+        return None
+    window.build()
+    solver = solver_of(effort)
+    solver.parameters.max_deterministic_time = _WORK
+    if solver.solve(window.cp) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    gone = {at for at, chosen in window.chosen.items() if solver.value(chosen)}
+    start = {}
+    for op in window.ops:
+        at = (op.stage, op.microbatch)
+        if op.part in COMPUTED or at not in window.chosen or at in gone:
+            start[op] = int(solver.value(window.begin(op)))
+    return rows_of(problem, start)
+
+
+class _Window:
+    """The model of one window."""
+
+    def __init__(self, problem: Problem, rows: Rows, played: Played, span: tuple[int, int]) -> None:
+        self.problem, self.played, self.cp = problem, played, cp_model.CpModel()
+        self.low, self.high = span
+        self.horizon = played.step + max(played.end.values(), default=0)
+        self.first = [0] * problem.ranks
+        self.free: set[Op] = set()
+        self.post: set[Op] = set()
+        self.ops = [op for row in rows for op in row]
+        for rank, row in enumerate(rows):
+            for op in row:
+                if op.part in COMPUTED:
+                    self._sort_in(rank, op)
+        self.chosen: dict[tuple[int, int], Any] = {}
+        self.shift = [self.cp.new_int_var(0, played.step, f"shift{rank}") for rank in range(problem.ranks)]
+        self.variable: dict[Op, Any] = {}
+
+    def _sort_in(self, rank: int, op: Op) -> None:
+        """Note whether an op is before, in or behind the window."""
+        begin = self.played.start[op]
+        if begin < self.low:
+            self.first[rank] = max(self.first[rank], self.played.end[op])
+        else:
+            (self.free if begin < self.high else self.post).add(op)
+
+    def begin(self, op: Op) -> Any:
+        """Return when an op starts: a number, a variable, or a number less its rank's shift."""
+        if op in self.variable:
+            return self.variable[op]
+        anchor = op._replace(part=_ANCHOR[op.part])
+        moves = anchor in self.post
+        at = self.played.start[op]
+        return at - self.shift[self.problem.stage_rank[op.stage]] if moves else at
+
+    def build(self) -> None:
+        """Make all variables and constraints."""
+        self._variables()
+        for rank in range(self.problem.ranks):
+            self._streams(rank)
+            if self.problem.limit[rank] != NO_LIMIT:
+                self._memory(rank)
+        self._dataflow()
+        self._objective()
+
+    def _variables(self) -> None:
+        problem, cp = self.problem, self.cp
+        copied = {(op.stage, op.microbatch) for op in self.ops if op.part is Part.O}
+        for op in sorted(self.free):
+            rank, at = problem.stage_rank[op.stage], (op.stage, op.microbatch)
+            self._variable(op, self.first[rank], self.played.start[op])
+            other = op._replace(part=Part.I)
+            if op.part is Part.F and other in self.free and problem.copies and problem.limit[rank] != NO_LIMIT:
+                self.chosen[at] = cp.new_bool_var("w")
+                cp.add_hint(self.chosen[at], at in copied)
+                self.ops += [op._replace(part=part) for part in (Part.O, Part.R) if at not in copied]
+            if at not in copied and at not in self.chosen:
+                continue
+            for part, anchor in ((Part.O, Part.F), (Part.R, Part.I)):
+                copy = op._replace(part=part)
+                if op.part is anchor and copy not in self.variable:
+                    self._variable(copy, 0, self.played.start.get(copy, 0))
+        for at in self.chosen:
+            back = Op(Part.R, *at)
+            if back not in self.variable:
+                self._variable(back, 0, self.played.start.get(back, 0))
+
+    def _variable(self, op: Op, low: int, hint: int) -> None:
+        self.variable[op] = self.cp.new_int_var(low, self.horizon, "start")
+        self.cp.add_hint(self.variable[op], hint)
+
+    def _streams(self, rank: int) -> None:
+        """Keep what runs on one stream apart, and behind what ran before and ahead of what comes."""
+        problem, cp = self.problem, self.cp
+        own = [op for op in self.ops if problem.stage_rank[op.stage] == rank]
+        inside = [op for op in own if op in self.free]
+        intervals = [
+            cp.new_fixed_size_interval_var(self.variable[op], problem.duration(op), "run") for op in inside
+        ]
+        behind = [op for op in own if op in self.post]
+        if behind:
+            then = min(behind, key=self.played.start.__getitem__)
+            for op in inside:
+                cp.add(self.variable[op] + problem.duration(op) <= self.begin(then))
+        for part in (Part.F, Part.I, Part.W):
+            for stage in problem.stages_of[rank]:
+                line = sorted(op.microbatch for op in inside if op.part is part and op.stage == stage)
+                for one, other in pairwise(line):
+                    ahead, after = Op(part, stage, one), Op(part, stage, other)
+                    cp.add(self.variable[ahead] + problem.duration(ahead) <= self.variable[after])
+        copies = [op for op in own if op.part in (Part.O, Part.R) and (op in self.variable or self._is_near(op))]
+        for streams in ((Part.O, Part.R),) if problem.one_stream else ((Part.O,), (Part.R,)):
+            cp.add_no_overlap([self._copy(op) for op in copies if op.part in streams])
+        for op in copies if problem.launched else []:
+            if op.part is Part.R and op in self.variable:
+                at = (op.stage, op.microbatch)
+                here = self.begin(op)
+                intervals.append(
+                    cp.new_optional_interval_var(here, 0, here, self.chosen[at], "launch") if at in self.chosen
+                    else cp.new_interval_var(here, 0, here, "launch")
+                )  # fmt: skip
+        cp.add_no_overlap(intervals)
+
+    def _is_near(self, op: Op) -> bool:
+        return self.played.end[op] > self.low and self.played.start[op] < self.high
+
+    def _copy(self, op: Op) -> Any:
+        took, at, begin = self.problem.duration(op), (op.stage, op.microbatch), self.begin(op)
+        if at in self.chosen:
+            return self.cp.new_optional_interval_var(begin, took, begin + took, self.chosen[at], "copy")
+        return self.cp.new_interval_var(begin, took, begin + took, "copy")
+
+    def _memory(self, rank: int) -> None:
+        """Hold a rank to its limit from the window's first moment there to its last."""
+        problem = self.problem
+        intervals, demands = [], []
+        for begin, until, amount, chosen in self._holdings(rank):
+            if not amount:
+                continue
+            if isinstance(until, int) and until <= self.first[rank]:
+                continue
+            size = self.cp.new_int_var(0, 2 * self.horizon, "held")
+            made = (self.cp.new_interval_var(begin, size, until, "held") if chosen is None
+                    else self.cp.new_optional_interval_var(begin, size, until, chosen, "held"))  # fmt: skip
+            intervals.append(made)
+            demands.append(amount)
+        self.cp.add_cumulative(intervals, demands, problem.limit[rank])
+
+    def _holdings(self, rank: int) -> list[tuple[Any, Any, int, Any]]:
+        """Return from when to when a rank holds how much, and on what choice that depends."""
+        found: list[tuple[Any, Any, int, Any]] = []
+        problem, copied = self.problem, {(op.stage, op.microbatch) for op in self.ops if op.part is Part.O}
+        ends = {op for op in self.ops if problem.stage_rank[op.stage] == rank and op.part is Part.W}
+        for weight in sorted(ends):
+            forward, gradient, out, back = (weight._replace(part=part)
+                                            for part in (Part.F, Part.I, Part.O, Part.R))  # fmt: skip
+            if forward in self.post or (weight not in self.free and weight not in self.post
+                                        and self.played.end[weight] <= self.first[rank]):  # fmt: skip
+                continue
+            at = (weight.stage, weight.microbatch)
+            whole, part = problem.activation[weight.stage], problem.weight_activation[weight.stage]
+            chosen = self.chosen.get(at)
+            done = self.begin(gradient) + problem.duration(gradient)
+            if chosen is not None or at not in copied:
+                found.append((self.begin(forward), done, whole, None if chosen is None else ~chosen))
+            if at in copied:
+                gone = self.begin(out) + problem.duration(out)
+                found.append((self.begin(forward), gone, whole, chosen))
+                found.append((self.begin(back), done, whole, chosen))
+            found.append((done, self.begin(weight) + problem.duration(weight), part, None))
+        return found
+
+    def _dataflow(self) -> None:
+        """Let ops wait for what they need where either may move."""
+        problem, cp = self.problem, self.cp
+        slack: dict[tuple[int, int], int] = {}
+        for op in [one for one in self.ops if one in self.played.start or one in self.variable]:
+            for before, lag in self._needs(op):
+                at = (op.stage, op.microbatch)
+                copy = before.part in _COPIED or op.part in _COPIED
+                if before in self.variable or op in self.variable:
+                    held = cp.add(self.begin(op) >= self.begin(before) + problem.duration(before) + lag)
+                    if copy and at in self.chosen:
+                        held.only_enforce_if(self.chosen[at])
+                    continue
+                one, other = (problem.stage_rank[each.stage] for each in (before, op))
+                room = self.played.start[op] - self.played.end[before] - lag
+                if op in self.post:
+                    if before in self.post:
+                        slack[one, other] = min(slack.get((one, other), room), room)
+                    else:
+                        slack[-1, other] = min(slack.get((-1, other), room), room)
+        for (one, other), room in slack.items():
+            if one != other:
+                cp.add(self.shift[other] <= (0 if one < 0 else self.shift[one]) + room)
+
+    def _needs(self, op: Op) -> list[tuple[Op, int]]:
+        """Return what an op waits for, and how long that is under way."""
+        problem, (part, stage, _) = self.problem, op
+        if part is Part.F:
+            return [(op._replace(stage=stage - 1), problem.forward_transfer[stage - 1])] if stage else []
+        if part is Part.W:
+            return [(op._replace(part=Part.I), 0)]
+        if part is Part.O:
+            return [(op._replace(part=Part.F), 0)]
+        if part is Part.R:
+            return [(op._replace(part=Part.O), 0)]
+        found = [(op._replace(part=Part.F), 0)]
+        if stage + 1 < problem.stages:
+            found.append((op._replace(stage=stage + 1), problem.backward_transfer[stage]))
+        back = op._replace(part=Part.R)
+        if back in self.variable or back in self.played.start:
+            found.append((back, 0))
+        return found
+
+    def _objective(self) -> None:
+        """Shorten the step, and then every rank's own time."""
+        problem, cp = self.problem, self.cp
+        ends = [cp.new_int_var(0, self.horizon, f"end{rank}") for rank in range(problem.ranks)]
+        for op in self.ops:
+            if op in self.free or op in self.post:
+                rank = problem.stage_rank[op.stage]
+                cp.add(ends[rank] >= self.begin(op) + problem.duration(op) + problem.tail[rank])
+        for rank, end in enumerate(ends):
+            cp.add(end >= self.first[rank] + problem.tail[rank])
+        length = cp.new_int_var(0, self.horizon, "length")
+        cp.add_max_equality(length, ends)
+        cp.minimize(length * 2 * problem.ranks + sum(ends))
+
+
+_ANCHOR = {Part.F: Part.F, Part.I: Part.I, Part.W: Part.W, Part.O: Part.F, Part.R: Part.I}
+"""The computation with which an op moves."""
+_COPIED = (Part.O, Part.R)

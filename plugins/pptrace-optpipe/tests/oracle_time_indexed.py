@@ -1,0 +1,144 @@
+"""The same problem as an integer program over moments, for HiGHS: another formulation and another engine.
+
+For every op and moment a binary says whether it starts then; streams, memory and dataflow are sums of those.
+Moments are halves, as all times of toy pipelines are. Nothing orders microbatches unless that is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from pptrace_optpipe.problem import Op, Part
+
+if TYPE_CHECKING:
+    from pptrace_optpipe.problem import Problem
+
+
+class _Program:
+    def __init__(self, problem: Problem, horizon: int) -> None:
+        self.problem, self.horizon = problem, horizon
+        copies = [Op(part, op.stage, op.microbatch) for op in problem.ops() if op.part is Part.F
+                  for part in (Part.O, Part.R)] if problem.copies else []  # fmt: skip
+        self.ops = {op: at for at, op in enumerate([*problem.ops(), *copies])}
+        self.length = len(self.ops) * horizon
+        self.terms: list[tuple[int, int, float]] = []
+        self.low: list[float] = []
+        self.high: list[float] = []
+
+    def row(self, terms: list[tuple[int, float]], low: float, high: float) -> None:
+        self.terms += [(len(self.low), column, value) for column, value in terms]
+        self.low.append(low)
+        self.high.append(high)
+
+    def started(self, op: Op, until: int, value: float = 1.0) -> list[tuple[int, float]]:
+        """Return the terms of whether an op started until a moment."""
+        base = self.ops[op] * self.horizon
+        return [(base + moment, value) for moment in range(max(0, min(until + 1, self.horizon)))]
+
+    def ended(self, op: Op, until: int, value: float = 1.0) -> list[tuple[int, float]]:
+        return self.started(op, until - self.problem.duration(op), value)
+
+    def running(self, op: Op, moment: int) -> list[tuple[int, float]]:
+        base, took = self.ops[op] * self.horizon, self.problem.duration(op)
+        return [(base + begin, 1.0) for begin in range(max(0, moment - took + 1), moment + 1)]
+
+    def after(self, op: Op, before: Op) -> None:
+        """Let an op start only when another has ended."""
+        for moment in range(self.horizon):
+            self.row(self.started(op, moment) + self.ended(before, moment, -1.0), -np.inf, 0)
+
+
+def shortest(problem: Problem, horizon: int, *, ordered: bool, seconds: float = 60) -> int:
+    """Return the least longest span, in halves; ``ordered`` says whether microbatches keep their order."""
+    program = _Program(problem, horizon)
+    last = horizon - 1
+    for op in program.ops:
+        if op.part < Part.O:
+            program.row(program.started(op, last), 1, 1)
+            for moment in range(horizon - problem.duration(op) + 1, horizon):
+                program.row([(program.ops[op] * horizon + moment, 1.0)], 0, 0)
+    for op in problem.ops():
+        _wait(program, op)
+    for rank in range(problem.ranks):
+        _share(program, rank)
+    _lengths(program)
+    if ordered:
+        _in_order(program)
+    columns = program.length + 1 + problem.stages
+    matrix = coo_array(
+        ([value for _, _, value in program.terms],
+         ([row for row, _, _ in program.terms], [column for _, column, _ in program.terms])),
+        shape=(len(program.low), columns),
+    )  # fmt: skip
+    cost, high = np.zeros(columns), np.ones(columns)
+    cost[program.length] = 1
+    high[program.length :] = horizon
+    found = milp(cost, constraints=LinearConstraint(matrix.tocsr(), program.low, program.high),
+                 integrality=np.ones(columns), bounds=Bounds(0, high),
+                 options={"time_limit": seconds})  # fmt: skip
+    assert found.status == 0, found.message
+    return round(found.fun)
+
+
+def _wait(program: _Program, op: Op) -> None:
+    problem, (part, stage, _) = program.problem, op
+    if part is Part.F and stage:
+        program.after(op, op._replace(stage=stage - 1))
+    if part is Part.W:
+        program.after(op, op._replace(part=Part.I))
+    if part is not Part.I:
+        return
+    top = stage + 1 == problem.stages
+    program.after(op, op._replace(part=Part.F) if top else op._replace(stage=stage + 1))
+    if problem.copies:
+        forward, out, back = (op._replace(part=each) for each in (Part.F, Part.O, Part.R))
+        program.after(out, forward)
+        last = program.horizon - 1
+        program.row(program.started(out, last) + program.started(back, last, -1.0), 0, 0)
+        for moment in range(program.horizon):
+            program.row(program.started(back, moment) + program.ended(out, moment, -1.0), -np.inf, 0)
+            # Started and not offloaded, or reloaded by then.
+            terms = program.started(op, moment) + program.ended(back, moment, -1.0)
+            program.row(terms + program.started(out, last), -np.inf, 1)
+
+
+def _share(program: _Program, rank: int) -> None:
+    """Keep a rank's streams and memory."""
+    problem = program.problem
+    own = [op for op in program.ops if problem.stage_rank[op.stage] == rank]
+    for moment in range(program.horizon):
+        for stream in (True, False):
+            terms = [term for op in own if (op.part < Part.O) == stream for term in program.running(op, moment)]
+            program.row(terms, 0, 1)
+        held: list[tuple[int, float]] = []
+        for op in own:
+            whole, part = problem.activation[op.stage], problem.weight_activation[op.stage]
+            if op.part in (Part.F, Part.R):
+                held += program.started(op, moment, whole)
+            else:
+                freed = {Part.I: whole - part, Part.W: part, Part.O: whole}[op.part]
+                held += program.ended(op, moment, -freed)
+        program.row(held, -np.inf, problem.limit[rank])
+
+
+def _lengths(program: _Program) -> None:
+    """Let the length be no less than the time from a rank's first forward to any of its ends."""
+    problem, horizon = program.problem, program.horizon
+    for op in problem.ops():
+        base, first = program.ops[op] * horizon, program.length + 1 + op.stage
+        begin = [(base + moment, float(moment)) for moment in range(horizon)]
+        if op.part is Part.F:
+            program.row([*begin, (first, -1.0)], 0, np.inf)
+        if op.part is Part.W:
+            program.row([*begin, (first, -1.0), (program.length, -1.0)], -np.inf, -problem.duration(op))
+
+
+def _in_order(program: _Program) -> None:
+    """Start ops of one sort and stage in the order of microbatches."""
+    for op in program.ops:
+        if op.part < Part.O and op.microbatch:
+            program.after(op, op._replace(microbatch=op.microbatch - 1))

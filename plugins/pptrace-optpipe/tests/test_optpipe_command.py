@@ -1,0 +1,200 @@
+"""``pptrace optimize`` and ``schedule: optpipe``: what they print, write, keep and refuse."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from toy_pipelines import table
+
+from pptrace.api import simulate
+from pptrace.errors import PptraceError
+from pptrace.testing import assert_schedule_family, grid
+from pptrace_optpipe.caching import Cache, Entry
+from pptrace_optpipe.command import command
+from pptrace_optpipe.problem import Op, Part
+from pptrace_optpipe.schedule import OFFER
+
+GIB = 2**30
+COSTS = {
+    "name": "table", "forward": "10 ms", "input_gradient": "10 ms", "weight_gradient": "10 ms", "offload": "5 ms",
+    "reload": "5 ms", "boundary": "1 MiB", "activation": "2 GiB", "weight_activation": "1 GiB", "weights": "3 GiB",
+    "optimizer": "7 GiB",
+}  # fmt: skip
+STEP: dict[str, Any] = {
+    "parallel": {"pp": 4}, "batch": {"microbatches": 8}, "schedule": "optpipe", "costs": COSTS,
+    "network": {"name": "hockney", "bandwidth": "50 GB/s", "latency": "5 us"},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PPTRACE_OPTPIPE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "step.yaml").write_text(json.dumps(STEP), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+def optimize(*arguments: str) -> Any:
+    return CliRunner().invoke(command, list(arguments), catch_exceptions=False)
+
+
+def found(*arguments: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(optimize("step.yaml", *arguments, "--json").stdout)
+    return values
+
+
+def test_the_table_s_step_and_memory_are_the_simulator_s() -> None:
+    values = found("--memory", "17GiB", "--time", "1s", "-o", "best.csv")
+
+    run = simulate("step.yaml", schedule="best.csv")
+
+    assert run.metrics.step_ns == values["step_ns"] >= values["bound_ns"] >= 270_000_000
+    assert run.metrics.memory.peak_bytes.tolist() == values["peak_bytes"]
+    assert max(values["peak_bytes"]) <= 17 * GIB
+    assert len(values["offloaded"][0]) > 0
+    assert values["without_offload_bytes"][0] > values["peak_bytes"][0]
+
+
+def test_copies_shorten_what_memory_makes_long() -> None:
+    plain = found("--memory", "17GiB", "--time", "1s", "--set", "costs.offload=0 ms")
+
+    assert not any(plain["offloaded"])
+    assert found("--memory", "17GiB", "--time", "1s")["step_ns"] < plain["step_ns"]
+
+
+def test_the_report_and_its_progress_are_lines() -> None:
+    result = optimize("step.yaml", "--memory", "30GiB", "--time", "1s")
+
+    step, bound, memory, *ranks = result.stdout.splitlines()
+    assert step.startswith("step     270.")
+    assert bound == "bound    270.078 ms: nothing is faster"
+    assert memory == "memory   30 GiB"
+    assert [line.split()[:2] for line in ranks] == [["rank", str(rank)] for rank in range(4)]
+    assert "bound 270.078 ms  gap 0." in result.stderr
+
+
+def test_a_table_to_start_from_is_never_made_worse() -> None:
+    first = found("--memory", "17GiB", "--time", "1s", "-o", "best.csv", "--no-cache")
+    again = found("--memory", "17GiB", "--time", "0.2s", "--from", "best.csv", "--no-cache")
+
+    assert again["step_ns"] <= first["step_ns"]
+
+
+def test_a_sweep_of_limits_has_a_line_for_each() -> None:
+    result = optimize("step.yaml", "--memory", "11GiB,17GiB,30GiB", "--time", "0.3s", "--pareto")
+
+    lines = result.stdout.splitlines()
+    assert "nothing fits" in lines[1]
+    assert lines[3].split()[-1] == "#" * (len(lines[3].split()[-1]))
+    assert len(lines) == 4
+
+
+def test_what_was_found_is_found_again_at_once_listed_and_forgotten(cache: Path) -> None:
+    first = found("--memory", "17GiB", "--time", "1s")
+    again = found("--memory", "17GiB", "--time", "1s")
+
+    assert (again["step_ns"], again["bound_ns"]) == (first["step_ns"], first["bound_ns"])
+    assert again["search_s"] < 0.5
+    assert "4 ranks, 4 stages, 8 microbatches, copies" in optimize("--cache").stdout
+    assert "1 entries removed" in optimize("--clear-cache").stdout
+    assert not list(cache.iterdir())
+
+
+def test_a_damaged_entry_is_one_line_and_solved_anew(cache: Path) -> None:
+    first = found("--memory", "30GiB", "--time", "0.5s")
+    (file,) = cache.iterdir()
+    file.write_text(file.read_text(encoding="utf-8")[:40], encoding="utf-8")
+
+    result = optimize("step.yaml", "--memory", "30GiB", "--time", "0.5s", "--json")
+
+    assert f"{file}: is damaged, and is solved anew" in result.stderr
+    assert json.loads(result.stdout)["step_ns"] == first["step_ns"]
+    assert "gap" in file.read_text(encoding="utf-8") or json.loads(file.read_text(encoding="utf-8"))["rows"]
+
+
+def test_twice_the_times_are_the_same_problem_and_a_shorter_entry_stays(tmp_path: Path) -> None:
+    one, other = table(2, 2, 2, copies=False), table(2, 2, 1, copies=False)
+    kept = Cache(tmp_path)
+    rows = [[Op(Part.F, 0, 0)], [Op(Part.F, 1, 0)]]
+    kept.put(one, Entry(rows=rows, step=9, bound=7, seconds=1))
+    kept.put(one, Entry(rows=rows[::-1], step=10, bound=7, seconds=1))
+
+    twice = type(one)(**{
+        **{name: getattr(one, name) for name in one.__dataclass_fields__},
+        **{name: tuple(2 * value for value in getattr(one, name)) for name in ("f", "i", "w")},
+    })  # fmt: skip
+    assert kept.get(twice) == (Entry(rows=rows, step=9, bound=7, seconds=1), "")
+    assert kept.get(other) == (None, "")
+
+
+WRONG = [
+    (["--memory", "9GiB"], "--memory: 9 GiB is 1 GiB less than the weights and all else that rank 1 always holds"),
+    (["--memory", "11GiB"], "--memory: rank 0 has 1022 MiB for activations, and one microbatch's of a stage"),
+    (["--memory", "30GiB", "--time", "5ms"], "--time: 5ms is too short for any search; nearest that work: 0.1s"),
+    (["--memory", "many"], "memory[0]: 'many' is no size"),
+    (["--workers", "0"], "workers: must be at least 1"),
+    (["--from", "pairs.csv"], "overlapped pairs and actions of several microbatches cannot be split"),
+    (["--set", "parallel.pp=null"], "parallel.pp"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "line"), WRONG)
+def test_wrong_input_is_one_line(arguments: list[str], line: str) -> None:
+    Path("pairs.csv").write_text(
+        "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n1F0,(1F1;1B0)OVERLAP_F_B,(1F2;1B1)OVERLAP_F_B,1B2\n",
+        encoding="utf-8",
+    )
+    fewer = ["--set", "parallel.pp=2", "--set", "batch.microbatches=3"] if "--from" in arguments else []
+
+    with pytest.raises(PptraceError) as caught:
+        optimize("step.yaml", *arguments, *fewer)
+
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["step.yaml", "-o", "best.png"], ["step.yaml", "--memory", "1GiB,2GiB"]]
+)
+def test_wrong_use_is_said(arguments: list[str]) -> None:
+    assert optimize(*arguments).exit_code == 2
+
+
+def test_a_configuration_searches_in_place_within_the_device() -> None:
+    options = {"time": "1s", "cache": False}
+    step = {**STEP, "costs": {**COSTS, "capacity": "18 GiB"}, "schedule": {"name": "optpipe", "options": options}}
+
+    run = simulate(step)
+
+    assert int(run.metrics.memory.peak_bytes.max()) <= 18 * GIB
+    assert run.prepared.schedule.microbatches == 8
+    assert run.metrics.step_ns <= 281_000_000
+
+
+def test_too_short_a_time_in_a_configuration_is_one_line() -> None:
+    with pytest.raises(PptraceError, match=r"schedule.options.time: 0.001 s is too short for any search"):
+        simulate({**STEP, "schedule": {"name": "optpipe", "options": {"time": "1 ms"}}})
+
+
+@pytest.mark.parametrize("way", ["command", "schedule"])
+def test_a_missing_solver_is_one_line(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
+
+    with pytest.raises(PptraceError, match="the solver cannot be loaded") as caught:
+        optimize("step.yaml") if way == "command" else simulate(STEP)
+
+    assert "pip install 'ortools>=9.10'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_offer_keeps_its_word() -> None:
+    sizes = grid(
+        ranks=(1, 2, 4), microbatches=(1, 4), chunks=(1, 2), options={"time": 200_000_000, "cache": False}
+    )
+
+    assert_schedule_family(OFFER, sizes=sizes, growth=False)

@@ -1,0 +1,155 @@
+"""Toy optima: proved by the model, and equal to another engine's on another formulation."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from oracle_time_indexed import shortest
+from toy_pipelines import table, toy
+
+from pptrace_optpipe.bounds import bound, latest, relaxed_bound
+from pptrace_optpipe.model import rows_of
+from pptrace_optpipe.playing import play
+from pptrace_optpipe.proving import optimum
+from pptrace_optpipe.solving import Effort, solve
+
+if TYPE_CHECKING:
+    from pptrace_optpipe.problem import Problem
+
+WITHOUT = [
+    (2, 4, 2, 13), (2, 4, 1.5, 17), (3, 4, 3, 14), (3, 4, 2, 17), (3, 4, 1.5, 25), (4, 4, 4, 15),
+    (4, 8, 4, 27),
+]  # fmt: skip
+WITH = [(2, 4, 2, 12), (2, 4, 1.5, 13.5), (3, 4, 3, 13), (3, 4, 2, 14), (4, 4, 3, 15), (4, 4, 4, 15)]
+LONG = [
+    (4, 4, 3, False, 18),
+    (4, 4, 1.5, False, 33), (4, 8, 3, False, 31), (4, 8, 2, False, 41), (3, 4, 1.5, True, 15.5),
+    (4, 4, 1.5, True, 17.5), (4, 8, 3, True, 26), (4, 8, 2, True, 28),
+]  # fmt: skip
+ROWS = [(*row[:3], False, row[3]) for row in WITHOUT] + [(*row[:3], True, row[3]) for row in WITH]
+OF_BOTH = [(2, 4, 2, False, 13), (2, 4, 2, True, 12), (3, 4, 3, False, 14), (3, 4, 3, True, 13)]
+"""Those that the other engine proves in seconds."""
+
+
+def effort(seconds: float = 60) -> Effort:
+    return Effort(seconds=seconds)
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "limit", "copies", "length"), ROWS)
+def test_the_model_proves_the_optimum(
+    stages: int, microbatches: int, limit: float, copies: int, length: float
+) -> None:
+    problem = toy(stages, microbatches, limit, copies=bool(copies))
+
+    found = optimum(problem, effort())
+
+    assert (found.length, found.bound) == (2 * length, 2 * length)
+    held_within(problem, found.start)
+
+
+@pytest.mark.skipif(not os.environ.get("PPTRACE_OPTPIPE_LONG"), reason="minutes: set PPTRACE_OPTPIPE_LONG")
+@pytest.mark.parametrize(("stages", "microbatches", "limit", "copies", "length"), LONG)
+def test_the_model_proves_the_harder_optima_too(
+    stages: int, microbatches: int, limit: float, copies: int, length: float
+) -> None:
+    found = optimum(toy(stages, microbatches, limit, copies=bool(copies)), effort(240))
+
+    assert (found.length, found.bound) == (2 * length, 2 * length)
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "limit", "copies", "length"), OF_BOTH)
+def test_an_integer_program_over_moments_has_the_same_optimum(
+    stages: int, microbatches: int, limit: float, copies: int, length: float
+) -> None:
+    problem = toy(stages, microbatches, limit, copies=bool(copies))
+
+    assert shortest(problem, latest(problem, int(2 * length)), ordered=True) == 2 * length
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 6), (4, 4), (4, 8)])
+def test_memory_for_as_many_activations_as_stages_gives_zero_bubble_h1(stages: int, microbatches: int) -> None:
+    problem = toy(stages, microbatches, stages, copies=False)
+
+    found = optimum(problem, effort())
+
+    assert found.is_proved
+    assert found.length == 2 * (3 * microbatches + (stages - 1) * (1 + 1 - 1))
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "limit", "copies", "length"), ROWS)
+def test_bounds_by_argument_are_no_higher_than_the_optimum(
+    stages: int, microbatches: int, limit: float, copies: int, length: float
+) -> None:
+    problem = toy(stages, microbatches, limit, copies=bool(copies))
+
+    assert 6 * microbatches <= bound(problem) <= 2 * length
+
+
+def test_a_few_ranks_bound_all_of_them() -> None:
+    problem = toy(4, 4, 1.5, copies=True)
+    horizon = latest(problem, 35)
+
+    found = [relaxed_bound(problem, effort(), ranks, horizon, 0) for ranks in ((0,), (0, 3), (0, 1, 3))]
+
+    assert found == sorted(found)
+    assert 2 * 12 <= found[0] <= found[-1] <= 35
+
+
+def test_a_rank_pair_on_one_channel_is_never_faster() -> None:
+    alone = toy(2, 4, 1.5, copies=True)
+    paired = toy(2, 4, 1.5, copies=True, shared=((0, 1),))
+
+    lengths = [optimum(problem, effort()).length for problem in (alone, paired)]
+
+    assert lengths[0] == 27
+    assert lengths[1] is not None
+    assert 27 <= lengths[1] <= 34
+
+
+def test_a_limit_that_nothing_fits_in_is_found_to_be_one() -> None:
+    assert solve(toy(2, 2, 0.5, copies=False), effort(), horizon=60).infeasible
+
+
+def test_what_tables_can_say_is_played_within_the_limit() -> None:
+    problem = table(3, 4, 2, copies=True)
+
+    found = solve(problem, effort(20), horizon=36)
+    played = play(problem, rows_of(problem, found.start))
+
+    assert played is not None
+    assert played.fits(problem)
+    assert found.length is not None
+    assert played.step <= found.length
+
+
+def held_within(problem: Problem, start: dict) -> None:  # type: ignore[type-arg]
+    """Check dataflow, streams and memory at every moment, by counting."""
+    from pptrace_optpipe.problem import Part
+
+    end = {op: begin + problem.duration(op) for op, begin in start.items()}
+    gone = {(op.stage, op.microbatch) for op in start if op.part is Part.O}
+    for op, begin in start.items():
+        needs = {
+            Part.F: [op._replace(stage=op.stage - 1)] if op.stage else [],
+            Part.I: [op._replace(stage=op.stage + 1)] if op.stage + 1 < problem.stages else [],
+            Part.W: [op._replace(part=Part.I)], Part.O: [op._replace(part=Part.F)],
+            Part.R: [op._replace(part=Part.O)],
+        }[op.part]  # fmt: skip
+        if op.part is Part.I:
+            needs = [*needs, op._replace(part=Part.F)]
+            needs += [op._replace(part=Part.R)] if (op.stage, op.microbatch) in gone else []
+        assert all(end[one] <= begin for one in needs)
+    for moment in range(max(end.values())):
+        for stage in range(problem.stages):
+            own = [op for op in start if op.stage == stage]
+            running = [op for op in own if start[op] <= moment < end[op]]
+            assert sum(op.part < Part.O for op in running) <= 1
+            assert sum(op.part >= Part.O for op in running) <= 1
+            held = 0
+            for op in own:
+                takes = {Part.F: 2, Part.R: 2}.get(op.part, 0)
+                frees = {Part.I: 1, Part.W: 1, Part.O: 2}.get(op.part, 0)
+                held += takes * (start[op] <= moment) - frees * (end[op] <= moment)
+            assert held <= problem.limit[stage]

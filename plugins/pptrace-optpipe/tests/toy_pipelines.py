@@ -1,0 +1,23 @@
+"""Pipelines whose ops all take 1, an activation 1, its weight gradient's part 1/2, and a copy 1/2: in halves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pptrace_optpipe.problem import Problem
+
+
+def toy(stages: int, microbatches: int, limit: float, *, copies: bool, **values: Any) -> Problem:
+    """Return one whose copies share a stream and start at any moment, and whose longest span counts."""
+    twos, ones = (2,) * stages, (1,) * stages
+    given = {"one_stream": True, "launched": False, "span": True, **values}
+    return Problem(
+        microbatches=microbatches, stage_rank=tuple(range(stages)), f=twos, i=twos, w=twos, activation=twos,
+        weight_activation=ones, limit=(int(2 * limit),) * stages, offload=ones if copies else (),
+        reload=ones if copies else (), **given,
+    )  # fmt: skip
+
+
+def table(stages: int, microbatches: int, limit: float, *, copies: bool) -> Problem:
+    """Return one as tables have it: a copy stream each way, launched between computations; the step counts."""
+    return toy(stages, microbatches, limit, copies=copies, one_stream=False, launched=True, span=False)
