@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem
     from pptrace_optpipe.solving import Effort
 
-__all__ = ["bound", "latest", "relaxed_bound", "relaxed_ranks"]
+__all__ = ["bound", "copy_ratio", "latest", "relaxed_bound", "relaxed_ranks"]
 
 _GROUPS = 6
 """Groups of one size that are tried."""
@@ -23,6 +23,19 @@ _GROUPS = 6
 def bound(problem: Problem) -> int:
     """Return a lower bound of the step (or span), from each rank's fill, work, drain, memory and copies."""
     return max(_of_rank(problem, rank) for rank in range(problem.ranks))
+
+
+def copy_ratio(problem: Problem, rank: int) -> float:
+    """Return what copying a rank's activations out and back takes, in terms of what it computes meanwhile.
+
+    All of them can be copied for nothing in the steady state where this is at most 1: PipeOffload's k (Wan et al.,
+    arXiv:2503.01328, section 3). Without copies it is infinite.
+    """
+    stages = problem.stages_of[rank]
+    if not problem.offload:
+        return float("inf")
+    copied = sum(problem.offload[stage] + problem.reload[stage] for stage in stages)
+    return copied / sum(problem.f[stage] + problem.i[stage] + problem.w[stage] for stage in stages)
 
 
 def _of_rank(problem: Problem, rank: int) -> int:

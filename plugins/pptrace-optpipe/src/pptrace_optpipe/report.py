@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import format_size
+from pptrace_optpipe.bounds import copy_ratio
 from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import NO_LIMIT, Op, Part
 
@@ -29,6 +30,10 @@ def document(found: Optimised, memory: int) -> dict[str, Any]:
         "offloaded": [_microbatches(row, Part.O) for row in rows],
         "split": [_split(row) for row in rows],
         "without_offload_bytes": list(_kept(found)),
+        "copy_ratio": [
+            round(copy_ratio(found.problem, rank), 6) if found.problem.offload else None
+            for rank in range(found.problem.ranks)
+        ],
         "search_s": round(found.seconds, 3),
     }
 
@@ -45,7 +50,9 @@ def lines(found: Optimised, memory: int) -> list[str]:
     kept = _kept(found)
     for rank, (row, peak) in enumerate(zip(found.rows, found.simulated.peak_bytes, strict=True)):
         gone = sum(op.part is Part.O for op in row)
-        why = f"; without copies it would hold {format_size(kept[rank])}" if gone else ""
+        ratio = copy_ratio(found.problem, rank)
+        saved = f"; without copies it would hold {format_size(kept[rank])}; copies take {ratio:.0%} of its work"
+        why = saved if gone else ""
         backwards = sum(op.part is Part.I for op in row)
         report.append(
             f"rank {rank:<3} peak {format_size(peak)}, {gone} activations offloaded, "
