@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -179,6 +181,24 @@ def test_a_configuration_searches_in_place_within_the_device() -> None:
 def test_too_short_a_time_in_a_configuration_is_one_line() -> None:
     with pytest.raises(PptraceError, match=r"schedule.options.time: 0.001 s is too short for any search"):
         simulate({**STEP, "schedule": {"name": "optpipe", "options": {"time": "1 ms"}}})
+
+
+def test_an_interrupt_keeps_the_best_so_far() -> None:
+    memory = ["--memory", "14GiB", "--time", "120s", "--no-cache", "-o", "best.csv"]
+    run = subprocess.Popen(
+        [sys.executable, "-c", "from pptrace.cli.main import main; main()", "optimize", "step.yaml", *memory],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert run.stderr is not None
+    assert "bound" in run.stderr.readline()
+
+    run.send_signal(signal.SIGINT)
+    out, told = run.communicate(timeout=60)
+
+    assert "stopping with the best so far" in told
+    assert run.returncode == 0
+    assert out.startswith("step ")
+    assert simulate("step.yaml", schedule="best.csv").metrics.step_ns > 0
 
 
 @pytest.mark.parametrize("way", ["command", "schedule"])

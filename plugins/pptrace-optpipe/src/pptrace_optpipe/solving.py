@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from ortools.sat.python import cp_model
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Op, Problem
 
-__all__ = ["Effort", "Solved", "solve", "solver_of"]
+__all__ = ["Effort", "Solved", "run_solver", "solve", "solver_of"]
+
+
+_OFTEN = 0.1
+"""Seconds between two looks at whether to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +52,24 @@ class Solved:
         return self.length == self.bound
 
 
-class _Watch(cp_model.CpSolverSolutionCallback):
-    def __init__(self, effort: Effort) -> None:
-        super().__init__()
-        self._effort = effort
+def run_solver(solver: Any, model: cp_model.CpModel, effort: Effort) -> Any:
+    """Run a solver on a model, and return its status; an effort that is stopped ends it at once.
 
-    def on_solution_callback(self) -> None:
-        """Stop at a solution where that was asked for."""
-        if self._effort.stopped():
-            self.stop_search()
+    It runs beside this thread, since no Ctrl-C is heard while this one is inside the solver.
+    """
+    status: list[Any] = []
+    beside = Thread(target=lambda: status.append(solver.solve(model)), daemon=True)
+    beside.start()
+    try:
+        while beside.is_alive():
+            beside.join(_OFTEN)
+            if effort.stopped():
+                solver.stop_search()
+    except KeyboardInterrupt:
+        solver.stop_search()
+        beside.join()
+        raise
+    return status[0] if status else cp_model.UNKNOWN
 
 
 def solver_of(effort: Effort) -> Any:
@@ -82,7 +96,7 @@ def solve(
     if hint:
         model.hint(hint)
     solver = solver_of(effort)
-    status = solver.solve(model.cp, _Watch(effort))
+    status = run_solver(solver, model.cp, effort)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         start, _ = model.read(solver)
         length = int(solver.value(model.length))

@@ -15,7 +15,7 @@ from ortools.sat.python import cp_model
 
 from pptrace_optpipe.model import rows_of
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
-from pptrace_optpipe.solving import solver_of
+from pptrace_optpipe.solving import run_solver, solver_of
 
 if TYPE_CHECKING:
     from pptrace_optpipe.playing import Played
@@ -38,7 +38,7 @@ def improved(problem: Problem, rows: Rows, played: Played, span: tuple[int, int]
     window.build()
     solver = solver_of(effort)
     solver.parameters.max_deterministic_time = _WORK
-    if solver.solve(window.cp) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    if run_solver(solver, window.cp, effort) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     gone = {at for at, chosen in window.chosen.items() if solver.value(chosen)}
     start = {}
