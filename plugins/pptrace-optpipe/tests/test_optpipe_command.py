@@ -87,6 +87,15 @@ def test_a_table_to_start_from_is_never_made_worse() -> None:
     assert again["step_ns"] <= first["step_ns"]
 
 
+def test_stages_go_down_and_up_where_that_is_asked_for() -> None:
+    values = found("--placement", "v", "--set", "parallel.vp=2", "--time", "0.5s", "-o", "best.csv")
+
+    run = simulate("step.yaml", schedule="best.csv", vp=2)
+
+    assert run.prepared.schedule.placement.stage_rank.tolist() == [[0, 1, 2, 3, 3, 2, 1, 0]]
+    assert run.metrics.step_ns == values["step_ns"]
+
+
 def test_a_sweep_of_limits_has_a_line_for_each() -> None:
     result = optimize("step.yaml", "--memory", "11GiB,17GiB,30GiB", "--time", "0.3s", "--pareto")
 

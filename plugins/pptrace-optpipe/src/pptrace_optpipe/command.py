@@ -49,6 +49,8 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 @click.option("--workers", default="1", metavar="N", help="Threads of the solver; one is reproducible.")
 @click.option("--from", "warm", type=click.Path(path_type=Path), metavar="TABLE",
               help="Start from this table too, and keep its placement.")  # fmt: skip
+@click.option("--placement", type=click.Choice(["looped", "v"]), default="looped", show_default=True,
+              help="Whether stages loop over the ranks, or go down and up them; of --from its own.")  # fmt: skip
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the table, .csv or .txt."
 )
@@ -59,7 +61,7 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 @click.option("--cache", "listed", is_flag=True, help="List what was found before.")
 @click.option("--clear-cache", is_flag=True, help="Forget it.")
 def command(
-    config: Path | None, memory: str, seconds: str, seed: str, workers: str, warm: Path | None,
+    config: Path | None, memory: str, seconds: str, seed: str, workers: str, warm: Path | None, placement: str,
     output: Path | None, sets: tuple[str, ...], *, pareto: bool, as_json: bool, no_cache: bool,
     listed: bool, clear_cache: bool,
 ) -> None:  # fmt: skip
@@ -77,7 +79,7 @@ def command(
     require_solver()
     from pptrace_optpipe.setting import setting_of
 
-    setting, table = setting_of(config, sets, Registry.load(), warm)
+    setting, table = setting_of(config, sets, Registry.load(), warm, placement)
     limits = options.memory or (setting.workload.capacity_bytes,)
     cache = None if no_cache else Cache()
     if pareto:

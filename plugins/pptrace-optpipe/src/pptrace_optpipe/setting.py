@@ -92,9 +92,11 @@ class Setting:
 
 
 def setting_of(
-    config: Path | None, sets: Sequence[str], registry: Registry, warm: Path | None = None
+    config: Path | None, sets: Sequence[str], registry: Registry, warm: Path | None = None, shape: str = "looped"
 ) -> tuple[Setting, Schedule | None]:
     """Return a configuration's setting, and the table of ``warm``, whose placement it then has.
+
+    Without one, stages loop over the ranks, or go down and up them where ``shape`` is ``v``.
 
     Raises:
         PptraceError: what of it cannot be used.
@@ -105,7 +107,8 @@ def setting_of(
     step = load(config, sets, {"schedule": "optpipe"})
     if not step.experiment.parallel.pp:
         raise ConfigError("missing: say how many ranks there are", key="parallel.pp", file=step.file)
-    placement = Placement.looped(
+    placed = Placement.v_shaped if shape == "v" else Placement.looped
+    placement = placed(
         step.experiment.parallel.pp, step.experiment.batch.known_microbatches, step.experiment.parallel.vp
     )
     with tempfile.TemporaryDirectory() as folder:
