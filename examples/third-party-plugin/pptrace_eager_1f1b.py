@@ -41,7 +41,7 @@ def peak_activations(request: ScheduleRequest) -> list[Fraction]:
 
 
 OFFER = ScheduleOffer(
-    name="eager-1f1b",
+    name="ahead-1f1b",
     summary="1F1B with a deeper warm-up, which hides slow messages and holds more activations.",
     build=build,
     bubble=bubble,

@@ -13,4 +13,4 @@ def test_it_keeps_its_promises_for_many_sizes() -> None:
 
 
 def test_pptrace_finds_it(registry: Registry) -> None:
-    assert registry.schedules["eager-1f1b"].distribution == "pptrace-eager-1f1b"  # noqa: S101 - a test asserts
+    assert registry.schedules["ahead-1f1b"].distribution == "pptrace-eager-1f1b"  # noqa: S101 - a test asserts

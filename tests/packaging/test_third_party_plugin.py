@@ -22,14 +22,14 @@ def test_the_core_lists_the_plugin_with_its_distribution(environment: Environmen
 
     (plugin,) = [each for each in document["plugins"] if each["distribution"] == "pptrace-eager-1f1b"]
     assert plugin["version"] == "0.1.0"
-    assert [offer["name"] for offer in plugin["offers"]["schedules"]] == ["eager-1f1b"]
+    assert [offer["name"] for offer in plugin["offers"]["schedules"]] == ["ahead-1f1b"]
     assert document["failed"] == []
 
 
 def test_the_core_simulates_with_the_plugin(environment: Environment, tmp_path: Path) -> None:
-    text = environment.run("pptrace", "simulate", "--schedule", "eager-1f1b", *SIZES, cwd=tmp_path)
+    text = environment.run("pptrace", "simulate", "--schedule", "ahead-1f1b", *SIZES, cwd=tmp_path)
 
-    assert "eager-1f1b" in text
+    assert "ahead-1f1b" in text
 
 
 def test_the_core_simulates_a_schedule_from_a_file(environment: Environment, tmp_path: Path) -> None:

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from oracle_time_indexed import shortest
-from toy_pipelines import table, toy
+from toy_pipelines import toy
 
 from pptrace_optpipe.bounds import bound, latest, relaxed_bound
-from pptrace_optpipe.model import rows_of
-from pptrace_optpipe.playing import play
 from pptrace_optpipe.proving import optimum
 from pptrace_optpipe.solving import Effort, solve
 
@@ -112,18 +110,6 @@ def test_a_rank_pair_on_one_channel_is_never_faster() -> None:
 
 def test_a_limit_that_nothing_fits_in_is_found_to_be_one() -> None:
     assert solve(toy(2, 2, 0.5, copies=False), effort(), horizon=60).infeasible
-
-
-def test_what_tables_can_say_is_played_within_the_limit() -> None:
-    problem = table(3, 4, 2, copies=True)
-
-    found = solve(problem, effort(20), horizon=36)
-    played = play(problem, rows_of(problem, found.start))
-
-    assert played is not None
-    assert played.fits(problem)
-    assert found.length is not None
-    assert played.step <= found.length
 
 
 def held_within(problem: Problem, start: dict) -> None:  # type: ignore[type-arg]

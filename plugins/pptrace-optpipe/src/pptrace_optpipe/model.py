@@ -55,7 +55,7 @@ class Model:
             if op in self.start:
                 self.cp.add_hint(self.start[op], value)
         for (stage, microbatch), chosen in self.offloaded.items():
-            self.cp.add_hint(chosen, Op(Part.O, stage, microbatch) in start)
+            self.cp.add_hint(chosen, int(Op(Part.O, stage, microbatch) in start))
 
 
 def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least: int = 0) -> Model:

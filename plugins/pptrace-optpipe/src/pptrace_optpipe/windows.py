@@ -104,7 +104,7 @@ class _Window:
             other = op._replace(part=Part.I)
             if op.part is Part.F and other in self.free and problem.copies and problem.limit[rank] != NO_LIMIT:
                 self.chosen[at] = cp.new_bool_var("w")
-                cp.add_hint(self.chosen[at], at in copied)
+                cp.add_hint(self.chosen[at], int(at in copied))
                 self.ops += [op._replace(part=part) for part in (Part.O, Part.R) if at not in copied]
             if at not in copied and at not in self.chosen:
                 continue
