@@ -53,7 +53,7 @@ class Model:
         """Start the search from a solution."""
         for op, value in start.items():
             if op in self.start:
-                self.cp.add_hint(self.start[op], value)
+                self.cp.add_hint(self.start[op], int(value))
         for (stage, microbatch), chosen in self.offloaded.items():
             self.cp.add_hint(chosen, int(Op(Part.O, stage, microbatch) in start))
 

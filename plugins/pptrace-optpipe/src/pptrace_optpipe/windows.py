@@ -119,7 +119,7 @@ class _Window:
 
     def _variable(self, op: Op, low: int, hint: int) -> None:
         self.variable[op] = self.cp.new_int_var(low, self.horizon, "start")
-        self.cp.add_hint(self.variable[op], hint)
+        self.cp.add_hint(self.variable[op], int(hint))
 
     def _streams(self, rank: int) -> None:
         """Keep what runs on one stream apart, and behind what ran before and ahead of what comes."""
