@@ -89,8 +89,8 @@ def torch_unit_steps(ranks: int, microbatches: int) -> dict[str, Any]:
         warm = min(ranks - 1 - rank, microbatches)
         row = [t._Action(rank, t.F, microbatch) for microbatch in range(warm)]  # noqa: SLF001 - it has no public form
         for microbatch in range(microbatches - warm):
-            row += [t._Action(rank, t.F, microbatch + warm), t._Action(rank, t.FULL_BACKWARD, microbatch)]  # noqa: SLF001
-        rows[rank] = row + [t._Action(rank, t.FULL_BACKWARD, u) for u in range(microbatches - warm, microbatches)]  # noqa: SLF001
+            row += [t._Action(rank, t.F, microbatch + warm), t._Action(rank, t.FULL_BACKWARD, microbatch)]  # noqa: SLF001 - as above
+        rows[rank] = row + [t._Action(rank, t.FULL_BACKWARD, u) for u in range(microbatches - warm, microbatches)]  # noqa: SLF001 - as above
     placed = t._add_send_recv(rows, lambda stage: stage, ranks)  # noqa: SLF001
     actions = sum(len(row) for row in placed.values())
     with contextlib.redirect_stdout(io.StringIO()):

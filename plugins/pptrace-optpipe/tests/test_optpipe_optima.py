@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from oracle_time_indexed import shortest
@@ -112,7 +112,7 @@ def test_a_limit_that_nothing_fits_in_is_found_to_be_one() -> None:
     assert solve(toy(2, 2, 0.5, copies=False), effort(), horizon=60).infeasible
 
 
-def held_within(problem: Problem, start: dict) -> None:  # type: ignore[type-arg]
+def held_within(problem: Problem, start: dict[Any, int]) -> None:
     """Check dataflow, streams and memory at every moment, by counting."""
     from pptrace_optpipe.problem import Part
 

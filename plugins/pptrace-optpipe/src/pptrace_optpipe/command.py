@@ -135,8 +135,11 @@ def _search(
 
     with _stoppable() as stopped:
         effort = Effort(seconds=options.time / 1e9, workers=options.workers, seed=options.seed, stopped=stopped)
-        return optimise(setting, memory, effort, cache, warm=table, tell=tell,
-                        warn=lambda line: print(line, file=sys.stderr))  # noqa: T201 # fmt: skip
+        return optimise(setting, memory, effort, cache, warm=table, tell=tell, warn=_warn)
+
+
+def _warn(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 @contextmanager
