@@ -138,6 +138,9 @@ class MetricsOracle:
         if released.action.kind is Kind.RELOAD:
             return self._carried(released, one.start_ns, now)
         message = max(self._messages(one), key=lambda m: m.end_ns + m.lag_ns, default=None)
+        if message is None and released.action.kind in SENDS | RECEIVES:
+            arrival = released.end_ns + released.lag_ns
+            return IdleCause.PEER_COMPUTE if now < released.start_ns else self._carried(released, arrival, now)
         if message is None or now < min(message.start_ns, self._produced(message)):
             return IdleCause.PEER_COMPUTE
         return self._carried(message, message.end_ns + message.lag_ns, now)

@@ -16,6 +16,7 @@ from pptrace.sim.simulate import simulate
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.counters import in_flight, link_use
 from pptrace.timeline.routes import Routes
+from pptrace.timeline.why import why
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
@@ -31,6 +32,7 @@ STEPS = {
     "links": (PolicyName.ASYNC, WIRES),
     "ideal": (PolicyName.ASYNC, Flat()),
     "blocking": (PolicyName.BLOCKING, Flat(rate_kbps=50_000_000)),
+    "why": (PolicyName.ORDERED, WIRES),
 }
 
 
@@ -53,6 +55,8 @@ def step(name: str) -> Timeline:
     timeline = simulate(one_f_one_b(), costs, network, Policy(name=policy))
     counters = sorted((*in_flight(timeline), *link_use(timeline)), key=lambda counter: counter.rank)
     timeline = replace(timeline, counters=tuple(counters), provenance={"version": "0", "schedule": "1f1b"})
+    if name == "why":
+        return replace(timeline, why=why(timeline))
     return over_links(timeline) if name == "links" else timeline
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -129,7 +130,9 @@ def _convert_trace(
 ) -> list[Path]:
     from pptrace.export.output import save
     from pptrace.timeline.trim import parse_only, trim
+    from pptrace.timeline.why import why
 
+    timeline = replace(timeline, why=why(timeline))
     if only:
         kept = parse_only([part for text in only for part in text.split()])
         timeline = trim(timeline, kept.ranks, kept.microbatches)

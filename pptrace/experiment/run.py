@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pptrace.experiment.lever import Lever
     from pptrace.experiment.tried import Advice
     from pptrace.hooks.registry import Registry
+    from pptrace.timeline.counter import Counter
+    from pptrace.timeline.idle import Waits
     from pptrace.timeline.timeline import Timeline
     from pptrace.timeline.traffic import Traffic
 
@@ -110,10 +112,14 @@ class Run:
 
         Where actions consist of segments, the provenance says how much of each group's communication was hidden.
         """
+        from pptrace.timeline.why import why
+
         routes = self.traffic.routes() if self.traffic is not None else None
         hidden = {} if self.timeline.parts is None else {"communication": communication(self.metrics.groups)}
         provenance = {**self.provenance, **hidden}
-        return replace(self.timeline, counters=self._counters(), routes=routes, provenance=provenance)
+        found = why(self.timeline)
+        counters = self._counters(found.waits)
+        return replace(self.timeline, counters=counters, routes=routes, why=found, provenance=provenance)
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per rank, times in nanoseconds and sizes in bytes; takes well to pandas."""
@@ -153,7 +159,8 @@ class Run:
 
         return f"<pre>{escape(self.summary())}</pre>"
 
-    def _counters(self) -> Any:
+    def _counters(self, waits: Waits) -> tuple[Counter, ...]:
+        from pptrace.timeline.communication import communication_counters
         from pptrace.timeline.counters import in_flight, link_use
         from pptrace.timeline.link_use import link_counters
         from pptrace.timeline.memory import memory_counters
@@ -161,7 +168,7 @@ class Run:
         workload = self.prepared.workload
         known = bool(workload.activation_bytes.any() or workload.static_bytes.any())
         groups = [memory_counters(self.timeline, workload) if known else ()]
-        groups += [in_flight(self.timeline), link_use(self.timeline)]
+        groups += [in_flight(self.timeline), link_use(self.timeline), communication_counters(self.timeline, waits)]
         if self.traffic is not None:
             groups.append(link_counters(self.timeline, self.traffic))
         counters = [counter for group in groups for counter in group]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["in_flight", "link_use"]
+__all__ = ["counters_of", "in_flight", "link_use"]
 
 _RELEASES = sorted(BACKWARD, key=lambda kind: (kind not in WEIGHT_GRADIENTS, kind in GRADIENTS))
 """What ends a microbatch's stay, the first that it has."""
@@ -38,7 +38,7 @@ def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
         released |= now
         done |= np.isin(key, key[now])
     into, out = rows[held], rows[released]
-    return _counters(
+    return _summed(
         "in flight",
         "microbatches",
         np.concatenate([rank[into], rank[out]]),
@@ -56,7 +56,7 @@ def link_use(timeline: Timeline) -> tuple[Counter, ...]:
     rows = np.flatnonzero(SENDS.mask(timeline.kind) & (took > 0) & (timeline.size_bytes > 0))
     rate = _per_second(timeline.size_bytes[rows], took[rows])
     rank = timeline.rank_of_row()[rows]
-    return _counters(
+    return _summed(
         "link use",
         "bytes/s",
         np.concatenate([rank, rank]),
@@ -83,10 +83,17 @@ def _per_second(size_bytes: Int64s, took_ns: Int64s) -> Int64s:
     return rate
 
 
-def _counters(name: str, unit: str, rank: Int32s, at_ns: Int64s, change: Int64s) -> tuple[Counter, ...]:
-    """Add up each rank's changes; changes at one time are one step, and no step is none."""
+def _summed(name: str, unit: str, rank: Int32s, at_ns: Int64s, change: Int64s) -> tuple[Counter, ...]:
+    """Add up each rank's changes."""
     order = np.lexsort((at_ns, rank))
-    rank, at_ns, total = rank[order], at_ns[order], np.cumsum(change[order])
+    return counters_of(name, unit, rank[order], at_ns[order], np.cumsum(change[order]))
+
+
+def counters_of(name: str, unit: str, rank: Int32s, at_ns: Int64s, total: Int64s) -> tuple[Counter, ...]:
+    """Return a counter per rank of values that are sorted by rank and time, and go on from rank to rank.
+
+    Of those at one time the last counts, and one that changes nothing is no step.
+    """
     last = np.ones(rank.size, dtype=bool)
     last[:-1] = (rank[1:] != rank[:-1]) | (at_ns[1:] != at_ns[:-1])
     rank, at_ns, total = rank[last], at_ns[last], total[last]

@@ -15,10 +15,13 @@ from pptrace.timeline.window import window
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pptrace.model.columns import Int32s
+    from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["CriticalPath", "critical_path"]
+__all__ = ["PATH_PARTS", "CriticalPath", "OnPath", "critical_path", "on_path"]
+
+PATH_PARTS = ("", "wire", "wait")
+"""What a part of the path is where it is not the slice itself: latency behind it, or time that no slice fills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +45,11 @@ class CriticalPath:
 
 def critical_path(timeline: Timeline) -> CriticalPath:
     """Walk back from the slice that ends last (the lowest row on a tie) along the recorded causes."""
-    if not len(timeline):
-        return CriticalPath(rows=np.zeros(0, dtype=np.int32), by_kind_ns={}, by_stage_ns={})
-    last = int(np.argmax(timeline.end_ns))
-    found = np.empty(len(timeline), dtype=np.int32)
-    length = run(following.follow_causes, (timeline.cause, last), (found,), work=len(timeline))
-    rows = found[:length][::-1].copy()
+    rows = _path(timeline)
+    if not rows.size:
+        return CriticalPath(rows=rows, by_kind_ns={}, by_stage_ns={})
     opened, _ = window(timeline)
-    begin, end = np.maximum(timeline.start_ns[rows], opened), timeline.end_ns[rows]
-    until = np.append(begin[1:], end[-1])
-    ran = np.maximum(np.minimum(end, until) - begin, 0)
-    wire = np.minimum(np.maximum(until - np.maximum(end, begin), 0), timeline.lag_ns[rows])
+    begin, ran, wire, until = _split(timeline, rows, opened)
     waited = int((until - begin - ran - wire).sum()) + int(begin[0]) - opened
     kinds = np.zeros(len(Kind), dtype=np.int64)
     np.add.at(kinds, timeline.kind[rows], ran)
@@ -66,3 +63,54 @@ def critical_path(timeline: Timeline) -> CriticalPath:
         by_kind_ns=dict(sorted(((k, v) for k, v in by_kind.items() if v), key=lambda item: (-item[1], item[0]))),
         by_stage_ns={stage: int(time) for stage, time in enumerate(stages) if time},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnPath:
+    """The critical path's parts, one behind the other: together they are the step's window."""
+
+    row: Int32s
+    """Shape (parts,): the row of the timeline that each belongs to."""
+    part: Int8s
+    """Whether it is the slice or follows it: a place in :data:`PATH_PARTS`."""
+    start_ns: Int64s
+    """From when."""
+    end_ns: Int64s
+    """Until when, after its start."""
+
+    def __len__(self) -> int:
+        return int(self.row.size)
+
+
+def on_path(timeline: Timeline) -> OnPath:
+    """Return what the critical path consists of, in the order of time, a wait before its first slice included."""
+    rows = _path(timeline)
+    opened = window(timeline)[0] if rows.size else 0
+    begin, ran, wire, until = _split(timeline, rows, opened)
+    ends = np.stack([begin + ran, begin + ran + wire, until], axis=1).ravel()
+    starts = np.concatenate([begin[:1], ends[:-1]])
+    row, part = np.repeat(rows, len(PATH_PARTS)), np.tile(np.arange(len(PATH_PARTS), dtype=np.int8), rows.size)
+    if rows.size and begin[0] > opened:
+        starts, ends = np.insert(starts, 0, opened), np.insert(ends, 0, begin[0])
+        row, part = np.insert(row, 0, rows[0]), np.insert(part, 0, len(PATH_PARTS) - 1)
+    lasts = ends > starts
+    return OnPath(row=row[lasts], part=part[lasts], start_ns=starts[lasts], end_ns=ends[lasts])
+
+
+def _path(timeline: Timeline) -> Int32s:
+    """Return the rows from the one that ends last back along the causes, first to last."""
+    if not len(timeline):
+        return np.zeros(0, dtype=np.int32)
+    found = np.empty(len(timeline), dtype=np.int32)
+    last = int(np.argmax(timeline.end_ns))
+    length = run(following.follow_causes, (timeline.cause, last), (found,), work=len(timeline))
+    return found[:length][::-1].copy()
+
+
+def _split(timeline: Timeline, rows: Int32s, opened_ns: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Return when each of the path's rows begins, for how long it and its wire latency last, and until when."""
+    begin, end = np.maximum(timeline.start_ns[rows], opened_ns), timeline.end_ns[rows]
+    until = np.append(begin[1:], end[-1:])
+    ran = np.maximum(np.minimum(end, until) - begin, 0)
+    wire = np.minimum(np.maximum(until - np.maximum(end, begin), 0), timeline.lag_ns[rows])
+    return begin, ran, wire, until

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.kernel import run
-from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import Stream
 from pptrace.timeline.actions import GroupTime, group_times
 from pptrace.timeline.critical_path import CriticalPath, critical_path
-from pptrace.timeline.folded import with_own_waits
-from pptrace.timeline.kernels import idling, indexing
+from pptrace.timeline.idle import COMMUNICATION, IdleCause, time_spent
 from pptrace.timeline.memory import Memory, measure_memory
-from pptrace.timeline.row_index import index_timeline, lanes_of
 from pptrace.timeline.window import window
 
 if TYPE_CHECKING:
@@ -26,25 +20,6 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["IdleCause", "Metrics", "measure"]
-
-
-class IdleCause(IntEnum):
-    """Why a rank's compute stream did no work; every idle nanosecond has exactly one cause."""
-
-    FILL = idling.FILL
-    """Before the rank's first action."""
-    DRAIN = idling.DRAIN
-    """After its last."""
-    TRANSFER = idling.TRANSFER
-    """The message that it waited for was under way, for as long as it takes with nothing shared."""
-    CONTENTION = idling.CONTENTION
-    """The message was under way for longer than that."""
-    HEAD_OF_LINE = idling.HEAD_OF_LINE
-    """The message was ready, but its stream held another task."""
-    PEER_COMPUTE = idling.PEER_COMPUTE
-    """The message's producer had not computed yet."""
-    REDUCTION = idling.REDUCTION
-    """Its gradients were being reduced, or its weights gathered, over the data-parallel replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +78,13 @@ class Metrics:
     @property
     def exposed_ns(self) -> Int64s:
         """Shape (ranks,): communication that nothing hid: waits for messages and reductions, own collectives."""
-        waits = (IdleCause.TRANSFER, IdleCause.CONTENTION, IdleCause.HEAD_OF_LINE, IdleCause.REDUCTION)
-        total: Int64s = self.idle_ns[:, list(waits)].sum(axis=1) + self.collective_ns
+        total: Int64s = self.idle_ns[:, list(COMMUNICATION)].sum(axis=1) + self.collective_ns
         return total
 
     @property
     def idle_by_cause_ns(self) -> dict[str, int]:
         """Idle time of all ranks by cause, in the order of :class:`IdleCause`."""
-        return {c.name.lower().replace("_", "-"): int(self.idle_ns[:, c].sum()) for c in IdleCause}
+        return {cause.word: int(self.idle_ns[:, cause].sum()) for cause in IdleCause}
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -135,29 +109,11 @@ class Metrics:
 
 def measure(timeline: Timeline, workload: Workload) -> Metrics:
     """Measure a timeline; the workload gives memory, tokens and FLOPs."""
-    index = index_timeline(timeline)
     opened, closed = window(timeline)
-    times = with_own_waits(timeline)
-    compute = lanes_of(timeline, Stream.COMPUTE)
-    reduce = lanes_of(timeline, Stream.DATA_PARALLEL)
-    busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
-    idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
-    run(
-        idling.attribute_idle,
-        (
-            compute, reduce, timeline.lane_ptr, timeline.cells,
-            idling.Rows(
-                times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
-                times.collective_ns,
-            ),
-            index.graph, TABLE, indexing.Index(index.made, index.send, index.recv), opened, closed,
-        ),
-        (idling.Spent(busy, idle, collective, reduction),),
-        work=len(timeline),
-    )  # fmt: skip
+    spent = time_spent(timeline)
     return Metrics(
-        start_ns=opened, end_ns=closed, busy_ns=busy, idle_ns=idle.reshape(timeline.ranks, len(IdleCause)),
-        collective_ns=collective, reduction_ns=reduction, groups=group_times(timeline),
+        start_ns=opened, end_ns=closed, busy_ns=spent.busy_ns, idle_ns=spent.idle_ns,
+        collective_ns=spent.collective_ns, reduction_ns=spent.reduction_ns, groups=group_times(timeline),
         memory=measure_memory(timeline, workload), path=critical_path(timeline),
         tokens=workload.tokens, model_flops=workload.model_flops, peak_flops=workload.peak_flops,
         notes=workload.notes,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.counter import Counter
     from pptrace.timeline.parts import Parts
     from pptrace.timeline.routes import Routes
+    from pptrace.timeline.why import Why
 
 __all__ = ["LANE_COLUMNS", "ROW_COLUMNS", "Slice", "Timeline"]
 
@@ -103,6 +104,8 @@ class Timeline(Cells):
     """Which rows are segments of actions; None where each row is a whole action or a message."""
     routes: Routes | None = None
     """Which links each message went over; None where no links are known."""
+    why: Why | None = None
+    """Why ranks wait and what the critical path is; what follows from the rest, for those who show it."""
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Where the timeline comes from: version, plugins, configuration; plain JSON values."""
 

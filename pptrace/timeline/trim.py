@@ -88,7 +88,9 @@ def trim(timeline: Timeline, ranks: Sequence[int] | None, microbatches: Sequence
 
 def _of_ranks(timeline: Timeline, ranks: AbstractSet[int]) -> Timeline:
     """Return the slices of some ranks, their counters, and the cluster's but those of links left unused."""
-    kept = _of_rows(timeline, np.isin(timeline.rank_of_row(), sorted(ranks)))
+    rank = timeline.rank_of_row()
+    why = None if timeline.why is None else timeline.why.of_ranks(ranks, rank)
+    kept = _of_rows(replace(timeline, why=why), np.isin(rank, sorted(ranks)))
     unused = _unused_links(kept.routes)
     counters = [c for c in timeline.counters if (c.rank in ranks if c.rank >= 0 else c.name not in unused)]
     return replace(kept, counters=tuple(counters))
@@ -110,7 +112,8 @@ def _of_microbatches(timeline: Timeline, microbatches: Sequence[int]) -> Timelin
     beside = ~working & (timeline.start_ns >= start) & (timeline.end_ns <= end)
     counters = [_within(counter, start, end) for counter in timeline.counters]
     kept = _of_rows(timeline, wanted | beside)
-    return replace(kept, counters=tuple(counter for counter in counters if counter is not None))
+    why = None if kept.why is None else kept.why.within(start, end)
+    return replace(kept, why=why, counters=tuple(counter for counter in counters if counter is not None))
 
 
 def _span(timeline: Timeline, working: NDArray[np.bool_], wanted: NDArray[np.bool_]) -> tuple[int, int]:
@@ -155,6 +158,7 @@ def _of_rows(timeline: Timeline, chosen: NDArray[np.bool_]) -> Timeline:
     columns["cause"] = renumbered[columns["cause"]]
     return replace(
         timeline,
+        why=None if timeline.why is None else timeline.why.renumbered(renumbered),
         lane_rank=timeline.lane_rank[lanes],
         lane_stream=timeline.lane_stream[lanes],
         lane_peer=timeline.lane_peer[lanes],

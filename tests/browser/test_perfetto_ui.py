@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-ON_RANKS = "category NOT IN ('phase', 'link')"
+ON_RANKS = "category NOT IN ('phase', 'link', 'wait', 'critical path')"
 FORMATS: dict[str, tuple[Any, str, dict[str, str]]] = {
     "perfetto": (perfetto, "pftrace", {}),
     "perfetto-by-microbatch": (perfetto, "pftrace", {"color": "microbatch"}),
@@ -134,7 +134,9 @@ def test_flows_run_forward_in_time_from_producer_to_consumer(native: Timeline, p
         way: (way, f"SEND_{way}", *[f"link SEND_{way}"] * 2 * links, *[f"RECV_{way}"] * receives, way)
         for way in "FB"
     }
-    assert set(hops) == {(*hop, 1) for way in "FB" for hop in pairwise(chain[way])}
+    path = [] if native.why is None else list(dict.fromkeys(native.why.path.row.tolist()))
+    along = pairwise(Kind(int(native.kind[row])).name for row in path)
+    assert set(hops) == {(*hop, 1) for way in "FB" for hop in pairwise(chain[way])} | {(*hop, 1) for hop in along}
 
 
 def test_processes_and_threads_are_listed_in_rank_order(native: Timeline, perfetto_ui: Any) -> None:
@@ -184,15 +186,21 @@ def native_counts(timeline: Timeline) -> dict[str, int]:
     took = timeline.end_ns - timeline.start_ns
     hops = Hops.of(timeline)
     lanes = int((np.diff(timeline.lane_ptr) > 0).sum()) + hops.lane_link.size
+    why = timeline.why
+    asides = [] if why is None else [why.waits, why.path]
+    on_rank = np.zeros(0, dtype=np.int64) if why is None else timeline.rank_of_row()[why.path.row]
     return {
-        "slices": len(timeline) + len(parts) + len(hops),
-        "time": int(took.sum() + took[hops.row].sum()) + sum(part.end_ns - part.start_ns for part in parts),
-        "slice tracks": lanes + len({part.rank for part in parts}),
-        "flows": int(np.maximum(known.sum(axis=0) - 1, 0).sum()) + len(hops),
-        "counter tracks": len(timeline.counters),
-        "values": sum(counter.at_ns.size for counter in timeline.counters),
-        "sum": sum(int(counter.value.sum()) for counter in timeline.counters),
-    }
+        "slices": len(timeline) + len(parts) + len(hops) + sum(map(len, asides)),
+        "time": int(took.sum() + took[hops.row].sum()) + sum(part.end_ns - part.start_ns for part in parts)
+        + sum(int((aside.end_ns - aside.start_ns).sum()) for aside in asides),
+        "slice tracks": lanes + len({part.rank for part in parts})
+        + (0 if why is None else np.unique(why.waits.rank).size + 1),
+        "flows": int(np.maximum(known.sum(axis=0) - 1, 0).sum()) + len(hops)
+        + (0 if why is None else np.unique(why.path.row).size - 1),
+        "counter tracks": len(timeline.counters) + (why is not None),
+        "values": sum(counter.at_ns.size for counter in timeline.counters) + on_rank.size,
+        "sum": sum(int(counter.value.sum()) for counter in timeline.counters) + int(on_rank.sum()),
+    }  # fmt: skip
 
 
 def chrome_counts(path: Path) -> dict[str, int]:

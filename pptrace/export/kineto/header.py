@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.export.kineto.lanes import HOST, process_of
 from pptrace.export.kineto.links import thread_names
+from pptrace.export.kineto.why import WAITS, path_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,10 +55,14 @@ def named(timeline: Timeline, lanes: Sequence[Lane], hops: Hops) -> Iterator[dic
     """
     width = len(str(timeline.ranks - 1))
     ranks = {lane.rank for lane in lanes} | {counter.rank for counter in timeline.counters}
+    why = timeline.why
+    waiting = set(why.waits.rank.tolist()) if why else set()
     for rank in sorted(ranks - {-1}):
         process = process_of(rank, timeline.ranks)
         yield from _name("process", process, HOST, f"rank {rank:0{width}}", rank)
         yield from _name("thread", process, HOST, "host", 0)
+        if rank in waiting:
+            yield from _name("thread", process, WAITS, f"why rank {rank} waits", WAITS)
     for lane in lanes:
         yield from _name("thread", process_of(lane.rank, timeline.ranks), lane.thread, lane.title, lane.thread)
     process = process_of(-1, timeline.ranks)
@@ -65,6 +70,10 @@ def named(timeline: Timeline, lanes: Sequence[Lane], hops: Hops) -> Iterator[dic
         yield from _name("process", process, HOST, "links", timeline.ranks)
     for thread, name in thread_names(timeline, hops):
         yield from _name("thread", process, thread, name, thread)
+    if why and len(why.path):
+        process = path_process(timeline.ranks)
+        yield from _name("process", process, HOST, "critical path", -1)
+        yield from _name("thread", process, process + 1, "critical path", 0)
 
 
 def _own(timeline: Timeline, lanes: Sequence[Lane]) -> dict[str, Any]:

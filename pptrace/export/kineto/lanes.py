@@ -72,6 +72,8 @@ def lanes_of(timeline: Timeline) -> list[Lane]:
 def part_of(timeline: Timeline, rank: int) -> tuple[Timeline, int]:
     """Return one rank's rows, whose causes still count the rows of all, and the first row's number.
 
+    So do the rows that say why it waited.
+
     The links that its messages went over go with them; the cluster's counters go with the first rank.
     """
     first, last = np.searchsorted(timeline.lane_rank, [rank, rank + 1]).tolist()
@@ -83,6 +85,7 @@ def part_of(timeline: Timeline, rank: int) -> tuple[Timeline, int]:
         lane_ptr=ptr - ptr[0],
         counters=tuple(counter for counter in timeline.counters if counter.rank in owners),
         routes=None if timeline.routes is None else timeline.routes.of_rows(np.arange(rows.start, rows.stop)),
+        why=None if timeline.why is None else timeline.why.of_ranks({rank}, timeline.rank_of_row()),
         parts=None if timeline.parts is None else timeline.parts.of_rows(np.arange(rows.start, rows.stop)),
         **{name: getattr(timeline, name)[first:last] for name in LANE_COLUMNS[:3]},
         **{name: getattr(timeline, name)[rows] for name in ROW_COLUMNS},

@@ -21,6 +21,7 @@ from pptrace.export.kineto.lanes import lanes_of, part_of, process_of
 from pptrace.export.kineto.links import LinkEncoder
 from pptrace.export.kineto.slices import Encoder
 from pptrace.export.kineto.spans import spans, step_of
+from pptrace.export.kineto.why import WhyEncoder
 from pptrace.export.write_behind import write_behind
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
     hops = Hops.of(part)
     encoder = LinkEncoder.of(Encoder.of(part, hops, first_row, color), hops)
     with path.open("wb") as file:
-        write_behind(file, _texts(encoder, rank, step_of(timeline)), waiting=_IN_FLIGHT)
+        write_behind(file, _texts(encoder, rank, first_row, step_of(timeline)), waiting=_IN_FLIGHT)
 
 
 def _checked(timeline: Timeline, options: Mapping[str, Any]) -> tuple[int | None, str]:
@@ -67,7 +68,9 @@ def _checked(timeline: Timeline, options: Mapping[str, Any]) -> tuple[int | None
     return rank, color
 
 
-def _texts(links: LinkEncoder, rank: int | None, step: tuple[int, int]) -> Iterator[bytes | memoryview]:
+def _texts(
+    links: LinkEncoder, rank: int | None, first_row: int, step: tuple[int, int]
+) -> Iterator[bytes | memoryview]:
     """Yield the file piece by piece; a name comes last, for no comma may follow the last event."""
     encoder, hops = links.slices, links.hops
     timeline = encoder.timeline
@@ -82,6 +85,10 @@ def _texts(links: LinkEncoder, rank: int | None, step: tuple[int, int]) -> Itera
     for link, (start, stop) in enumerate(pairwise(hops.lane_ptr.tolist())):
         for rows in _steps(slice(start, stop)):
             yield from _flat(links.encode(link, rows))
+    if timeline.why is not None:
+        why = WhyEncoder(slices=encoder, first_row=first_row)
+        yield from _flat(why.waits(timeline.why.waits))
+        yield from _flat(why.path(timeline.why.path))
     for counter in timeline.counters:
         for rows in _steps(slice(0, counter.at_ns.size)):
             yield from _flat(_counted(counter, process_of(counter.rank, timeline.ranks), rows))

@@ -35,17 +35,20 @@ FIELD_NUMBERS = {
     "hop": 7626,
     "segment_number": 7627,
     "segment": 7628,
+    "shown": 7629,
 }
 """Field numbers; 7610 to 7639 are pptrace's share of TrackEvent's extension range."""
 
 _OF_LINKS = frozenset({"link", "transfer", "hop"})
 _OF_SEGMENTS = frozenset({"segment_number", "segment"})
+_OF_WHY = frozenset({"shown"})
 
 
-def descriptor_set(*, links: bool = True, segments: bool = True) -> FileDescriptorSet:
+def descriptor_set(*, links: bool = True, segments: bool = True, why: bool = True) -> FileDescriptorSet:
     """Return what ``protoc`` makes of ``proto/pptrace.proto``, without Perfetto's own file.
 
-    Without ``links``, fields that only slices on links have are left out; so with ``segments``.
+    Without ``links``, fields that only slices on links have are left out; so with
+    ``segments``, and with ``why`` for what only slices on the critical path's track have.
     """
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 
@@ -56,7 +59,8 @@ def descriptor_set(*, links: bool = True, segments: bool = True) -> FileDescript
     kinds = message.enum_type.add(name="Kind")
     for kind, name in enumerate(NAMES):
         kinds.value.add(name=name, number=kind)
-    left_out = (_OF_LINKS if not links else frozenset()) | (_OF_SEGMENTS if not segments else frozenset())
+    parts = ((links, _OF_LINKS), (segments, _OF_SEGMENTS), (why, _OF_WHY))
+    left_out = {name for there, names in parts if not there for name in names}
     for name, number in FIELD_NUMBERS.items():
         if name in left_out:
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["FlowIds", "Flows"]
+__all__ = ["PATH", "FlowIds", "Flows"]
+
+PATH = 2**31 - 1
+"""The flow that passes the slices of the critical path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,17 @@ class FlowIds:
         rows, repeated = rows[rows >= 0], repeated[rows >= 0]
         np.cumsum(np.bincount(rows, minlength=size), out=row_ptr[1:])
         return cls(row_ptr=row_ptr, ids=repeated[np.argsort(rows, kind="stable")])
+
+    def passing(self, flow: int, rows: Int32s) -> Self:
+        """Return the same with one more flow that passes some rows, in each of them last."""
+        ends = self.row_ptr[rows + 1]
+        order = np.argsort(ends, kind="stable")
+        more = np.zeros(self.row_ptr.size, dtype=np.int32)
+        np.add.at(more, rows + 1, 1)
+        return replace(
+            self, row_ptr=self.row_ptr + np.cumsum(more, dtype=np.int32),
+            ids=np.insert(self.ids, ends[order], np.int32(flow)),
+        )  # fmt: skip
 
     @property
     def per_row(self) -> Int32s:
@@ -77,8 +91,11 @@ class Flows:
         """Find them; a flow's id is its transfer's row, counted from 1 over all ranks."""
         found = messages(timeline)
         ids = np.where(found.send >= 0, found.send, found.recv) + np.int32(first_row + 1)
+        leaving = FlowIds.of([found.producer, found.send, found.recv], ids, len(timeline))
+        if timeline.why is not None:
+            leaving = leaving.passing(PATH, np.unique(timeline.why.path.row - first_row))
         return cls(
-            leaving=FlowIds.of([found.producer, found.send, found.recv], ids, len(timeline)),
+            leaving=leaving,
             ending=FlowIds.of([found.consumer], ids, len(timeline)),
             peer=_peers(timeline, found),
         )

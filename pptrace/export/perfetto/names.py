@@ -23,6 +23,8 @@ __all__ = [
     "DIFFERENCE_CATEGORY",
     "KIND_CATEGORY",
     "LINK_CATEGORY",
+    "PATH_CATEGORY",
+    "WAIT_CATEGORY",
     "Names",
     "categories",
     "numbered",
@@ -36,6 +38,9 @@ LINK_CATEGORY = len(CATEGORIES) + 1
 
 DIFFERENCE_CATEGORY = LINK_CATEGORY + 1
 """The number of the category of slices that tell two steps apart."""
+
+WAIT_CATEGORY, PATH_CATEGORY = DIFFERENCE_CATEGORY + 1, DIFFERENCE_CATEGORY + 2
+"""The numbers of the categories of waits and of the critical path."""
 
 _DENSE = 1 << 24
 """Keys below this are numbered by marking them; above, by sorting them."""

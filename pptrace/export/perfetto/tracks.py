@@ -59,6 +59,10 @@ class Tracks:
     """What the tracks of links show."""
     phases: dict[int, int] = field(default_factory=dict)
     """Track of each rank's phases, for the ranks that have some."""
+    waits: dict[int, int] = field(default_factory=dict)
+    """Track of each rank's waits, for the ranks that have some."""
+    path: tuple[int, int] = (0, 0)
+    """Tracks of the critical path and of the rank that it is on, where there is one."""
     lanes: list[int] = field(default_factory=list)
     """Track of each lane."""
     links: list[int] = field(default_factory=list)
@@ -84,33 +88,42 @@ class Tracks:
         self.lanes = [0] * self.timeline.lanes
         self.counters = [0] * len(self.timeline.counters)
         digits = len(str(max(lanes, default=0)))
+        why = self.timeline.why
+        waiting = set(why.waits.rank.tolist()) if why else set()
+        if why and len(why.path):
+            self._write_path()
         for rank in sorted(lanes):
-            self._write_rank(rank, f"rank {rank:0{digits}}{self.suffix}", lanes[rank], phased)
+            self._write_rank(rank, f"rank {rank:0{digits}}{self.suffix}", lanes[rank], phased, waiting)
         shared = [index for index, counter in enumerate(self.timeline.counters) if counter.rank < 0]
         if len(self.hops) or shared:
             self._write_links(shared)
 
-    def _write_rank(self, rank: int, name: str, lanes: list[int], phased: set[int]) -> None:
-        top = self._add(name=name)
-        top.child_ordering = top.EXPLICIT
-        top.sibling_order_rank = rank * self.abreast + self.place
+    def _write_rank(self, rank: int, name: str, lanes: list[int], phased: set[int], waiting: set[int]) -> None:
+        top = self._top(name, rank * self.abreast + self.place)
         process = self._add()
         process.process.pid = self.first_id + rank
         process.process.process_name = f"rank {rank}{self.suffix}"
         place = count()
         if rank in phased:
             self.phases[rank] = self._child(top, "phases", next(place)).uuid
+        if rank in waiting:
+            self.waits[rank] = self._child(top, f"why rank {rank} waits", next(place)).uuid
         for lane in lanes:
             self._write_lane(top, rank, lane, next(place))
         for index, counter in enumerate(self.timeline.counters):
             if counter.rank == rank:
                 self._write_counter(top, index, next(place)).y_axis_share_key = counter.name
 
+    def _write_path(self) -> None:
+        """Write the critical path's track, and below it a counter: viewers put tracks that have none elsewhere."""
+        top = self._top("critical path", -1)
+        below = self._child(top, "on rank", 0)
+        below.counter.unit_name = "rank"
+        self.path = top.uuid, below.uuid
+
     def _write_links(self, shared: list[int]) -> None:
         """Write a track for each lane of a link and for each of the counters, in the order of the links."""
-        top = self._add(name="links")
-        top.child_ordering = top.EXPLICIT
-        top.sibling_order_rank = -1
+        top = self._top("links", -2)
         names = self.timeline.routes.name if self.timeline.routes else ()
         number = {name: link for link, name in enumerate(names)}
         tracks = [(link, False, lane) for lane, link in enumerate(self.hops.lane_link.tolist())]
@@ -148,6 +161,12 @@ class Tracks:
         thread.thread.thread_name = name
         own_track = stream is not Stream.COMPUTE or peer >= 0
         self.lanes[lane] = self._child(top, name, place).uuid if own_track else top.uuid
+
+    def _top(self, name: str, place: int) -> TrackDescriptor:
+        track = self._add(name=name)
+        track.child_ordering = track.EXPLICIT
+        track.sibling_order_rank = place
+        return track
 
     def _child(self, parent: TrackDescriptor, name: str, place: int) -> TrackDescriptor:
         track = self._add(name=name)

@@ -23,9 +23,11 @@ from pptrace.export.perfetto.marker import (
     provenance_json,
     step_json,
 )
-from pptrace.export.perfetto.names import LINK_CATEGORY, Names
+from pptrace.export.perfetto.names import LINK_CATEGORY, PATH_CATEGORY, WAIT_CATEGORY, Names
 from pptrace.export.perfetto.slices import Slices
 from pptrace.export.perfetto.tracks import Tracks
+from pptrace.export.perfetto.why import NAMES as WHY_NAMES
+from pptrace.export.perfetto.why import path_runs, wait_runs
 from pptrace.export.write_behind import write_behind
 from pptrace.printable import printable
 from pptrace.timeline.phases import phases
@@ -87,7 +89,7 @@ def _encoded(timeline: Timeline, first_row: int, color: str, title: str) -> tupl
     head = Trace()
     names, hops = Names.of(timeline, by_microbatch=color == _BY_MICROBATCH), Hops.of(timeline)
     _write_attributes(head, timeline, title)
-    _write_interned(head, timeline, names, hops)
+    behind = _write_interned(head, timeline, names, hops)
     tracks, parts = Tracks(timeline, head, hops), phases(timeline)
     tracks.write({phase.rank for phase in parts})
     _write_phases(head, parts, tracks.phases)
@@ -96,7 +98,10 @@ def _encoded(timeline: Timeline, first_row: int, color: str, title: str) -> tupl
     if len(hops):
         links = np.array(tracks.links, dtype=np.int32)
         runs += link_runs(timeline, hops, slices, links, len(names.names) + 1)
-        runs.sort(key=lambda run: run.place)
+    if timeline.why is not None:
+        runs += wait_runs(timeline.why.waits, tracks.waits, behind)
+        runs += path_runs(timeline.why.path, slices, tracks.path, behind, first_row)
+    runs.sort(key=lambda run: run.place)
     runs.append(counter_run(timeline.counters, tracks.counters))
     marker = step_json(timeline, tracks.lanes, tracks.counters, runs, first_row)
     head.packet.add().trace_attributes.attribute.add(key=STEP_KEY, string_value=marker)
@@ -112,16 +117,24 @@ def _write_attributes(head: Trace, timeline: Timeline, title: str) -> None:
     attributes.add(key=PROVENANCE_KEY, string_value=provenance_json(timeline.provenance))
     embedded = head.packet.add().extension_descriptor.extension_set
     links = timeline.routes is not None and timeline.routes.link.size > 0
-    descriptor = descriptor_set(links=links, segments=timeline.parts is not None)
+    descriptor = descriptor_set(links=links, segments=timeline.parts is not None, why=timeline.why is not None)
     embedded.ParseFromString(descriptor.SerializeToString())
 
 
-def _write_interned(head: Trace, timeline: Timeline, names: Names, hops: Hops) -> None:
+def _write_interned(head: Trace, timeline: Timeline, names: Names, hops: Hops) -> int:
+    """Write what slices are called; return the number of the first name behind those of actions and messages."""
     packet = head.packet.add(trusted_packet_sequence_id=SEQUENCE, sequence_flags=_STATE_CLEARED)
     names.write(packet.interned_data)
     if len(hops):
         packet.interned_data.event_categories.add(iid=LINK_CATEGORY, name="link")
         packet.interned_data.MergeFromString(spelt_names(hops.titles(timeline), len(names.names) + 1))
+    behind = len(names.names) + hops.sent.size + 1
+    if timeline.why is not None:
+        packet.interned_data.event_categories.add(iid=WAIT_CATEGORY, name="wait")
+        packet.interned_data.event_categories.add(iid=PATH_CATEGORY, name="critical path")
+        for iid, name in enumerate(WHY_NAMES, behind):
+            packet.interned_data.event_names.add(iid=iid, name=name)
+    return behind
 
 
 def _write_phases(head: Trace, parts: Sequence[Phase], tracks: Mapping[int, int]) -> None:

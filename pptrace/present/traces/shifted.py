@@ -15,7 +15,8 @@ def shifted(timeline: Timeline, by_ns: int) -> Timeline:
     """Return a step with all its times later, its counters' too."""
     times = {name: getattr(timeline, name) + by_ns for name in ("enter_ns", "start_ns", "end_ns")}
     counters = tuple(replace(counter, at_ns=counter.at_ns + by_ns) for counter in timeline.counters)
-    return replace(timeline, counters=counters, **times)
+    why = None if timeline.why is None else timeline.why.shifted(by_ns)
+    return replace(timeline, counters=counters, why=why, **times)
 
 
 def earliest_ns(timeline: Timeline) -> int:

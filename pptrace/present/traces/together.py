@@ -90,7 +90,7 @@ def labels(sides: Sequence[Side]) -> tuple[str, str]:
 def _aligned(timelines: Sequence[Timeline], findings: StepDiff) -> tuple[list[Timeline], int]:
     """Return both steps with their first computations at one time, and that time."""
     begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
-    plain = [replace(one, counters=(), routes=None) for one in timelines]
+    plain = [replace(one, counters=(), routes=None, why=None) for one in timelines]
     start = max(begin - earliest_ns(one) for begin, one in zip(begins, plain, strict=True))
     return [shifted(one, start - begin) for one, begin in zip(plain, begins, strict=True)], start
 
@@ -105,7 +105,7 @@ def _write_attributes(head: Trace, findings: StepDiff, *, segments: bool) -> Non
     attributes.add(key="pptrace.first_ns", long_value=int(findings.step_ns.first.value))
     attributes.add(key="pptrace.second_ns", long_value=int(findings.step_ns.second.value))
     embedded = head.packet.add().extension_descriptor.extension_set
-    embedded.ParseFromString(descriptor_set(links=False, segments=segments).SerializeToString())
+    embedded.ParseFromString(descriptor_set(links=False, segments=segments, why=False).SerializeToString())
 
 
 def _more_tracks(head: Trace, findings: StepDiff, uuids: Iterator[int]) -> tuple[dict[int, int], dict[int, int]]:

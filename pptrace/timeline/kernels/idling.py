@@ -20,6 +20,7 @@ __all__ = [
     "TRANSFER",
     "Rows",
     "Spent",
+    "Waits",
     "attribute_idle",
 ]
 
@@ -56,8 +57,22 @@ class Spent(NamedTuple):
     reduced: Any
 
 
-def attribute_idle(compute_lane, reduce_lane, lane_ptr, cells, rows, graph, kinds, index, opened, closed, spent):
-    """Split each rank's window into busy time and idle time by cause."""
+class Waits(NamedTuple):
+    """Intervals in which ranks idled, by rank and time; as many as there is room for."""
+
+    rank: Any
+    cause: Any
+    start: Any
+    end: Any
+    row: Any
+    """What ended it, -1 where that is not known."""
+
+
+def attribute_idle(
+    compute_lane, reduce_lane, lane_ptr, cells, rows, graph, kinds, index, opened, closed, spent, waits
+):
+    """Split each rank's window into busy time and idle time by cause; return the number of waits."""
+    found = 0
     for rank in range(len(compute_lane)):
         lane = reduce_lane[rank]
         begin, end = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
@@ -65,22 +80,25 @@ def attribute_idle(compute_lane, reduce_lane, lane_ptr, cells, rows, graph, kind
             if cells.kind[r] == REDUCE or cells.kind[r] == SYNC:
                 spent.reduced[rank] += rows.end[r] - rows.start[r]
         lane = compute_lane[rank]
-        if lane < 0:
-            spent.idle[rank * CAUSES + FILL] += closed - opened
-            continue
-        low, high = lane_ptr[lane], lane_ptr[lane + 1]
+        low, high = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
         first, last = _working(low, high, cells, kinds)
         free = opened
         for row in range(low, high + 1):
             until = rows.start[row] if row < high else closed
             if until > free:
                 if first < row <= last:
-                    _attribute_hole(row, free, until, rank * CAUSES, cells, rows, graph, kinds, index, spent.idle)
+                    found = _book_hole(
+                        row, free, until, rank, cells, rows, graph, kinds, index, found, spent.idle, waits
+                    )
+                elif row <= first:
+                    released = rows.cause[row] if row < high else -1
+                    found = _book(rank, FILL, free, until, released, found, spent.idle, waits)
                 else:
-                    _attribute_edge(row <= first, free, until, begin, end, rank * CAUSES, rows, spent.idle)
+                    found = _book_end(rank, free, until, begin, end, rows, found, spent.idle, waits)
             if row < high:
-                _attribute_row(row, first, last, rank, cells, rows, kinds, spent)
+                found = _book_row(row, first, last, rank, cells, rows, kinds, found, spent, waits)
                 free = rows.end[row]
+    return found
 
 
 def _working(low, high, cells, kinds):
@@ -95,74 +113,87 @@ def _working(low, high, cells, kinds):
     return first, last
 
 
-def _attribute_edge(before, free, until, begin, end, base, rows, idle):
-    """Attribute a hole before a rank's first action or behind its last; reductions are ``begin`` to ``end``."""
-    if before:
-        idle[base + FILL] += until - free
-        return
-    reduced = 0
+def _book(rank, cause, since, until, row, found, idle, waits):
+    """Book a wait, where it has a length; return how many there are then."""
+    if until > since:
+        idle[rank * CAUSES + cause] += until - since
+        if found < len(waits.start):
+            waits.rank[found] = rank
+            waits.cause[found] = cause
+            waits.start[found] = since
+            waits.end[found] = until
+            waits.row[found] = row
+        found += 1
+    return found
+
+
+def _book_end(rank, free, until, begin, end, rows, found, idle, waits):
+    """Book a hole behind a rank's last action; reductions are ``begin`` to ``end``."""
     for r in range(begin, end):
-        reduced += max(min(rows.end[r], until) - max(rows.start[r], free), 0)
-    idle[base + REDUCTION] += reduced
-    idle[base + DRAIN] += until - free - reduced
+        since = min(max(rows.start[r], free), until)
+        done = min(max(rows.end[r], since), until)
+        found = _book(rank, DRAIN, free, since, -1, found, idle, waits)
+        found = _book(rank, REDUCTION, since, done, r, found, idle, waits)
+        free = max(done, free)
+    return _book(rank, DRAIN, free, until, -1, found, idle, waits)
 
 
-def _attribute_row(row, first, last, rank, cells, rows, kinds, spent):
-    """Attribute the time of a row of the compute stream: messages on it are no work."""
-    base = rank * CAUSES
+def _book_row(row, first, last, rank, cells, rows, kinds, found, spent, waits):
+    """Book the time of a row of the compute stream: messages on it are no work."""
     took = rows.end[row] - rows.start[row]
     if kinds.role[cells.kind[row]] == COMPUTES:
         spent.busy[rank] += took
         spent.communicated[rank] += rows.collective[row]
     elif row < first:
-        spent.idle[base + FILL] += took
+        found = _book(rank, FILL, rows.start[row], rows.end[row], row, found, spent.idle, waits)
     elif row > last:
-        spent.idle[base + DRAIN] += took
+        found = _book(rank, DRAIN, rows.start[row], rows.end[row], row, found, spent.idle, waits)
     else:
-        carried = min(took, rows.uncontended[row])
-        spent.idle[base + TRANSFER] += carried
-        spent.idle[base + CONTENTION] += took - carried
+        carried = rows.start[row] + min(took, rows.uncontended[row])
+        found = _book(rank, TRANSFER, rows.start[row], carried, row, found, spent.idle, waits)
+        found = _book(rank, CONTENTION, carried, rows.end[row], row, found, spent.idle, waits)
+    return found
 
 
-def _attribute_hole(row, free, until, base, cells, rows, graph, kinds, index, idle):
-    """Attribute the hole before a row between a rank's first and last action."""
+def _book_hole(row, free, until, rank, cells, rows, graph, kinds, index, found, idle, waits):
+    """Book the hole before a row between a rank's first and last action.
+
+    What ended it was made until ``ready``, was under way from ``since`` to ``arrived``, and held up otherwise.
+    """
     role = kinds.role[cells.kind[row]]
-    if role == SENDS:
-        idle[base + HEAD_OF_LINE] += until - free
-        return
+    under_way, longer = TRANSFER, CONTENTION
+    maker = -1
+    by = rows.cause[row]
+    ready, since, arrived, alone = free, until, until, 0
     if role == RECEIVES:
         # On the compute stream: its sender was not ready.
-        ready = _ready(row, cells, rows, graph, kinds, index)
-        ready = min(max(ready, free), until) if ready >= 0 else until
-        idle[base + HEAD_OF_LINE] += until - ready
-        idle[base + PEER_COMPUTE] += ready - free
-        return
-    released = rows.cause[row] if rows.cause[row] >= 0 else row
-    other = kinds.role[cells.kind[released]]
-    if other == COPIES or other == MEETS:
-        waited = until - min(max(rows.start[released], free), until)
-        carried = min(waited, rows.uncontended[released] + rows.lag[released])
-        idle[base + (TRANSFER if other == COPIES else REDUCTION)] += carried
-        idle[base + (CONTENTION if other == COPIES else REDUCTION)] += waited - carried
-        idle[base + HEAD_OF_LINE] += until - free - waited
-        return
-    message, producer = _last_message(row, cells, rows, graph, kinds, index)
-    if message < 0:
-        idle[base + PEER_COMPUTE] += until - free
-    else:
-        _attribute_message(message, producer, free, until, base, rows, idle)
-
-
-def _attribute_message(message, producer, free, until, base, rows, idle):
-    """Attribute a hole that a message ended: until it was made, until it began, under way, and after."""
-    arrived = min(max(rows.end[message] + rows.lag[message], free), until)
-    since = min(max(rows.start[message], free), arrived)
-    carried = min(arrived - since, rows.uncontended[message] + rows.lag[message])
-    ready = min(max(rows.end[producer] if producer >= 0 else since, free), since)
-    idle[base + TRANSFER] += carried
-    idle[base + CONTENTION] += arrived - since - carried
-    idle[base + HEAD_OF_LINE] += until - arrived + since - ready
-    idle[base + PEER_COMPUTE] += ready - free
+        made = _ready(row, cells, rows, graph, kinds, index)
+        ready = min(max(made, free), until) if made >= 0 else until
+    elif role != SENDS:
+        released = by if by >= 0 else row
+        other = kinds.role[cells.kind[released]]
+        if other == COPIES or other == MEETS:
+            since = min(max(rows.start[released], free), until)
+            alone = rows.uncontended[released] + rows.lag[released]
+            if other == MEETS:
+                under_way, longer = REDUCTION, REDUCTION
+        else:
+            message, maker = _last_message(row, cells, rows, graph, kinds, index)
+            if message < 0 and (other == SENDS or other == RECEIVES):
+                message = released  # it needs none, but its rank waits for one of its own
+            ready = until
+            if message >= 0:
+                by = message
+                arrived = min(max(rows.end[message] + rows.lag[message], free), until)
+                since = min(max(rows.start[message], free), arrived)
+                alone = rows.uncontended[message] + rows.lag[message]
+                ready = min(max(rows.end[maker] if maker >= 0 else since, free), since)
+    carried = min(since + alone, arrived)
+    found = _book(rank, PEER_COMPUTE, free, ready, maker if maker >= 0 else by, found, idle, waits)
+    found = _book(rank, HEAD_OF_LINE, ready, since, by, found, idle, waits)
+    found = _book(rank, under_way, since, carried, by, found, idle, waits)
+    found = _book(rank, longer, carried, arrived, by, found, idle, waits)
+    return _book(rank, HEAD_OF_LINE, arrived, until, by, found, idle, waits)
 
 
 def _ready(row, cells, rows, graph, kinds, index):

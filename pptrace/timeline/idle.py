@@ -1,0 +1,154 @@
+"""Where each rank's time went: busy, or idle for a cause, in sum and interval by interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pptrace.kernel import run
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import Stream
+from pptrace.timeline.folded import with_own_waits
+from pptrace.timeline.kernels import idling, indexing
+from pptrace.timeline.messages import messages
+from pptrace.timeline.row_index import index_timeline, lanes_of
+from pptrace.timeline.window import window
+
+if TYPE_CHECKING:
+    from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["COMMUNICATION", "IdleCause", "TimeSpent", "Waits", "time_spent", "waits"]
+
+
+class IdleCause(IntEnum):
+    """Why a rank's compute stream did no work; every idle nanosecond has exactly one cause."""
+
+    FILL = idling.FILL
+    """Before the rank's first action."""
+    DRAIN = idling.DRAIN
+    """After its last."""
+    TRANSFER = idling.TRANSFER
+    """The message that it waited for was under way, for as long as it takes with nothing shared."""
+    CONTENTION = idling.CONTENTION
+    """The message was under way for longer than that."""
+    HEAD_OF_LINE = idling.HEAD_OF_LINE
+    """The message was ready, but its stream held another task."""
+    PEER_COMPUTE = idling.PEER_COMPUTE
+    """The message's producer had not computed yet."""
+    REDUCTION = idling.REDUCTION
+    """Its gradients were being reduced, or its weights gathered, over the data-parallel replicas."""
+
+    @property
+    def word(self) -> str:
+        """The cause as texts and traces spell it, such as ``peer-compute``."""
+        return self.name.lower().replace("_", "-")
+
+
+COMMUNICATION = (IdleCause.TRANSFER, IdleCause.CONTENTION, IdleCause.HEAD_OF_LINE, IdleCause.REDUCTION)
+"""Causes by which communication that nothing hides holds a rank up."""
+
+
+class TimeSpent(NamedTuple):
+    """Each rank's time in one window for all."""
+
+    busy_ns: Int64s
+    """Shape (ranks,): time in which the compute stream computed."""
+    idle_ns: Int64s
+    """Shape (ranks, causes): idle time by :class:`IdleCause`."""
+    collective_ns: Int64s
+    """Shape (ranks,): busy time in which the rank's own group communicated."""
+    reduction_ns: Int64s
+    """Shape (ranks,): time in which gradients were reduced, whether or not something ran beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Waits:
+    """Intervals in which ranks idled, by rank and time; columns of shape (waits,)."""
+
+    rank: Int32s
+    """The rank that idled."""
+    cause: Int8s
+    """Why: an :class:`IdleCause`."""
+    start_ns: Int64s
+    """From when."""
+    end_ns: Int64s
+    """Until when, after its start."""
+    row: Int32s
+    """The row of the timeline that ended it: message, producer or reduction; -1 where none is known."""
+    peer: Int32s
+    """The rank that it waited for; -1 where none is known, or it was its own."""
+
+    def __len__(self) -> int:
+        return int(self.rank.size)
+
+
+def time_spent(timeline: Timeline) -> TimeSpent:
+    """Split each rank's window into busy time and idle time by cause."""
+    spent, _ = _attributed(timeline, _room(0))
+    return spent
+
+
+def waits(timeline: Timeline) -> Waits:
+    """Return every interval in which a rank idled; their lengths sum to its idle time by cause.
+
+    What follows one another for the same cause, ended by the same row, is one interval.
+    """
+    _, count = _attributed(timeline, _room(0))
+    found = _room(count)
+    _attributed(timeline, found)
+    columns = (found.rank, found.cause, found.row)
+    first = np.ones(found.rank.size, dtype=bool)
+    first[1:] = (found.start[1:] != found.end[:-1]) | np.logical_or.reduce([c[1:] != c[:-1] for c in columns])
+    last = np.roll(first, -1)
+    rank, row = found.rank[first], found.row[first]
+    return Waits(
+        rank=rank, cause=found.cause[first], row=row, start_ns=found.start[first], end_ns=found.end[last],
+        peer=_waited_for(timeline, rank, row),
+    )  # fmt: skip
+
+
+def _waited_for(timeline: Timeline, rank: Int32s, row: Int32s) -> Int32s:
+    """Return the ranks of what ended waits: of a message, its producer's."""
+    source = timeline.rank_of_row()
+    found = messages(timeline)
+    for here in (found.send, found.recv):
+        known = (here >= 0) & (found.producer >= 0)
+        source[here[known]] = source[found.producer[known]]
+    peer = np.append(source, np.int32(-1))[row]
+    return np.where(peer == rank, np.int32(-1), peer)
+
+
+def _attributed(timeline: Timeline, found: idling.Waits) -> tuple[TimeSpent, int]:
+    """Attribute each rank's time, keep the intervals that there is room for, and return how many there are."""
+    index = index_timeline(timeline)
+    opened, closed = window(timeline)
+    times = with_own_waits(timeline)
+    busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
+    idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
+    count = run(
+        idling.attribute_idle,
+        (
+            lanes_of(timeline, Stream.COMPUTE), lanes_of(timeline, Stream.DATA_PARALLEL), timeline.lane_ptr,
+            timeline.cells,
+            idling.Rows(
+                times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
+                times.collective_ns,
+            ),
+            index.graph, TABLE, indexing.Index(index.made, index.send, index.recv), opened, closed,
+        ),
+        (idling.Spent(busy, idle, collective, reduction), found),
+        work=len(timeline),
+    )  # fmt: skip
+    return TimeSpent(busy, idle.reshape(timeline.ranks, len(IdleCause)), collective, reduction), count
+
+
+def _room(size: int) -> idling.Waits:
+    return idling.Waits(
+        rank=np.zeros(size, dtype=np.int32), cause=np.zeros(size, dtype=np.int8),
+        start=np.zeros(size, dtype=np.int64), end=np.zeros(size, dtype=np.int64),
+        row=np.zeros(size, dtype=np.int32),
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""The Perfetto UI shows why ranks wait and the critical path, and the page's queries give the metrics' figures."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from shown_steps import RANKS, step
+
+from pptrace.export import perfetto
+from pptrace.model.kinds import COMPUTE
+from pptrace.model.workload import Workload
+from pptrace.timeline.idle import IdleCause
+from pptrace.timeline.metrics import measure
+from pptrace.timeline.why import why
+
+if TYPE_CHECKING:
+    from pptrace.timeline.timeline import Timeline
+
+pytestmark = pytest.mark.browser
+
+PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
+BY_CAUSE, ON_PATH, SLOW = range(3, 6)
+"""Places of the queries among the page's."""
+
+
+@pytest.fixture(scope="module")
+def timeline(perfetto_ui: Any, tmp_path_factory: pytest.TempPathFactory) -> Timeline:
+    path = tmp_path_factory.mktemp("why") / "step.pftrace"
+    timeline = slower(step("why"), rank=5)
+    perfetto.write(timeline, path, {})
+    perfetto_ui.load(path)
+    return timeline
+
+
+@pytest.fixture
+def asked(perfetto_ui: Any) -> Any:
+    queries = re.findall(r"```sql\n(.*?);?\n```", PAGE.read_text(), re.DOTALL)
+    return lambda place: perfetto_ui.query(queries[place])
+
+
+def slower(timeline: Timeline, rank: int) -> Timeline:
+    """Let each of the rank's computations begin 250 ns sooner, so that it computes longest."""
+    rows = (timeline.rank_of_row() == rank) & COMPUTE.mask(timeline.kind) & (timeline.start_ns > timeline.enter_ns)
+    changed = replace(timeline, why=None, start_ns=timeline.start_ns - 250 * rows)
+    return replace(changed, why=why(changed))
+
+
+def test_the_bubble_by_cause_is_the_metrics(timeline: Timeline, asked: Any) -> None:
+    idle = measure(timeline, Workload.uniform(RANKS, f_ns=0, b_ns=0)).idle_ns
+    found = {(rank, cause): ns for rank, cause, ns, _ in asked(BY_CAUSE)}
+
+    assert found == {
+        (rank, cause.word): int(idle[rank, cause])
+        for rank in range(RANKS)
+        for cause in IdleCause
+        if idle[rank, cause]
+    }
+
+
+def test_the_path_s_parts_are_the_metrics(timeline: Timeline, asked: Any) -> None:
+    path = measure(timeline, Workload.uniform(RANKS, f_ns=0, b_ns=0)).path
+    found: Counter[str] = Counter()
+    for _, what, ns, _ in asked(ON_PATH):
+        found[what] += ns
+
+    assert dict(found) == dict(path.by_kind_ns)
+    assert sum(percent for *_, percent in asked(ON_PATH)) == pytest.approx(100)
+
+
+def test_the_slow_rank_comes_first(timeline: Timeline, asked: Any) -> None:
+    assert timeline.ranks == RANKS
+    assert asked(SLOW)[0][0] == 5
+    assert len(asked(SLOW)) == RANKS
+
+
+def test_the_path_stands_above_the_ranks_and_why_below_each(
+    timeline: Timeline, perfetto_ui: Any, screenshots: Path
+) -> None:
+    assert timeline.why is not None
+    (name, below), *ranks = perfetto_ui.tracks()
+    assert (name, [track for track, _ in below]) == ("critical path", ["on rank"])
+    assert [[track for track, _ in tracks if "waits" in track] for _, tracks in ranks] == [
+        [f"why rank {rank} waits"] for rank in range(RANKS)
+    ]
+    perfetto_ui.screenshot(screenshots / "why.png", expanded=True)

@@ -1,0 +1,140 @@
+"""Waits, critical path and counters of communication are the metrics' figures, taken apart over time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from segment_costs import random_kinds, steady
+from simulated_steps import SimulatedStep, simulated_steps
+
+from pptrace.model.kinds import COMPUTE, Stream
+from pptrace.model.workload import Workload
+from pptrace.network.flat import Flat
+from pptrace.schedule.table import Schedule
+from pptrace.sim.simulate import simulate
+from pptrace.timeline.actions import group_times
+from pptrace.timeline.communication import communication_counters
+from pptrace.timeline.critical_path import PATH_PARTS, on_path
+from pptrace.timeline.hidden import hidden_ns
+from pptrace.timeline.idle import COMMUNICATION, IdleCause, waits
+from pptrace.timeline.metrics import measure
+from pptrace.timeline.trim import trim
+from pptrace.timeline.why import why
+
+if TYPE_CHECKING:
+    from pptrace.timeline.counter import Counter
+    from pptrace.timeline.timeline import Timeline
+
+SLOWLY = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+def summed(counters: tuple[Counter, ...], name: str, ranks: int) -> list[int]:
+    """Return each rank's counter, summed over time; each ends at zero."""
+    total = [0] * ranks
+    for counter in counters:
+        if counter.name == name:
+            assert counter.value[-1] == 0
+            assert counter.value.min() == 0
+            total[counter.rank] = int((np.diff(counter.at_ns) * counter.value[:-1]).sum())
+    return total
+
+
+@SLOWLY
+@given(simulated_steps(min_ns=0))
+def test_waits_and_computations_fill_each_rank_s_window_and_sum_to_its_idle_time(step: SimulatedStep) -> None:
+    timeline = step.timeline
+    metrics, found = measure(timeline, step.workload), waits(timeline)
+
+    idle = np.zeros((timeline.ranks, len(IdleCause)), dtype=np.int64)
+    np.add.at(idle, (found.rank, found.cause), found.end_ns - found.start_ns)
+    assert idle.tolist() == metrics.idle_ns.tolist()
+    for rank in range(timeline.ranks):
+        spans = [(s, e) for r, s, e in zip(found.rank, found.start_ns, found.end_ns, strict=True) if r == rank]
+        assert spans == sorted(spans)
+        own = [timeline[row] for row in range(len(timeline))]
+        spans += [
+            (one.start_ns, one.end_ns) for one in own
+            if one.rank == rank and one.stream == Stream.COMPUTE and one.action.kind in COMPUTE
+        ]  # fmt: skip
+        spans = sorted((start, end) for start, end in spans if end > start)
+        ends = [metrics.start_ns, *(end for _, end in spans)]
+        assert [start for start, _ in spans] == ends[:-1]
+        assert ends[-1] == metrics.end_ns
+
+
+@SLOWLY
+@given(simulated_steps(min_ns=0))
+def test_a_wait_names_what_ended_it_and_another_rank(step: SimulatedStep) -> None:
+    found = waits(step.timeline)
+
+    assert (found.row < len(step.timeline)).all()
+    assert (found.peer != found.rank).all()
+    between = ~np.isin(found.cause, [IdleCause.FILL, IdleCause.DRAIN])
+    assert (found.row[between & (found.cause != IdleCause.PEER_COMPUTE)] >= 0).all()
+
+
+@SLOWLY
+@given(simulated_steps(min_ns=0))
+def test_parts_of_the_path_follow_one_another_through_the_window(step: SimulatedStep) -> None:
+    metrics, found = measure(step.timeline, step.workload), on_path(step.timeline)
+
+    assert found.start_ns.tolist() == [metrics.start_ns, *found.end_ns.tolist()][: len(found)]
+    assert found.end_ns[-1:].tolist() in ([], [metrics.end_ns])
+    assert np.isin(found.row, metrics.path.rows).all()
+    took = found.end_ns - found.start_ns
+    for part, name in enumerate(PATH_PARTS[1:], 1):
+        assert int(took[found.part == part].sum()) == metrics.path.by_kind_ns.get(name, 0)
+
+
+@SLOWLY
+@given(simulated_steps())
+def test_counters_of_communication_sum_to_the_figures(step: SimulatedStep) -> None:
+    timeline = step.timeline
+    metrics = measure(timeline, step.workload)
+
+    counters = communication_counters(timeline, waits(timeline))
+
+    assert summed(counters, "hidden communication", timeline.ranks) == hidden_ns(timeline).tolist()
+    exposed = metrics.idle_ns[:, list(COMMUNICATION)].sum(axis=1)
+    assert summed(counters, "exposed communication", timeline.ranks) == exposed.tolist()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_pairs_the_segments_that_nothing_hides_are_exposed(seed: int) -> None:
+    costs = Workload.uniform(2, boundary_bytes=3).segmented(random_kinds(Random(seed)))  # noqa: S311 - nothing secret
+    timeline = simulate(Schedule.from_rows(steady(2, 6)), costs, Flat(rate_kbps=1_000_000))
+    counters = communication_counters(timeline, waits(timeline))
+
+    own = [group for group in group_times(timeline) if group.stream is not Stream.DATA_PARALLEL]
+    assert sum(int(group.hidden_ns.sum()) for group in own) > 0
+    assert summed(counters, "hidden communication", timeline.ranks) == hidden_ns(timeline).tolist()
+    bare = sum((group.total_ns - group.hidden_ns for group in own), np.zeros(timeline.ranks, dtype=np.int64))
+    assert (np.array(summed(counters, "exposed communication", timeline.ranks)) >= bare).all()
+
+
+@SLOWLY
+@given(simulated_steps())
+def test_a_trimmed_step_says_why_as_the_whole_does(step: SimulatedStep) -> None:
+    whole = replace(step.timeline, why=why(step.timeline))
+    kept = trim(whole, [step.timeline.ranks - 1], None)
+
+    assert whole.why is not None
+    assert kept.why is not None
+    own = whole.why.waits.rank == step.timeline.ranks - 1
+    assert kept.why.waits.start_ns.tolist() == whole.why.waits.start_ns[own].tolist()
+    there = kept.why.waits.row >= 0
+    for row, number in zip(whole.why.waits.row[own][there], kept.why.waits.row[there], strict=True):
+        assert described(kept, int(number)) == described(whole, int(row))
+    for row in kept.why.path.row.tolist():
+        assert kept[row].rank == step.timeline.ranks - 1
+
+
+def described(timeline: Timeline, row: int) -> object:
+    return replace(timeline[row], cause=-1)
