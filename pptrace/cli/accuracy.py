@@ -113,7 +113,7 @@ def _over(sets: Sequence[str]) -> dict[str, object]:
 
 def _check(outputs: Sequence[Path]) -> None:
     from pptrace.errors import OutputError
-    from pptrace.study.picture import check_picture
+    from pptrace.export.picture import check_picture
 
     for path in outputs:
         if path.suffix.lower() in _PICTURES:

@@ -75,12 +75,12 @@ def command(
     if as_json and as_csv:
         raise click.UsageError("--json or --csv, not both")
     file = config_file(config)
+    from pptrace.export.picture import check_picture
     from pptrace.hooks.registry import Registry
     from pptrace.study.basis import Basis
     from pptrace.study.compare import compare
     from pptrace.study.entry import parse_entries
     from pptrace.study.equal import check_together, compare_equal, parse_names
-    from pptrace.study.picture import check_picture
 
     check_together(memory=memory is not None, policies=policies, vary=bool(vary), option="--")
     for output in outputs:

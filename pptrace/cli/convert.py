@@ -28,9 +28,11 @@ pptrace convert step.pftrace step.json.gz
 pptrace convert rank0.json rank1.json step.pftrace
 pptrace convert table.csv with-messages.csv --messages asap
 pptrace convert step.pftrace order.csv
-pptrace convert run/ order.csv"""
+pptrace convert run/ order.csv
+pptrace convert run/ step.svg"""
 
 _TABLES = (".csv", ".txt")
+_STEPS = (".pftrace", ".json", ".svg", ".png", ".pdf")
 
 Exporters: TypeAlias = "dict[str, ExporterOffer]"
 
@@ -61,13 +63,13 @@ def command(
     """Convert SOURCES to TARGET, each in the format that its name or content says.
 
     Tables are .csv and .txt; traces are .pftrace and .json, with .gz too: what pptrace wrote, or what profilers
-    recorded, files or a folder.
+    recorded, files or a folder. A step can become a picture too, .svg, .png or .pdf.
     """
     from_table = sources[0].name.lower().endswith(_TABLES)
     to_table = target.lower().endswith(_TABLES)
     if from_table and len(sources) > 1:
         raise click.UsageError(f"one table at a time, not {sources[0]} and {sources[1]}")
-    if from_table and not to_table and not target.lower().removesuffix(".gz").endswith((".pftrace", ".json")):
+    if from_table and not to_table and not target.lower().removesuffix(".gz").endswith(_STEPS):
         raise click.UsageError(f"{target}: a table becomes a table, .csv or .txt")
     if from_table and not to_table:
         raise click.UsageError(f"a table has no times: pptrace simulate --schedule {sources[0]} -o {target}")

@@ -30,7 +30,8 @@ pptrace simulate llama.yaml --set network.bandwidth='200 Gb/s' --json"""
 @experiment_flags()
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files(),
-    help="Write a trace: .pftrace or .json, with .gz for compressed; {rank} for one file per rank.",
+    help="Write a trace: .pftrace or .json, with .gz for compressed; {rank} for one file per rank. "
+    "Or a picture of the step, .svg, .png or .pdf; or a page, .html.",
 )  # fmt: skip
 @click.option(
     "--only", metavar="PART ...", multiple=True, help="Trim traces: ranks=0,7 microbatches=0:32, one or both."

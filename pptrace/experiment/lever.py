@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int64s
     from pptrace.timeline.metrics import Metrics
 
-__all__ = ["Lever", "largest_lever"]
+__all__ = ["Lever", "largest_lever", "overheads"]
 
 _POLICY, _COLLECTIVES, _COMPUTE = "p2p policy", "collectives", "compute"
 
@@ -52,15 +52,22 @@ def largest_lever(run: Run) -> Lever:
         return Lever(name="memory")
     if not run.metrics.step_ns:
         return Lever(name="none")
-    parts = _parts(run)
+    parts = dict(overheads(run))
     name = max(parts, key=lambda name: parts[name])
     if parts[name] < _SMALL:
         return Lever(name=_COMPUTE)
     return Lever(name=name, part=parts[name])
 
 
+def overheads(run: Run) -> list[tuple[str, float]]:
+    """Return the part of the step, or of ranks x step for what not all ranks share, that each overhead takes.
+
+    The largest comes first.
+    """
+    return sorted(_parts(run).items(), key=lambda item: -item[1])
+
+
 def _parts(run: Run) -> dict[str, float]:
-    """Return the part of the step, or of ranks x step for what not all ranks share, that each overhead takes."""
     metrics = run.metrics
     # Where nothing slows computation, a step gets shorter by no more than its idle time.
     settled = not contention_of(run).slows and metrics.collective_ns.sum() >= metrics.idle_ns.sum()

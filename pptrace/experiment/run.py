@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pptrace.errors import ScheduleError
 from pptrace.experiment.placed import located, placed
 from pptrace.experiment.prepare import Prepared, prepare
+from pptrace.hooks.offers import ExporterOffer
 from pptrace.sim.simulate import simulate_traffic
 from pptrace.timeline.actions import communication
 from pptrace.timeline.metrics import Metrics, measure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pptrace.config.resolve import Resolved
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from pptrace.timeline.traffic import Traffic
 
 __all__ = ["Run", "simulate"]
+
+_PAGE = "page"
+"""The format of a run's own page, which tells more than a timeline has."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,11 @@ class Run:
         return found
 
     def save(self, *targets: str | Path, only: Sequence[str] = (), color: str = "kind") -> list[Path]:
-        """Write the step as traces; the suffix says the format, ``{rank}`` one file per rank.
+        """Write the step as traces, pictures or a page; the suffix says which, ``{rank}`` one file per rank.
 
         Args:
-            targets: such as ``step.pftrace``, ``step.json.gz`` or ``out/rank{rank}.json``.
+            targets: such as ``step.pftrace``, ``step.json.gz``, ``out/rank{rank}.json``, ``step.svg``,
+                ``report.html``.
             only: parts to keep, such as ``ranks=0,7`` and ``microbatches=0:32``.
             color: ``kind`` or ``microbatch``.
 
@@ -104,6 +109,14 @@ class Run:
             kept = parse_only(only)
             timeline = trim(timeline, kept.ranks, kept.microbatches)
         exporters = {name: provided.offer for name, provided in self.registry.exporters.items()}
+        exporters |= {
+            _PAGE: ExporterOffer(
+                name=_PAGE,
+                summary="The run as a page.",
+                suffixes=(".html",),
+                write=self._write_page,
+            )
+        }
         names = [str(target) for target in targets]
         return save(timeline, names, exporters, {"color": color})
 
@@ -158,6 +171,11 @@ class Run:
         from html import escape
 
         return f"<pre>{escape(self.summary())}</pre>"
+
+    def _write_page(self, timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
+        from pptrace.experiment.page import run_page
+
+        path.write_text(run_page(self, timeline), encoding="utf-8")
 
     def _counters(self, waits: Waits) -> tuple[Counter, ...]:
         from pptrace.timeline.communication import communication_counters

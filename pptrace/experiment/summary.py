@@ -254,7 +254,7 @@ def _warning(run: Run) -> list[str]:
 
 
 def _last(run: Run, written: Sequence[Path], width: int) -> list[str]:
-    traces = [path for path in written if path.name.lower().endswith((".pftrace", ".json", ".gz"))]
+    traces = [path for path in written if path.name.lower().removesuffix(".gz").endswith((".pftrace", ".json"))]
     lever = f"lever: {run.lever}"
     following = f"next: pptrace open {shell_word(str(traces[0]))}" if traces else "next: add -o step.pftrace"
     best = run.advice.best

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import PolicyName
-from pptrace.export import kineto, perfetto
+from pptrace.export import gantt, kineto, perfetto
 from pptrace.hooks.offers import (
     CostModelOffer,
     ExecutorOffer,
@@ -102,6 +102,9 @@ def pptrace_exporters() -> Iterable[ExporterOffer]:
         write=kineto.write,
         takes_rank=True,
     )
+    for suffix, write in ((".svg", gantt.write_svg), (".png", gantt.write_png), (".pdf", gantt.write_pdf)):
+        summary = f"A picture of the step in time, {suffix[1:].upper()}: why each rank waits, the critical path."
+        yield ExporterOffer(name=suffix[1:], summary=summary, suffixes=(suffix,), write=write)
 
 
 @hookimpl

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.experiment.summary import time_text
+from pptrace.export.picture import CYCLE, INK, MUTED, write_picture
 from pptrace.study.compare_text import comparison_heading, slower_text
-from pptrace.study.picture import CYCLE, INK, MUTED, write_picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantity import format_size
 from pptrace.experiment.summary import time_text
+from pptrace.export.picture import INK, MUTED, write_picture
 from pptrace.study.compare_text import slower_text
 from pptrace.study.equal_shortage import shortage
 from pptrace.study.equal_text import equal_heading
-from pptrace.study.picture import INK, MUTED, write_picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

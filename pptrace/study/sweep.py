@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ConfigError, OutputError
 from pptrace.export.output import replace_file
+from pptrace.export.picture import check_picture
 from pptrace.kernel import COMPILE_FROM
 from pptrace.study.executor import ExecutorChoice, choose
 from pptrace.study.journal import Journal, journal_path
-from pptrace.study.picture import check_picture
 from pptrace.study.point import run_point
 from pptrace.study.pool import run_all
 from pptrace.study.results import TABLES, check_table, columns_of, write_table

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ConfigError, nearest
-from pptrace.study.picture import CYCLE, INK, MUTED, write_picture
+from pptrace.export.picture import CYCLE, INK, MUTED, write_picture
 from pptrace.study.plot_data import figure_of, number_of, panels_of, roles_of
 from pptrace.study.winners_plot import draw_winners, winners_size
 

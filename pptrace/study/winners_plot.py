@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pptrace.study.picture import CYCLE, INK
+from pptrace.export.picture import CYCLE, INK
 from pptrace.study.plot_data import number_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import PptraceError
-from pptrace.study.picture import CYCLE, MUTED, write_picture
+from pptrace.export.picture import CYCLE, MUTED, write_picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Pictures of studies by matplotlib: alike in looks, and byte for byte where their content is."""
+"""Pictures by matplotlib: alike in looks, and byte for byte where their content is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["CYCLE", "INK", "MUTED", "check_picture", "write_picture"]
+__all__ = ["CYCLE", "INK", "MUTED", "check_picture", "save_picture", "write_picture"]
 
 INK, MUTED = "#1b1f24", "#8c959f"
 """Of text, and of what stands behind."""
@@ -45,11 +45,7 @@ def check_picture(path: Path) -> None:
     """
     if path.suffix.lower() not in _METADATA:
         raise OutputError(f"a picture ends in {', '.join(_METADATA)}", file=path)
-    try:
-        import matplotlib as mpl  # noqa: F401 - whether it is there
-    except ImportError as error:
-        message = f"{path}: pictures need matplotlib: pip install matplotlib (or 'pptrace[plot]')"
-        raise PptraceError(message) from error
+    _check_library(path)
 
 
 def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
@@ -65,13 +61,32 @@ def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], N
         PptraceError: matplotlib is not installed.
     """
     check_picture(path)
+    with replace_file(path) as temporary:
+        save_picture(temporary, path.suffix.lower(), size, draw)
+
+
+def save_picture(path: Path, suffix: str, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
+    """Save what ``draw`` puts on a figure in a suffix's format, whatever the file is called.
+
+    Raises:
+        PptraceError: matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    _check_library(path)
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    suffix = path.suffix.lower()
-    with mpl.rc_context(), replace_file(path) as temporary:
+    with mpl.rc_context():
         mpl.rcdefaults()  # a picture does not depend on the user's settings
         mpl.rcParams.update(_SETTINGS)
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
-        figure.savefig(temporary, format=suffix[1:], dpi=150, metadata=_METADATA[suffix])
+        figure.savefig(path, format=suffix[1:], dpi=150, metadata=_METADATA[suffix])
+
+
+def _check_library(path: Path) -> None:
+    try:
+        import matplotlib as mpl  # noqa: F401 - whether it is there
+    except ImportError as error:
+        message = f"{path}: pictures need matplotlib: pip install matplotlib (or 'pptrace[plot]')"
+        raise PptraceError(message) from error
