@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -130,11 +129,11 @@ def _exporters(target: str) -> Exporters:
 def _convert_trace(
     timeline: Timeline, target: str, exporters: Exporters, only: Sequence[str], color: str
 ) -> list[Path]:
+    from pptrace.analysis.steps.path import explained
     from pptrace.export.output import save
     from pptrace.timeline.trim import parse_only, trim
-    from pptrace.timeline.why import why
 
-    timeline = replace(timeline, why=why(timeline))
+    timeline = explained(timeline)
     if only:
         kept = parse_only([part for text in only for part in text.split()])
         timeline = trim(timeline, kept.ranks, kept.microbatches)

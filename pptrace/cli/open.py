@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -15,13 +17,15 @@ from pptrace.viewer.server import Server
 from pptrace.viewer.site import HOST, PUBLIC_PORT, PUBLIC_UI, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["command"]
 
 _MEGABYTE = 1_000_000
+_HEAD = 4096
 _EXAMPLES = """\b
 pptrace open step.pftrace
+pptrace open run/
 pptrace open step.json.gz --ui perfetto/ui/out/dist
 """
 
@@ -49,11 +53,45 @@ pptrace open step.json.gz --ui perfetto/ui/out/dist
 def command(file: Path, ui: Path | None, port: int, timeout_s: int, *, no_browser: bool) -> None:
     """Open FILE, a Perfetto (.pftrace) or Chrome JSON trace, also with .gz, in the Perfetto UI.
 
-    Serves that one file, to this machine alone, until the UI has fetched it. Ctrl-C ends it sooner.
+    Serves that one file, to this machine alone, until the UI has fetched it. Ctrl-C ends it sooner. A folder of
+    traces rank by rank opens as one, of its median step.
     """
-    sniff.check(file)
-    site = Site(trace=file, ui=ui)
-    _check_ui(ui, port)
+    with _as_one(file) as trace:
+        sniff.check(trace)
+        _check_ui(ui, port)
+        _serve(file, Site(trace=trace, ui=ui, arranged=_ours(trace)), port, timeout_s, no_browser=no_browser)
+
+
+@contextmanager
+def _as_one(file: Path) -> Iterator[Path]:
+    """Yield a trace; of a folder one that holds the median step of all its ranks, for as long as it is needed."""
+    if not file.is_dir():
+        yield file
+        return
+    from pptrace.analysis.steps.path import explained
+    from pptrace.analysis.steps.sides import measured_side
+    from pptrace.cli.measured_options import read
+    from pptrace.export import perfetto
+    from pptrace.timeline.measurement import ImportRequest
+
+    step = measured_side(read([file], ImportRequest()), str(file), "median").timeline
+    with TemporaryDirectory() as folder:
+        trace = Path(folder, f"{file.resolve().name}.pftrace")
+        perfetto.write(explained(step), trace, {"title": file.resolve().name})
+        yield trace
+
+
+def _ours(trace: Path) -> bool:
+    from pptrace.export import perfetto
+    from pptrace.limits.reading import open_unpacked
+
+    with open_unpacked(trace) as content:
+        return perfetto.recognises(trace, content.read(_HEAD))
+
+
+def _serve(file: Path, site: Site, port: int, timeout_s: int, *, no_browser: bool) -> None:
+    """Serve a site until the UI has what ``file`` names."""
+    ui = site.ui
     with Server(site, port) as server:
         address = site.page(server.port)
         click.echo(address)
@@ -62,7 +100,7 @@ def command(file: Path, ui: Path | None, port: int, timeout_s: int, *, no_browse
         _show(address, server.port, public=ui is None, no_browser=no_browser)
         if not server.run(timeout_s):
             raise PptraceError(_unfetched(file, timeout_s, public=ui is None))
-        _say(f"fetched {file} ({file.stat().st_size / _MEGABYTE:,.1f} MB); stopped serving it")
+        _say(f"fetched {file} ({site.trace.stat().st_size / _MEGABYTE:,.1f} MB); stopped serving it")
 
 
 def _check_ui(ui: Path | None, port: int) -> None:

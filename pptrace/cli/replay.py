@@ -64,11 +64,13 @@ def command(
         click.echo(printable_line(f"note: {label} is left out: {reason}"), err=True)
     echo_documents(replay_document(replays), as_json=as_json)
     if output is not None:
+        from pptrace.analysis.steps.path import explained
         from pptrace.export.output import save
         from pptrace.hooks.registry import Registry
 
         exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
-        for path in save(next(iter(replays.values())).timeline, [output], exporters, {"color": "kind"}):
+        timeline = explained(next(iter(replays.values())).timeline)
+        for path in save(timeline, [output], exporters, {"color": "kind"}):
             click.echo(f"wrote {printable_line(str(path))}", err=True)
 
 

@@ -82,9 +82,12 @@ class OnPath:
         return int(self.row.size)
 
 
-def on_path(timeline: Timeline) -> OnPath:
-    """Return what the critical path consists of, in the order of time, a wait before its first slice included."""
-    rows = _path(timeline)
+def on_path(timeline: Timeline, rows: Int32s | None = None) -> OnPath:
+    """Return what the critical path consists of, in the order of time, a wait before its first slice included.
+
+    Its rows are those that the recorded causes lead to, unless given.
+    """
+    rows = _path(timeline) if rows is None else rows
     opened = window(timeline)[0] if rows.size else 0
     begin, ran, wire, until = _split(timeline, rows, opened)
     ends = np.stack([begin + ran, begin + ran + wire, until], axis=1).ravel()

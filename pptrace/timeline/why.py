@@ -57,9 +57,9 @@ class Why:
         return replace(self, waits=_later(self.waits, by_ns), path=_later(self.path, by_ns))
 
 
-def why(timeline: Timeline) -> Why:
-    """Find in a whole step why ranks wait and what the critical path is."""
-    return Why(waits=waits(timeline), path=on_path(timeline))
+def why(timeline: Timeline, path: Int32s | None = None) -> Why:
+    """Find in a whole step why ranks wait and what the critical path is, whose rows may be known already."""
+    return Why(waits=waits(timeline), path=on_path(timeline, path))
 
 
 def _taken(columns: _Columns, chosen: NDArray[np.bool_]) -> _Columns:

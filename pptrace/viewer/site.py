@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +18,11 @@ HOST = "127.0.0.1"
 PUBLIC_PORT = 9001
 """The only local port that the public UI's content security policy lets it fetch from."""
 _HOST_NAMES = (HOST, "localhost")
+_COMMANDS = (
+    {"id": "dev.perfetto.PinTracksByRegex", "args": ["^(critical path|rank (0*[0-9]|0*1[0-5]))$"]},
+    {"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^rank 0+$"]},
+)
+"""What the UI does first; viewers that do not know them skip them. Sixteen ranks leave room for what is below."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -32,6 +38,8 @@ class Site:
 
     trace: Path
     """The trace file."""
+    arranged: bool = False
+    """Whether the UI is to pin the pipeline's tracks and open the first rank's, as traces of ours have them."""
     ui: Path | None = None
     """The folder of an offline UI; the public one where ``None``."""
 
@@ -46,7 +54,10 @@ class Site:
     def page(self, port: int) -> str:
         """Return the address at which the UI opens and fetches the trace from ``port``."""
         server = f"http://{HOST}:{port}"
-        return f"{server if self.ui else PUBLIC_UI}/#!/?url={server}/{self.name}"
+        address = f"{server if self.ui else PUBLIC_UI}/#!/?url={server}/{self.name}"
+        if not self.arranged:
+            return address
+        return f"{address}&startupCommands={quote(json.dumps(_COMMANDS, separators=(',', ':')))}"
 
     def find(self, target: str) -> Path | None:
         """Return the file that a request's target names; ``None`` where it may not be served."""

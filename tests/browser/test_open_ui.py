@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from shown_steps import RANKS, step
 
+from pptrace.export import perfetto
 from pptrace.viewer.server import Server
 from pptrace.viewer.site import PUBLIC_UI, Site
 
@@ -32,6 +34,8 @@ SLICES = """async () => {
   for (const row = found.iter({}); row.valid(); row.next()) names.push(row.get('name'));
   return names;
 }"""
+PINNED = """() => (window.app.trace.currentWorkspace ?? window.app.trace.workspace).pinnedTracks
+  .map(node => node.name ?? node.title)"""
 FETCH = "address => fetch(address).then(answer => answer.text(), error => 'refused: ' + error)"
 
 
@@ -119,3 +123,22 @@ def test_a_page_of_another_site_may_not(page: Any, trace: Path) -> None:
 
         assert page.evaluate(FETCH, f"http://127.0.0.1:{server.port}/{server.site.name}").startswith("refused: ")
         assert not server.delivery.complete
+
+
+def test_a_folder_opens_as_one_trace_whose_tracks_are_arranged(page: Any, dist: Path, tmp_path: Path) -> None:
+    timeline = step("why")
+    (tmp_path / "run").mkdir()
+    for rank in range(timeline.ranks):
+        perfetto.write(timeline, tmp_path / "run" / f"rank{rank}.pftrace", {"rank": rank})
+    command = [*PROGRAM, str(tmp_path / "run"), "--ui", str(dist), "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            page.goto(process.stdout.readline().strip())
+            page.wait_for_function(LOADED, timeout=PATIENCE_S * 1000)
+
+            assert process.wait(PATIENCE_S) == 0
+            page.wait_for_function(f"() => ({PINNED})().length > {RANKS}", timeout=PATIENCE_S * 1000)
+            assert page.evaluate(PINNED) == ["critical path", *(f"rank {rank:02}" for rank in range(RANKS))]
+        finally:
+            process.kill()

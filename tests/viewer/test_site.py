@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -119,3 +122,16 @@ def test_only_pages_of_the_ui_in_use_are_trusted(ui: Path) -> None:
     ):
         assert public.trusts("127.0.0.1:9001", origin) is trusts_public
         assert offline.trusts("127.0.0.1:9001", origin) is trusts_offline
+
+
+def test_the_ui_is_asked_to_arrange_what_has_our_tracks() -> None:
+    _, _, asked = Site(trace=Path("step.pftrace"), arranged=True).page(9001).partition("&startupCommands=")
+
+    commands = json.loads(unquote(asked))
+    assert [command["id"] for command in commands] == [
+        "dev.perfetto.PinTracksByRegex", "dev.perfetto.ExpandTracksByRegex",
+    ]  # fmt: skip
+    pinned, expanded = (re.compile(command["args"][0]) for command in commands)
+    assert [rank for rank in range(40) if pinned.search(f"rank {rank:02}")] == list(range(16))
+    assert pinned.search("critical path")
+    assert [rank for rank in range(40) if expanded.search(f"rank {rank:02}")] == [0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -10,14 +10,17 @@ import numpy as np
 
 from pptrace.analysis.steps.match import first_difference, same_stages
 from pptrace.analysis.steps.releases import releases_of
+from pptrace.analysis.steps.times import performed
 from pptrace.model.kinds import Kind
+from pptrace.timeline.why import why
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pptrace.analysis.steps.times import Performed
+    from pptrace.timeline.timeline import Timeline
 
-__all__ = ["BETWEEN", "MESSAGES", "Chain", "PathsDiffer", "chain_of", "paths_differ"]
+__all__ = ["BETWEEN", "MESSAGES", "Chain", "PathsDiffer", "chain_of", "explained", "paths_differ"]
 
 BETWEEN = "between actions"
 """Time on the path in which nothing of it ran: a rank that does not go on, messages that nobody saw arrive."""
@@ -64,6 +67,16 @@ def chain_of(step: Performed) -> Chain:
     by_kind[MESSAGES] = sum(releases.waited_ns(before, after) for before, after in pairwise(positions))
     whole = int(step.end_ns[positions[-1]] - step.start_ns.min())
     return Chain(positions=tuple(positions), by_kind_ns={**by_kind, BETWEEN: whole - sum(by_kind.values())})
+
+
+def explained(timeline: Timeline) -> Timeline:
+    """Add to a step why ranks wait and its critical path, found from ends where causes are missing."""
+    step = performed(timeline)
+    first = np.diff(step.rank, prepend=-1) != 0
+    if not (timeline.cause[step.row[~first]] < 0).any():
+        return replace(timeline, why=why(timeline))
+    rows = step.row[list(chain_of(step).positions)].astype(np.int32)
+    return replace(timeline, why=why(timeline, rows))
 
 
 def paths_differ(a: Performed, b: Performed, chains: tuple[Chain, Chain]) -> PathsDiffer | None:
