@@ -1,0 +1,1 @@
+"""Sweeps, plans and searches of pptrace on a dask.distributed cluster."""

@@ -1,0 +1,123 @@
+"""An executor on a cluster's workers, which are known to run what runs here.
+
+distributed gives a lost worker's calls to others by itself; a call that costs several workers their lives fails
+alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from distributed import Client, LocalCluster
+
+from pptrace.plugin import ConfigError
+from pptrace_dask.options import DaskOptions
+from pptrace_dask.versions import difference, installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
+
+    from pptrace.plugin import ExecutorRequest
+
+__all__ = ["Cluster", "connect", "run_there"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SCHEDULER, _WORKERS = "executor.scheduler", "executor"
+
+
+class Cluster(Executor):
+    """Calls on a client's workers; whatever it started ends with it."""
+
+    def __init__(self, client: Client, ending: ExitStack) -> None:
+        self._inner = client.get_executor(pure=False)
+        self._ending = ending
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Hand a call to the scheduler; it runs where the versions are this process's, else it fails."""
+        future: Future[R] = self._inner.submit(partial(run_there, dict(installed()), fn, *args, **kwargs))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - theirs
+        """Wait for what runs, or cancel it, and leave the cluster; one that was started here ends."""
+        self._inner.shutdown(wait=wait and not cancel_futures)
+        self._ending.close()
+
+
+def connect(request: ExecutorRequest) -> Cluster:
+    """Return an executor on a scheduler's workers, or on as many processes of this machine as are asked for.
+
+    Raises:
+        ConfigError: no scheduler answers, it has no worker, or a worker has other versions or plugins.
+    """
+    options = DaskOptions.model_validate(dict(request.options))
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is raised
+    with ExitStack() as ending:
+        target: Any = options.scheduler
+        if target is None:
+            target = ending.enter_context(_processes(request.workers))
+        client = ending.enter_context(_client(target, options))
+        _wait_for_workers(client, options)
+        _check_versions(client)
+        sys.stderr.write(_told(client))
+        return Cluster(client, ending.pop_all())
+
+
+def _processes(workers: int) -> LocalCluster:
+    return LocalCluster(
+        n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", silence_logs=logging.CRITICAL,
+        dashboard_address="127.0.0.1:0",
+    )  # fmt: skip
+
+
+def _client(target: LocalCluster | str, options: DaskOptions) -> Client:
+    try:
+        return Client(target, timeout=options.timeout, set_as_default=False)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        advice = "start one there with 'dask scheduler', or check the address"
+        raise ConfigError(f"no scheduler answers at {target}: {advice} ({reason})", key=_SCHEDULER) from error
+
+
+def _wait_for_workers(client: Client, options: DaskOptions) -> None:
+    try:
+        client.wait_for_workers(1, timeout=options.timeout)
+    except TimeoutError as error:
+        advice = f"start some with 'dask worker {options.scheduler or 'ADDRESS'}'"
+        raise ConfigError(f"no worker came within {options.timeout:g} s: {advice}", key=_WORKERS) from error
+
+
+def _check_versions(client: Client) -> None:
+    here = installed()
+    for worker, there in sorted(client.run(_installed_there, on_error="return").items()):
+        if isinstance(there, BaseException):
+            reason = f"has no pptrace with pptrace-dask ({type(there).__name__}: {there})"
+        elif not (reason := difference(here, there)):
+            continue
+        raise ConfigError(f"worker {worker}: {reason}; install there what is installed here", key=_WORKERS)
+
+
+def _told(client: Client) -> str:
+    threads = client.nthreads()
+    workers = f"{len(threads)} worker{'s' * (len(threads) > 1)}, {sum(threads.values())} threads"
+    return f"dask: {workers}, dashboard {client.dashboard_link}\n"
+
+
+def _installed_there() -> Mapping[str, str]:
+    return dict(installed())
+
+
+def run_there(expected: Mapping[str, str], fn: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+    """Run a call on a worker that may have joined after the others were checked."""
+    found = difference(expected, installed())
+    if found:
+        message = f"a worker has other versions ({found}); install there what is installed here"
+        raise RuntimeError(message)
+    return fn(*args, **kwargs)

@@ -1,0 +1,38 @@
+"""What this distribution offers: one executor; light to import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import ExecutorOffer, hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from concurrent.futures import Executor
+
+    from pydantic import BaseModel
+
+    from pptrace.plugin import ExecutorRequest
+
+__all__ = ["pptrace_executors"]
+
+
+@hookimpl
+def pptrace_executors() -> Iterable[ExecutorOffer]:
+    """Offer the executor."""
+    yield ExecutorOffer(
+        name="dask", summary="Workers of a dask.distributed scheduler, or processes of this machine.",
+        build=_build, options=_options,
+    )  # fmt: skip
+
+
+def _build(request: ExecutorRequest) -> Executor:
+    from pptrace_dask.cluster import connect
+
+    return connect(request)
+
+
+def _options() -> type[BaseModel]:
+    from pptrace_dask.options import DaskOptions
+
+    return DaskOptions
