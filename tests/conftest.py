@@ -11,11 +11,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
-# A first example that compiles a kernel, or a busy machine, is slow without being wrong.
-settings.register_profile("pptrace", deadline=None)
-settings.load_profile("pptrace")
 
 ROOT = Path(__file__).parents[1]
 IN_HOUSE = {"models", "networks", "profilers", "schedules"}

@@ -7,7 +7,7 @@ mkdir -p "$out"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-counts=8,16,32,64,128,256
+counts=${COUNTS:-8,16,32,64,128,256} # microbatches
 systems="--over compute=compute/slow.yaml,compute/mid.yaml,compute/fast.yaml"
 systems="$systems --over network=network/slow.yaml,network/mid.yaml,network/fast.yaml"
 all="--over schedule=gpipe,1f1b,chimera,chimera:scale=concatenation"
@@ -20,12 +20,12 @@ study() { # study NAME [pptrace sweep's arguments]: a table
 
 messages() { # messages POWER MB: an axis of microbatches, whose messages have so many MB at 8 and grow with number^POWER / number
   mkdir -p "$scratch/$1"
-  for count in 8 16 32 64 128 256; do
+  for count in $(echo "$counts" | tr , ' '); do
     awk -v count="$count" -v power="$1" -v size="$2" 'BEGIN {
       printf "batch: {microbatches: %d}\ncosts: {boundary: %.0f B}\n", count, size * 1e6 * (count / 8) ^ power
     }' >"$scratch/$1/$count.yaml"
   done
-  echo "--over microbatches=$scratch/$1/8.yaml$(printf ",$scratch/$1/%d.yaml" 16 32 64 128 256)"
+  echo "--over microbatches=$(echo "$counts" | sed "s|[0-9][0-9]*|$scratch/$1/&.yaml|g")"
 }
 
 stages() { # stages NAME BLOCKS...: a file for each level of compute, with so many of 120 blocks on the stages

@@ -32,6 +32,12 @@ FORMATS: dict[str, tuple[Any, str, dict[str, str]]] = {
     "kineto": (kineto, "json", {}),
 }
 
+SHOWN = [
+    *(("perfetto", name) for name in STEPS),
+    ("perfetto-by-microbatch", "links"),  # another colour, and else the same writer
+    *(("kineto", name) for name in ("links", "blocking")),  # without receives and with them
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
@@ -43,7 +49,7 @@ class Written:
     native: bool
 
 
-@pytest.fixture(scope="module", params=[(f, s) for f in FORMATS for s in STEPS], ids="-".join)
+@pytest.fixture(scope="module", params=SHOWN, ids="-".join)
 def written(request: pytest.FixtureRequest, perfetto_ui: Any, tmp_path_factory: pytest.TempPathFactory) -> Written:
     form, name = request.param
     writer, suffix, options = FORMATS[form]

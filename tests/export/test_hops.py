@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from drawn_routes import drawn_routes
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from interpreted import interpreted_kernels
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
 RANKS = 4
-QUICK = settings(max_examples=100, deadline=None)
 
 
 @st.composite
@@ -47,7 +46,6 @@ def routed_timelines(draw: DrawFn) -> Timeline:
 
 
 @given(timeline=routed_timelines())
-@QUICK
 def test_hops_spell_out_the_routes(timeline: Timeline) -> None:
     hops, routes = Hops.of(timeline), timeline.routes
     assert routes is not None
@@ -59,7 +57,6 @@ def test_hops_spell_out_the_routes(timeline: Timeline) -> None:
 
 
 @given(timeline=routed_timelines())
-@QUICK
 def test_a_link_has_as_many_lanes_as_it_had_messages_at_once(timeline: Timeline) -> None:
     hops = Hops.of(timeline)
     times = list(zip(timeline.start_ns.tolist(), timeline.end_ns.tolist(), strict=True))
@@ -78,7 +75,6 @@ def test_a_link_has_as_many_lanes_as_it_had_messages_at_once(timeline: Timeline)
 
 
 @given(timeline=routed_timelines())
-@settings(max_examples=10, deadline=None)
 def test_compiled_and_interpreted_hops_are_the_same(timeline: Timeline) -> None:
     with interpreted_kernels():
         interpreted = Hops.of(timeline)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from drawn_parts import drawn_parts
 from drawn_routes import cluster_counters, drawn_routes
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.errors import ConfigError, TraceError
@@ -27,7 +27,6 @@ from pptrace.timeline.timeline import Slice, Timeline
 if TYPE_CHECKING:
     from pathlib import Path
 
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LONG = 10**14
 
 
@@ -116,7 +115,6 @@ def _assert_same(found: Timeline, wanted: Timeline) -> None:
     assert found.counters == wanted.counters
 
 
-@QUICK
 @given(timeline=timelines(), color=st.sampled_from(["kind", "microbatch"]))
 def test_one_file_for_all_ranks_gives_the_timeline_back(timeline: Timeline, color: str, tmp_path: Path) -> None:
     path = tmp_path / "all.json"
@@ -124,7 +122,6 @@ def test_one_file_for_all_ranks_gives_the_timeline_back(timeline: Timeline, colo
     _assert_same(read([path]), timeline)
 
 
-@QUICK
 @given(timeline=timelines())
 def test_a_file_per_rank_gives_the_timeline_back(timeline: Timeline, tmp_path: Path) -> None:
     ranks = sorted(set(timeline.lane_rank.tolist()))
@@ -136,7 +133,6 @@ def test_a_file_per_rank_gives_the_timeline_back(timeline: Timeline, tmp_path: P
         _assert_same(read(paths[::-1]), timeline)
 
 
-@QUICK
 @given(timeline=timelines())
 def test_no_viewer_drops_or_misreads_an_event(timeline: Timeline, tmp_path: Path) -> None:
     for rank in (None, *sorted(set(timeline.lane_rank.tolist()))):

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 BEGIN, END, CLEARED, NEEDS = 1, 2, 1, 2
 SENDS = {Kind.SEND_F, Kind.SEND_B}
 LINKS = 3
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def lint(trace: Trace) -> list[str]:
@@ -113,7 +112,6 @@ def routes(found: list[list[int]]) -> Routes:
 
 
 @given(timeline=crowded())
-@QUICK
 def test_no_rule_is_broken(timeline: Timeline, tmp_path: Path) -> None:
     path = tmp_path / "step.pftrace"
     write(timeline, path, {})
@@ -121,7 +119,6 @@ def test_no_rule_is_broken(timeline: Timeline, tmp_path: Path) -> None:
 
 
 @given(timeline=crowded())
-@QUICK
 def test_every_flow_goes_along_the_route_from_sender_to_receiver_and_consumer(
     timeline: Timeline, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ import gzip
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
@@ -22,8 +22,6 @@ from pptrace.timeline.timeline import Slice
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -41,7 +39,6 @@ def trace(tmp_path: Path) -> Path:
 
 
 @given(share=st.floats(0, 0.9999))
-@QUICK
 def test_a_truncated_file_is_refused_wherever_it_ends(share: float, trace: Path) -> None:
     whole = trace.read_bytes()
     cut = trace.with_name("cut.pftrace")
@@ -52,7 +49,6 @@ def test_a_truncated_file_is_refused_wherever_it_ends(share: float, trace: Path)
 
 
 @given(at=st.floats(0, 0.9999), bits=st.integers(1, 255))
-@QUICK
 def test_a_damaged_byte_gives_a_timeline_or_one_line(at: float, bits: int, trace: Path) -> None:
     raw = bytearray(trace.read_bytes())
     raw[int(len(raw) * at)] ^= bits

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from drawn_parts import drawn_parts
 from drawn_routes import cluster_counters, drawn_routes
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
@@ -26,7 +26,6 @@ from pptrace.timeline.timeline import Slice, Timeline
 if TYPE_CHECKING:
     from pathlib import Path
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LARGEST = 2**62
 DURATIONS = st.sampled_from([0, 0, 1, 127, 128, 2**35 - 1, 2**35, 2**50]) | st.integers(0, 10**9)
 AMOUNTS = st.sampled_from([0, 0, 1, 127, 128, 2**35, LARGEST])
@@ -113,7 +112,6 @@ def _with_empty_lane(timeline: Timeline, ranks: int) -> dict[str, Any]:
 
 
 @given(timeline=timelines(), color=st.sampled_from(["kind", "microbatch"]))
-@QUICK
 def test_what_was_written_is_read_again(timeline: Timeline, color: str, tmp_path: Path) -> None:
     path = tmp_path / "step.pftrace"
     write(timeline, path, {"color": color, "title": "a step"})
@@ -124,7 +122,6 @@ def test_what_was_written_is_read_again(timeline: Timeline, color: str, tmp_path
 
 
 @given(timeline=timelines(), color=st.sampled_from(["kind", "microbatch"]))
-@QUICK
 def test_a_trace_that_another_tool_wrote_anew_is_read_packet_by_packet(
     timeline: Timeline, color: str, tmp_path: Path
 ) -> None:
@@ -166,7 +163,6 @@ def test_a_counter_before_the_step_is_refused_with_its_name(tmp_path: Path) -> N
 
 
 @given(timeline=timelines())
-@QUICK
 def test_files_written_rank_by_rank_are_read_as_one(timeline: Timeline, tmp_path: Path) -> None:
     ranks = sorted(set(timeline.lane_rank.tolist()))
     counters = tuple(counter for counter in timeline.counters if counter.rank in {-1, *ranks})

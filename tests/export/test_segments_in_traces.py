@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from decoded_trace import BEGIN, Decoded
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import networks, valid_schedules, workloads
 
@@ -108,7 +108,6 @@ def test_a_message_goes_from_the_segment_that_yields_it_to_its_consumers_first(t
     assert ways["1SEND_B0"] == ("dispatch", "experts-input")  # leaves before the weight gradient is done
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_simulated_step_in_segments_is_read_as_it_was_written(data: st.DataObject, tmp_path: Path) -> None:
     table = data.draw(valid_schedules(max_ranks=3, max_microbatches=4))

@@ -128,11 +128,11 @@ def slowest(network: Network, flows: list[tuple[int, int]]) -> Fraction:
     """Return what a byte of each flow takes, counted one by one."""
     carried: Counter[int] = Counter()
     limits = []
-    for a, b in flows:
+    for (a, b), alike in Counter(flows).items():
         paths = network.paths(np.array([a], dtype=np.int32), np.array([b], dtype=np.int32))
         limits.append(int(paths.rate_kbps.min()))
         for link in paths.link.tolist():
-            carried[link] += Fraction(1, paths.ways)
+            carried[link] += Fraction(alike, paths.ways)
     shared = [count * 10**6 / int(network.links.rate_kbps[link]) for link, count in carried.items()]
     return max(*shared, Fraction(10**6, min(limits)))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import valid_schedules
 
@@ -88,7 +88,6 @@ def test_a_cycle_of_twelve_is_shown_whole() -> None:
     assert cycle_text(cycle) == " -> ".join([*cycle, cycle[0]])
 
 
-@settings(max_examples=300)
 @given(valid_schedules(), st.booleans(), st.randoms(use_true_random=False))
 def test_a_shuffled_table_deadlocks_exactly_where_its_graph_has_a_cycle(
     schedule: Schedule,

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.errors import ScheduleError
@@ -43,7 +43,6 @@ def orders(draw: st.DrawFn) -> Schedule:
     return order(ahead, draw(st.integers(1, 9)))
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     table=orders(),
     times=st.lists(st.integers(0, 20), min_size=15, max_size=15),
@@ -79,7 +78,6 @@ def test_times_and_memory_are_those_of_the_simulation(
     assert (held.start.tolist(), held.end.tolist()) == (filled.start.tolist(), filled.end.tolist())
 
 
-@settings(max_examples=40, deadline=None)
 @given(table=orders(), spare=st.integers(0, 4))
 def test_memory_is_kept_or_the_order_is_refused(table: Schedule, spare: int) -> None:
     held = np.cumsum(np.where(table.kind == Kind.F, 1, -1))

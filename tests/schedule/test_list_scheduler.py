@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as trying
 from hypothesis import strategies as st
 from interpreted import interpreted_kernels
 from oracle_list_scheduler import Cell, Stuck, World, play, replay
@@ -114,7 +113,6 @@ def cells_of(schedule: Schedule) -> list[list[Cell]]:
 
 
 @given(cases())
-@trying(max_examples=300)
 def test_a_second_implementation_plays_the_same_table(case: Case) -> None:
     expected = played(case)
 

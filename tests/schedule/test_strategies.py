@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import networks, policies, valid_schedules, workloads
 
@@ -29,7 +29,6 @@ def test_every_drawn_schedule_with_messages_is_valid(schedule: Schedule) -> None
     validate(schedule)
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_every_drawn_step_can_be_simulated_and_measured(data: st.DataObject) -> None:
     schedule = data.draw(valid_schedules(copies=True))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from simulated_steps import SimulatedStep, simulated_steps
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from pptrace.timeline.timeline import Slice, Timeline
 
-LAWS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 ENDS = {Kind.REDUCE_GRAD, Kind.OPTIMIZER}
 
@@ -80,7 +79,6 @@ def hops(step: SimulatedStep) -> Iterator[Hop]:
             )  # fmt: skip
 
 
-@LAWS
 @given(simulated_steps(min_ns=0))
 def test_every_action_of_the_table_runs_once_and_nothing_else_does(step: SimulatedStep) -> None:
     table = Counter(
@@ -106,7 +104,6 @@ def test_every_action_of_the_table_runs_once_and_nothing_else_does(step: Simulat
     assert ran - table == Counter(added)
 
 
-@LAWS
 @given(simulated_steps(min_ns=0))
 def test_every_hop_is_one_message_and_what_is_sent_is_received(step: SimulatedStep) -> None:
     sizes = {
@@ -130,7 +127,6 @@ def test_every_hop_is_one_message_and_what_is_sent_is_received(step: SimulatedSt
     assert sum(received.values()) == (sum(sent.values()) if both else 0)
 
 
-@LAWS
 @given(simulated_steps(min_ns=0))
 def test_slices_of_a_lane_never_overlap_and_lanes_stand_in_order(step: SimulatedStep) -> None:
     timeline = step.timeline
@@ -144,7 +140,6 @@ def test_slices_of_a_lane_never_overlap_and_lanes_stand_in_order(step: Simulated
     assert ((timeline.enter_ns <= timeline.start_ns) & (timeline.enter_ns >= 0)).all()
 
 
-@LAWS
 @given(simulated_steps(min_ns=0))
 def test_nothing_runs_before_what_it_needs(step: SimulatedStep) -> None:
     ran, placement = by_cell(step.timeline), step.schedule.placement
@@ -183,7 +178,6 @@ def test_nothing_runs_before_what_it_needs(step: SimulatedStep) -> None:
                 )
 
 
-@LAWS
 @given(simulated_steps(min_ns=0))
 def test_a_stage_is_reduced_behind_its_backwards_and_updated_behind_its_reduction(step: SimulatedStep) -> None:
     ran = by_cell(step.timeline)
@@ -200,7 +194,6 @@ def test_a_stage_is_reduced_behind_its_backwards_and_updated_behind_its_reductio
             assert one.start_ns >= max(ran[other].end_ns for other in pipeline)
 
 
-@LAWS
 @given(simulated_steps(min_ns=0))
 def test_every_slice_starts_the_moment_its_cause_lets_it(step: SimulatedStep) -> None:
     timeline = step.timeline
@@ -212,7 +205,6 @@ def test_every_slice_starts_the_moment_its_cause_lets_it(step: SimulatedStep) ->
     assert ((now == start) | (now == end) | (now == end + lag)).all()
 
 
-@LAWS
 @given(simulated_steps(min_ns=0))
 def test_busy_and_idle_time_fill_the_window_of_every_rank(step: SimulatedStep) -> None:
     metrics = measure(step.timeline, step.workload)
@@ -224,7 +216,6 @@ def test_busy_and_idle_time_fill_the_window_of_every_rank(step: SimulatedStep) -
     assert min(metrics.path.by_kind_ns.values(), default=0) >= 0
 
 
-@LAWS
 @given(simulated_steps(min_ns=0))
 def test_memory_never_falls_below_its_static_level_and_ends_there(step: SimulatedStep) -> None:
     static = measure(step.timeline, step.workload).memory.static_bytes
@@ -232,13 +223,11 @@ def test_memory_never_falls_below_its_static_level_and_ends_there(step: Simulate
         assert int(counter.value.min()) == int(counter.value[-1]) == int(static[counter.rank])
 
 
-@LAWS
 @given(simulated_steps(min_ns=0))
 def test_the_same_step_comes_out_twice(step: SimulatedStep) -> None:
     assert step.again().difference(step.timeline) == ""
 
 
-@LAWS
 @given(simulated_steps(min_ns=0), st.data())
 def test_longer_tasks_and_slower_networks_start_nothing_earlier(step: SimulatedStep, data: st.DataObject) -> None:
     # Nothing is shared and the order is fixed, so every start is a maximum of sums of durations.
@@ -266,7 +255,6 @@ def test_longer_tasks_and_slower_networks_start_nothing_earlier(step: SimulatedS
     assert int(timeline.end_ns.max()) >= int(step.timeline.end_ns.max())
 
 
-@LAWS
 @given(simulated_steps(min_ns=0))
 def test_policies_that_occupy_nothing_else_never_lengthen_a_step(step: SimulatedStep) -> None:
     if step.schedule.has_communication:

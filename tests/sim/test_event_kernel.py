@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from interpreted import interpreted_kernels
 from small_networks import Switch, Wires
@@ -67,7 +67,6 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-@settings(max_examples=150, deadline=None)
 @given(step=steps(), latency=st.integers(0, 9), overhead=st.integers(0, 5))
 def test_messages_that_never_meet_run_as_in_the_sweep(
     sharing: Sharing, step: tuple[Schedule, Workload, Policy], latency: int, overhead: int
@@ -85,7 +84,6 @@ def test_messages_that_never_meet_run_as_in_the_sweep(
     assert_same(flat, wired)
 
 
-@settings(max_examples=100, deadline=None)
 @given(step=steps())
 def test_ports_that_hold_everything_change_nothing(step: tuple[Schedule, Workload, Policy]) -> None:
     schedule, workload, policy = step
@@ -104,7 +102,6 @@ def test_ports_that_hold_everything_change_nothing(step: tuple[Schedule, Workloa
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-@settings(max_examples=150, deadline=None)
 @given(step=steps(), size=st.integers(1, 100_000), slow=st.booleans())
 def test_links_that_are_left_out_change_nothing(
     sharing: Sharing, step: tuple[Schedule, Workload, Policy], size: int, *, slow: bool
@@ -125,7 +122,6 @@ def test_links_that_are_left_out_change_nothing(
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-@settings(max_examples=100, deadline=None)
 @given(step=steps(), size=st.integers(1, 100_000), slow=st.sampled_from([1000, 828]))
 def test_compiled_and_interpreted_agree_bit_for_bit_with_contention(
     sharing: Sharing, step: tuple[Schedule, Workload, Policy], size: int, slow: int
@@ -209,7 +205,6 @@ def test_halving_a_port_moves_idle_time_to_contention_and_everything_still_sums(
     assert (narrow.busy_ns + narrow.idle_ns.sum(axis=1) == narrow.step_ns).all()
 
 
-@settings(max_examples=100, deadline=None)
 @given(step=steps(), size=st.integers(1, 100_000))
 def test_under_fifo_no_two_messages_are_on_one_link(step: tuple[Schedule, Workload, Policy], size: int) -> None:
     schedule, workload, _ = step

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle_flows import Flow, fair_rates
 
@@ -100,7 +100,6 @@ def rate_table(ran: Ran, rates: Rates) -> list[tuple[int, dict[int, tuple[Fracti
     return table
 
 
-@settings(max_examples=300, deadline=None)
 @given(traffics())
 def test_at_every_instant_rates_are_those_of_a_progressive_filling(traffic: Traffic) -> None:
     ran, rates = run_traffic(traffic, Sharing.MAX_MIN)
@@ -111,7 +110,6 @@ def test_at_every_instant_rates_are_those_of_a_progressive_filling(traffic: Traf
             assert abs(rate - expected) <= expected / 1_000_000
 
 
-@settings(max_examples=200, deadline=None)
 @given(traffics())
 def test_no_link_is_above_its_capacity_and_all_bytes_arrive(traffic: Traffic) -> None:
     ran, rates = run_traffic(traffic, Sharing.MAX_MIN)
@@ -131,7 +129,6 @@ def test_no_link_is_above_its_capacity_and_all_bytes_arrive(traffic: Traffic) ->
             assert 0 <= moved[flow] - size <= Fraction(int(last[-1]), 1_000_000 * FINER)
 
 
-@settings(max_examples=200, deadline=None)
 @given(traffics())
 def test_every_flow_is_at_its_cap_or_has_a_full_link_on_which_none_is_faster(traffic: Traffic) -> None:
     ran, rates = run_traffic(traffic, Sharing.MAX_MIN)

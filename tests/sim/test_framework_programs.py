@@ -85,10 +85,10 @@ def one_f_one_b(rank: int, ranks: int, microbatches: int) -> list[Compute]:
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_megatron_interleaved_runs_everything_once(overlap: str, ranks: int) -> None:
     for chunks in (2, 3):
-        for group in (ranks, ranks + 1, ranks + 3):
+        for group in (ranks, ranks + 1):
             for microbatches in (group, 2 * group, 2 * group + ranks):
                 if ranks == 2 and "overlap_p2p_comm" not in OVERLAPS[overlap]:
                     with pytest.raises(ValueError, match="too few ranks"):

@@ -36,6 +36,9 @@ POLICIES = [
     ),
 ]
 
+EACH = settings(max_examples=settings.default.max_examples // 3)
+"""For each of the policies, which have most of what is drawn in common."""
+
 
 def described(policy: Policy) -> str:
     return f"{policy.name.value}-{policy.placing.value}-{policy.stream.value}-{policy.eager_bytes}"
@@ -95,14 +98,14 @@ def assert_agreement(step: Step, policy: Policy, rows: list[list[Item]], schedul
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=described)
-@settings(max_examples=40, deadline=None)
+@EACH
 @given(step=steps())
 def test_a_step_runs_as_its_policy_says(policy: Policy, step: Step) -> None:
     assert_agreement(step, policy, placed(step, policy), step.schedule)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=described)
-@settings(max_examples=40, deadline=None)
+@EACH
 @given(step=steps(), seed=st.integers(0, 2**32 - 1), swaps=st.sampled_from([0, 3, 10, 40]))
 def test_a_table_with_messages_of_its_own_keeps_them_in_place(
     policy: Policy, step: Step, seed: int, swaps: int
@@ -128,7 +131,6 @@ def test_a_deferred_receive_goes_before_a_pair_that_begins_with_a_weight_gradien
     assert pair[first] == pair[first + 1] >= 0
 
 
-@settings(max_examples=80, deadline=None)
 @given(step=steps(), rate_kbps=st.sampled_from([2, 1_000, 700_000]), policy=st.sampled_from(POLICIES))
 def test_halving_the_bandwidth_never_shortens_a_step(step: Step, rate_kbps: int, policy: Policy) -> None:
     rates = (rate_kbps, rate_kbps // 2)

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import networks, policies
 
@@ -96,7 +96,6 @@ def produced_and_consumed(timeline: Timeline, send: int, producer: int, consumer
     return (ends[0], ends[1]) if timeline[send].action.kind is Kind.SEND_F else (ends[1], ends[0])
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data(), st.integers(0, 2**32 - 1))
 def test_messages_of_any_graph_go_from_their_producer_to_their_consumer(data: st.DataObject, seed: int) -> None:
     random = Random(seed)  # noqa: S311 - tests, not secrets

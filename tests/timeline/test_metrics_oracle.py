@@ -5,19 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle_metrics import BUSY, MetricsOracle
 from simulated_steps import SimulatedStep, simulated_steps
 
 from pptrace.timeline.memory import memory_counters
 from pptrace.timeline.metrics import IdleCause, measure
-
-SLOWLY = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 
 
 def assert_agreement(oracle: MetricsOracle) -> None:
@@ -33,13 +27,11 @@ def assert_agreement(oracle: MetricsOracle) -> None:
         assert int(metrics.exposed_ns[rank]) == oracle.exposed(rank)
 
 
-@SLOWLY
 @given(simulated_steps(min_ns=0))
 def test_every_instant_of_a_step_has_the_cause_that_its_definition_gives(step: SimulatedStep) -> None:
     assert_agreement(MetricsOracle(step.timeline, step.workload))
 
 
-@SLOWLY
 @given(simulated_steps(), st.data())
 def test_time_beyond_the_uncontended_is_contention_wherever_it_is_waited_for(
     step: SimulatedStep, data: st.DataObject
@@ -52,7 +44,6 @@ def test_time_beyond_the_uncontended_is_contention_wherever_it_is_waited_for(
     assert_agreement(MetricsOracle(timeline, step.workload))
 
 
-@SLOWLY
 @given(simulated_steps())
 def test_memory_peaks_where_most_activations_are_held(step: SimulatedStep) -> None:
     oracle = MetricsOracle(step.timeline, step.workload)
@@ -66,7 +57,6 @@ def test_memory_peaks_where_most_activations_are_held(step: SimulatedStep) -> No
             assert value - static == oracle.activation_bytes(rank, now)
 
 
-@SLOWLY
 @given(simulated_steps(min_ns=0))
 def test_the_critical_path_sums_to_the_step(step: SimulatedStep) -> None:
     oracle = MetricsOracle(step.timeline, step.workload)

@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import valid_schedules, workloads
 
@@ -112,7 +112,6 @@ def _of_calls(request: MessageRequest, calls: MessageCalls) -> Nodes:
     return after
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_program_s_step_is_that_of_the_model(data: st.DataObject) -> None:
     schedule: Schedule = data.draw(valid_schedules(split=False, spans=False, pairs=False, max_chunks=2))

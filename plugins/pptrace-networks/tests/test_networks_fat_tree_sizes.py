@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.api import simulate
@@ -52,7 +52,6 @@ def test_sizes_follow_from_radix_and_oversubscription(
     hundredths=st.integers(min_value=100, max_value=2_000),
     hosts=st.integers(min_value=2, max_value=300),
 )
-@settings(max_examples=200, deadline=None)
 def test_no_switch_has_more_links_than_ports_and_no_leaf_too_few_uplinks(
     radix: int, hundredths: int, hosts: int
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toy_pipelines import table
 
@@ -82,7 +82,6 @@ def test_below_what_fits_without_copies_one_with_copies_is_found() -> None:
     assert found.schedule.copied >= 4
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 4), st.integers(1, 6), st.integers(1, 2), st.integers(0, 1), st.randoms(use_true_random=False),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from foreign_traces import written_per_rank
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from simulated_steps import simulated_steps
 
 from pptrace import simulate
@@ -113,7 +113,6 @@ def test_a_table_with_split_backwards_reads_back(table: str) -> None:
 
 
 @given(drawn=simulated_steps())
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_step_reads_back(drawn: SimulatedStep) -> None:
     measured = read_back(drawn.timeline)
 

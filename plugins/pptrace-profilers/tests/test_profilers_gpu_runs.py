@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from compared_steps import side_of_step
 from gpu_run import NAMES, SAID, GpuRun
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import valid_schedules
 
@@ -114,7 +114,6 @@ def ran(schedule: Schedule, costs: Workload, policy: Policy) -> tuple[Timeline, 
 
 
 @given(data=st.data())
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 def test_who_waited_for_what_reads_back_from_kernels(data: st.DataObject) -> None:
     schedule = data.draw(schedules())
     costs = data.draw(workloads(schedule.placement.stages, len(schedule.placement.edges)))

@@ -39,7 +39,7 @@ def step_ns(name: str, ranks: int, microbatches: int, chunks: int = 1) -> int:
 
 @pytest.mark.parametrize("name", OFFERS)
 def test_closed_forms_hold_for_every_size_that_the_schedule_takes(name: str) -> None:
-    sizes = grid(ranks=range(1, 9), microbatches=(1, 2, 3, 5, 8, 9, 10, 12, 16, 18), chunks=(1, 2, 3))
+    sizes = grid(ranks=(1, 2, 3, 4, 5, 8), microbatches=(1, 2, 3, 5, 8, 9, 12, 16), chunks=(1, 2, 3))
 
     assert_schedule_family(OFFERS[name], sizes=sizes, growth=False)
 

@@ -9,7 +9,7 @@ from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pptrace
@@ -105,7 +105,6 @@ def test_a_generated_table_is_never_slower_than_the_fixed_one(name: str, case: s
         assert (made.pace_ns <= fixed.pace_ns) if shorten == "rank" else (made.step_ns <= fixed.step_ns)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(CHUNKS)),
     ranks=st.integers(1, 5),

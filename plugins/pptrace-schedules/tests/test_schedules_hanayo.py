@@ -40,11 +40,9 @@ def length(schedule: Schedule) -> Fraction:
     return Fraction(measure(simulate(schedule, costs), costs).step_ns * schedule.ranks, schedule.stages)
 
 
-@pytest.mark.parametrize("waves", [1, 2, 3, 5])
+@pytest.mark.parametrize("waves", [1, 2, 3])
 def test_every_size_makes_a_table_with_the_stated_figures(waves: int) -> None:
-    sizes = grid(
-        ranks=range(1, 10), microbatches=(1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 27, 32), options={"waves": waves}
-    )
+    sizes = grid(ranks=(1, 2, 3, 4, 5, 8), microbatches=(1, 2, 3, 4, 5, 8, 9, 16, 27), options={"waves": waves})
 
     assert_schedule_family(HANAYO, sizes=sizes, growth=False)
 
