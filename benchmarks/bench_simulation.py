@@ -91,10 +91,10 @@ def torch_unit_steps(ranks: int, microbatches: int) -> dict[str, Any]:
         for microbatch in range(microbatches - warm):
             row += [t._Action(rank, t.F, microbatch + warm), t._Action(rank, t.FULL_BACKWARD, microbatch)]  # noqa: SLF001 - as above
         rows[rank] = row + [t._Action(rank, t.FULL_BACKWARD, u) for u in range(microbatches - warm, microbatches)]  # noqa: SLF001 - as above
-    placed = t._add_send_recv(rows, lambda stage: stage, ranks)  # noqa: SLF001
+    placed = t._add_send_recv(rows, lambda stage: stage, ranks)  # noqa: SLF001 - as above
     actions = sum(len(row) for row in placed.values())
     with contextlib.redirect_stdout(io.StringIO()):
-        t._simulate_comms_compute(placed, lambda stage: stage, ranks)  # noqa: SLF001
+        t._simulate_comms_compute(placed, lambda stage: stage, ranks)  # noqa: SLF001 - as above
     took = time.perf_counter() - start
     return {"actions": actions, "warm_s": took}
 

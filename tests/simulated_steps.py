@@ -71,7 +71,7 @@ def simulated_steps(draw: DrawFn, *, min_ns: int = 1) -> SimulatedStep:
     return SimulatedStep(
         schedule=schedule,
         workload=workload,
-        network=network,  # type: ignore[arg-type] # all drawn networks are flat
+        network=network,
         policy=policy,
         overlap=overlap,
         timeline=timeline,

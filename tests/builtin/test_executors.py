@@ -43,7 +43,7 @@ def gone(pid: int) -> bool:
 def eventually(condition: object, within_s: float = 10.0) -> bool:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
-        if condition():  # type: ignore[operator]
+        if condition():
             return True
         time.sleep(0.02)
     return False

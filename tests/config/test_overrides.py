@@ -165,7 +165,7 @@ def test_flags_describe_the_settings_that_they_set() -> None:
         section, _, key = flag.key.partition(".")
         field = Experiment.model_fields[section]
         if key:
-            inner = field.annotation.model_fields.items()  # type: ignore[union-attr] # a section's model
+            inner = field.annotation.model_fields.items()
             field = next(one for attribute, one in inner if (one.alias or attribute) == key)
         assert field.description == flag.text, name
 

@@ -30,7 +30,7 @@ ROWS = [["0F0", "0B0"], ["1F0", "1B0"]]
 
 
 def schedule_of(built: object) -> Schedule:
-    offer = ScheduleOffer(name="odd", summary="Odd.", build=lambda _: built)  # type: ignore[arg-type, return-value]
+    offer = ScheduleOffer(name="odd", summary="Odd.", build=lambda _: built)
     return build_schedule(Provided(offer=offer, provider=WHO), REQUEST)
 
 
@@ -82,7 +82,7 @@ def test_rows_that_raise_while_they_are_read_are_the_plugins_error() -> None:
 
 
 def test_a_network_without_paths_is_the_plugins_error() -> None:
-    offer = NetworkOffer(name="odd", summary="Odd.", build=lambda _: "cable")  # type: ignore[arg-type, return-value]
+    offer = NetworkOffer(name="odd", summary="Odd.", build=lambda _: "cable")
 
     with pytest.raises(
         PluginError, match=r"network 'odd' returned 'cable' \(str\), expected an object with links"
@@ -152,7 +152,7 @@ def test_a_reader_that_returns_nonsense_is_the_plugins_error_and_a_full_disk_is_
     class Odd:
         @hookimpl
         def pptrace_importers(self) -> list[ImporterOffer]:
-            return [ImporterOffer(name="odd", summary="Odd.", recognises=lambda *_: True, read=lambda _: 3)]  # type: ignore[arg-type, return-value]
+            return [ImporterOffer(name="odd", summary="Odd.", recognises=lambda *_: True, read=lambda _: 3)]
 
         @hookimpl
         def pptrace_exporters(self) -> list[ExporterOffer]:
@@ -163,7 +163,7 @@ def test_a_reader_that_returns_nonsense_is_the_plugins_error_and_a_full_disk_is_
     with pytest.raises(PluginError, match="read of importer 'odd' returned 3, expected a Timeline"):
         registry.importers["odd"].offer.read([tmp_path])
     with pytest.raises(OSError, match="No space left on device"):
-        registry.exporters["odd"].offer.write(None, tmp_path, {})  # type: ignore[arg-type]
+        registry.exporters["odd"].offer.write(None, tmp_path, {})
 
 
 def test_an_error_of_ours_that_a_plugin_raises_passes_as_it_is() -> None:

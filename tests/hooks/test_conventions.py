@@ -91,7 +91,7 @@ def test_a_new_sort_is_one_row() -> None:
 
 @pytest.mark.parametrize("module", [pptrace.plugin, pptrace.testing, offers, specs])
 def test_what_a_public_module_exports_is_there(module: object) -> None:
-    for name in module.__all__:  # type: ignore[attr-defined]
+    for name in module.__all__:
         assert hasattr(module, name)
 
 

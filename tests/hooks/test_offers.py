@@ -83,7 +83,7 @@ def test_nonsense_from_a_hook_is_one_line_with_the_plugin(result: object, messag
 
 
 def test_the_offers_of_the_wrong_hook_are_refused() -> None:
-    network = NetworkOffer(name="n", summary="N.", build=lambda _: None)  # type: ignore[arg-type, return-value]
+    network = NetworkOffer(name="n", summary="N.", build=lambda _: None)
 
     assert "yielded a NetworkOffer, expected a ScheduleOffer" in refusal([network])
 
@@ -92,11 +92,11 @@ def test_a_preset_without_a_mapping_and_an_exporter_without_endings_are_refused(
     class Odd:
         @hookimpl
         def pptrace_models(self) -> Any:
-            return [ModelOffer(name="m", summary="M.", values=[1])]  # type: ignore[arg-type]
+            return [ModelOffer(name="m", summary="M.", values=[1])]
 
         @hookimpl
         def pptrace_exporters(self) -> Any:
-            return [ExporterOffer(name="e", summary="E.", suffixes=("json",), write=print)]  # type: ignore[arg-type]
+            return [ExporterOffer(name="e", summary="E.", suffixes=("json",), write=print)]
 
     registry = Registry.load(entry_points=False, plugins={"odd": Odd()})
 

@@ -42,7 +42,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
 def costs(schedule: Schedule, **values: object) -> Workload:
     edges = schedule.placement.edges.shape[0]
     given_values = {"f_ns": 1, "b_ns": 2, "activation_bytes": 60, "recompute_ns": [1], **values}
-    return Workload.uniform(schedule.stages, edges=edges, **given_values)  # type: ignore[arg-type] # fields by name
+    return Workload.uniform(schedule.stages, edges=edges, **given_values)
 
 
 def run(schedule: Schedule, policy: Policy | None = None, **values: object) -> Metrics:

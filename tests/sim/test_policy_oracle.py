@@ -52,7 +52,7 @@ def steps(draw: st.DrawFn) -> Step:
     drawn = draw(workloads(schedule, min_ns=0, max_ns=9))
     none = np.zeros(schedule.stages, dtype=np.int64)
     costs = replace(drawn, boundary_bytes=boundary_bytes, reduce_ns=none, optimizer_ns=none)
-    return Step(schedule, costs, draw(networks()))  # type: ignore[arg-type] # all drawn networks are flat
+    return Step(schedule, costs, draw(networks()))
 
 
 def placed(step: Step, policy: Policy) -> list[list[Item]]:

@@ -90,7 +90,7 @@ def test_the_file_is_read_once() -> None:
     made = grid("microbatches=8")
     Path("step.yaml").write_text("broken: [")
 
-    assert made.base.document.value["parallel"] == {"pp": 4}  # type: ignore[index,call-overload]
+    assert made.base.document.value["parallel"] == {"pp": 4}
 
 
 def test_a_parent_before_its_child_means_something() -> None:

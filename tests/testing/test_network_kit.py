@@ -102,4 +102,4 @@ def test_an_exception_in_the_plugin_is_the_plugins_error_and_no_assertion() -> N
         with pytest.raises(PluginError, match=r"raised (ZeroDivision|Attribute)Error"):
             assert_valid_network(offer(build))
     with pytest.raises(PluginError, match="paths of network 'mine' returned None, expected Paths"):
-        assert_valid_network(changed(lambda *_: None))  # type: ignore[arg-type, return-value] # the point of it
+        assert_valid_network(changed(lambda *_: None))

@@ -124,4 +124,4 @@ def test_no_bytes_bring_a_traceback(tmp_path_factory: pytest.TempPathFactory, co
         try:
             check(path)
         except TraceError as error:
-            assert "\n" not in str(error)  # noqa: PT017  any bytes may also pass
+            assert "\n" not in str(error)  # noqa: PT017 - any bytes may also pass

@@ -202,7 +202,7 @@ FAULTS: dict[str, tuple[Callable[[MessageRequest], Any], str]] = {
         lambda request: waited_for(request, receive=None),
         "message policy 'theirs' returned a MessageCalls without receive",
     ),
-    "an exception": (lambda request: request.nothing, "raised AttributeError: "),  # type: ignore[attr-defined] # that is what is wrong
+    "an exception": (lambda request: request.nothing, "raised AttributeError: "),
 }
 
 

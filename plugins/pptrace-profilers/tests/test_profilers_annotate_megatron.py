@@ -186,7 +186,7 @@ def test_megatron_is_found_by_itself_and_marked_once(
 ) -> None:
     megatron = Megatron(torch)
     core, parallel = ModuleType("megatron.core"), ModuleType("megatron.core.pipeline_parallel")
-    core.parallel_state = megatron.state  # type: ignore[attr-defined]
+    core.parallel_state = megatron.state
     vars(parallel).update(schedules=megatron.schedules, p2p_communication=megatron.communication)
     for name, module in (
         ("megatron", ModuleType("megatron")),

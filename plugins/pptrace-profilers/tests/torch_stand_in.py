@@ -52,7 +52,7 @@ def stand_in(log: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace
         above, _, own = name.rpartition(".")
         if above:
             setattr(modules[above], own, module)
-    modules["torch.profiler"].record_function = record_function  # type: ignore[attr-defined]
+    modules["torch.profiler"].record_function = record_function
     for each in ("torch.distributed", "torch.distributed.distributed_c10d"):
         vars(modules[each]).update(isend=isend, irecv=irecv)
     return SimpleNamespace(

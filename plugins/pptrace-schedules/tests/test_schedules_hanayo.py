@@ -117,7 +117,7 @@ def test_beyond_its_regime_a_bubble_stays_and_memory_does_too(waves: int) -> Non
 
     assert bubbles == sorted(bubbles, reverse=True)
     assert left < bubbles[-1] < left + Fraction(1, 100)
-    assert count(OFFERS["1f1b"].build(ScheduleRequest(ranks=ranks, microbatches=256))).bubble < left  # type: ignore[arg-type] # a table
+    assert count(OFFERS["1f1b"].build(ScheduleRequest(ranks=ranks, microbatches=256))).bubble < left
     for microbatches in (8, 64, 256):
         assert max(count(table(ranks, microbatches, waves)).peak_activations) == 2 * waves * ranks
 

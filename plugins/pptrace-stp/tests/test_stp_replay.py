@@ -61,7 +61,7 @@ def written(p: int, m: int, r: int) -> Blocks:
 
 def blocks_of(table: Schedule, rank: int) -> Blocks:
     def member(action: object) -> Member:
-        return action.kind.name, int(action.stage != rank), action.microbatch  # type: ignore[attr-defined] # an action
+        return action.kind.name, int(action.stage != rank), action.microbatch
 
     return [tuple(map(member, action.sub_actions or (action,))) for action in table[rank]]
 
