@@ -72,6 +72,15 @@ def test_kernels_belong_to_the_operation_around_them_though_all_have_one_number(
     assert recording.operations.end_ns.tolist() == [17_000]
 
 
+def test_ends_of_nothing_inside_many_open_events_end_nothing(tmp_path: Path) -> None:
+    deep = [line(f"Group {at}", "GROUP", "b", 1) for at in range(70)]
+    path = written(tmp_path, collective(3), *deep, *[line("AllReduce", "COLL", "e", 20)] * 9, collective(5))
+
+    found = read_communicator(path)
+
+    assert [(one.size_bytes, one.done_ns) for one in found.operations] == [(12, 9_000)]
+
+
 def test_without_the_gpus_clock_the_hosts_counts(tmp_path: Path) -> None:
     path = written(
         tmp_path,

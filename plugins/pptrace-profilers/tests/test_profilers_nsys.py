@@ -199,3 +199,12 @@ def test_reading_leaves_no_file_beside_the_database(pipeline: Any, tmp_path: Pat
     read_nsys(pipeline.nsys(tmp_path / "a b?.sqlite"), BUILT_IN)
 
     assert [path.name for path in tmp_path.iterdir()] == ["a b?.sqlite"]
+
+
+def test_more_rows_than_a_trace_may_have_events_are_refused(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_MOST_EVENTS", "30")
+
+    with pytest.raises(TraceError, match="holds more than 30 events: set PPTRACE_MOST_EVENTS to allow more"):
+        read_nsys(pipeline.nsys(tmp_path / "a.sqlite"), BUILT_IN)

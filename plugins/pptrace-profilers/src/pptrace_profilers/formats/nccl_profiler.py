@@ -16,7 +16,7 @@ from pptrace_profilers.events.numbers import microseconds, whole
 from pptrace_profilers.events.plain import PlainEvents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 __all__ = ["CommunicatorFile", "NcclOperation", "read_communicator"]
@@ -99,11 +99,11 @@ def read_communicator(path: Path) -> CommunicatorFile:
     ranks: dict[str, int] = {}
     operations: list[NcclOperation] = []
     process, known = -1, False
-    for around, event in _nested(events):
+    for event in _nested(events):
         known = known or event.category in _CATEGORIES
         process = whole(event.fields.get("pid"), process)
         if event.category in _CARRIES:
-            operations.append(_operation(event, around, ranks))
+            operations.append(_operation(event, ranks))
     if not known:
         raise TraceError("holds no event of NCCL's profiler plugin", file=path)
     named = _NAME.search(path.name)
@@ -121,52 +121,66 @@ class _Open:
     """An event that began."""
 
     fields: dict[str, Any]
+    category: str
+    around: _Open | None
+    """The event around it."""
     end: object = None
     kernels: list[_Open] = field(default_factory=list)
+    carrier: _Open | None = None
+    """The innermost collective or message: itself, or around it."""
+    call: _Open | None = None
+    """The innermost call of the host's: itself, or around it."""
 
-    @property
-    def category(self) -> str:
-        return str(self.fields.get("cat"))
+    def __post_init__(self) -> None:
+        if self.around is not None:
+            self.carrier, self.call = self.around.carrier, self.around.call
+        if self.carrier is not None and self.fields.get("name") == "KernelCh":
+            self.carrier.kernels.append(self)
+        if self.category in _CARRIES:
+            self.carrier = self
+        if self.category.endswith("_API"):
+            self.call = self
 
     @property
     def args(self) -> Mapping[str, Any]:
         args = self.fields.get("args")
         return args if isinstance(args, dict) else {}
 
-    def is_ended_by(self, other: Mapping[str, Any]) -> bool:
-        return all(self.fields.get(key) == other.get(key) for key in ("cat", "name", "pid"))
 
-
-def _nested(events: PlainEvents) -> Iterator[tuple[Sequence[_Open], _Open]]:
-    """Yield each whole event, with those around it, outermost first; one that never ends is whole as it is.
+def _nested(events: PlainEvents) -> Iterator[_Open]:
+    """Yield each whole event; one that never ends is whole as it is.
 
     Numbers tell nothing apart (every ``KernelCh`` is 0): an end is that of the innermost open event of its name.
     """
     opened: list[_Open] = []
+    places: dict[tuple[str, ...], list[int]] = {}
     for event in events:
+        named = _named(event)
         if event.get("ph") == "b" and len(opened) < _DEEPEST:
-            begun = _Open(event)
-            owner = next((outer for outer in reversed(opened) if outer.category in _CARRIES), None)
-            if owner is not None and event.get("name") == "KernelCh":
-                owner.kernels.append(begun)
-            opened.append(begun)
-        elif event.get("ph") == "e":
-            place = next((at for at in range(len(opened) - 1, -1, -1) if opened[at].is_ended_by(event)), -1)
-            if place < 0:
-                continue
+            places.setdefault(named, []).append(len(opened))
+            opened.append(_Open(event, named[0], opened[-1] if opened else None))
+        elif event.get("ph") == "e" and places.get(named):
+            place = places[named][-1]
             opened[place].end = event.get("ts")
-            yield from ((opened[:at], opened[at]) for at in range(len(opened) - 1, place - 1, -1))
+            for one in reversed(opened[place:]):
+                places[_named(one.fields)].pop()
+                yield one
             del opened[place:]
-    yield from ((opened[:at], opened[at]) for at in range(len(opened) - 1, -1, -1))
+    yield from reversed(opened)
 
 
-def _operation(event: _Open, around: Sequence[_Open], ranks: dict[str, int]) -> NcclOperation:
+def _named(event: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return category, name and process: what an event's end has in common with its beginning."""
+    return tuple(str(event.get(key)) for key in ("cat", "name", "pid"))
+
+
+def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
     """Return a collective or message, and take note of its communicator's rank."""
     args = event.args
     communicator, rank = str(args.get("CommHash", "")), whole(args.get("Rank"), -1)
     if communicator and rank >= 0:
         ranks[communicator] = rank
-    call = next((outer.args for outer in reversed(around) if outer.category.endswith("_API")), {})
+    call = event.call.args if event.call is not None else {}
     kernel_ns = [(_at(kernel.fields.get("ts")), _at(kernel.end)) for kernel in event.kernels]
     clock_ns = [
         (whole(kernel.args.get("StartGpuClk"), 0), whole(kernel.args.get("StopGpuClk"), 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import TraceError
+from pptrace.plugin import TraceError, check_events
 
 if TYPE_CHECKING:
     import sqlite3
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Tables"]
+
+_BATCH = 1 << 12
+"""Rows between two looks at how many there are."""
 
 
 class Tables:
@@ -23,7 +26,7 @@ class Tables:
         Raises:
             TraceError: it is no export of Nsight Systems.
         """
-        self._path, self._database = path, database
+        self._path, self._database, self._read = path, database, 0
         names = [str(name) for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         self._columns = {
             name: {str(row[1]) for row in database.execute(f"PRAGMA table_info({_quoted(name)})")}
@@ -46,7 +49,7 @@ class Tables:
             wanted: columns that are None where it has them not.
 
         Raises:
-            TraceError: a needed column is missing.
+            TraceError: a needed column is missing, or all tables have more rows than a trace may have events.
         """
         if table not in self._columns:
             return
@@ -56,7 +59,11 @@ class Tables:
             raise TraceError(message, file=self._path)
         chosen = [*needed, *(column if column in self._columns[table] else None for column in wanted)]
         columns = ", ".join("NULL" if column is None else _quoted(column) for column in chosen)
-        yield from self._database.execute(f"SELECT {columns} FROM {_quoted(table)}")  # noqa: S608 - names cannot be bound; quoted
+        found = self._database.execute(f"SELECT {columns} FROM {_quoted(table)}")  # noqa: S608 - names cannot be bound; quoted
+        while part := found.fetchmany(_BATCH):
+            self._read += len(part)
+            check_events(self._read, self._path)
+            yield from part
 
     def first(self, table: str, column: str) -> int | None:
         """Return a whole number from a table's first row, None where there is none."""
