@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["csv_text", "csv_written", "printable", "printable_line", "shell_word"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Printed", "csv_of", "csv_text", "csv_written", "printable", "printable_line", "shell_word"]
 
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
@@ -12,6 +16,24 @@ _CONTROLS = re.compile(
 """C0 but for tabs and ends of lines, C1, marks and overrides of direction, and halves of characters."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)")
+
+
+class Printed:
+    """What prints as its :meth:`summary`, in a notebook too."""
+
+    __slots__ = ()
+
+    def summary(self) -> str:
+        """Return what the command line prints, as plain text."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(self.summary())}</pre>"
 
 
 def printable(text: str) -> str:
@@ -51,6 +73,23 @@ def csv_written(text: str) -> str:
     """
     guarded = text.lstrip("'").startswith(_FORMULA) and not _NUMBER.fullmatch(text)
     return f"'{text}" if guarded else text
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    r"""Return rows of the same columns, one or more, as the text of a CSV file; what is unknown is empty.
+
+    >>> csv_of([{"schedule": "1f1b", "idle": None}])
+    'schedule,idle\n1f1b,\n'
+    """
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: csv_written(cell) if isinstance(cell, str) else cell for key, cell in row.items()})
+    return text.getvalue()
 
 
 def csv_text(cell: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 import time
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli import complete
+from pptrace.printable import csv_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,7 +90,7 @@ def command(
     if as_json:
         click.echo(json.dumps({**figures_dict(figures), "rows": rows}, indent=2, ensure_ascii=False))
     elif as_csv:
-        click.echo(_csv(rows), nl=False)
+        click.echo(csv_of(rows), nl=False)
     else:
         click.echo(accuracy_text(figures, rows))
     _save(rows, outputs)
@@ -124,17 +123,6 @@ def _check(outputs: Sequence[Path]) -> None:
             )
 
 
-def _csv(rows: Sequence[Row]) -> str:
-    from pptrace.printable import csv_written
-
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: csv_written(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
-    return text.getvalue()
-
-
 def _save(rows: Sequence[Row], outputs: Sequence[Path]) -> None:
     from pptrace.export.output import replace_file
     from pptrace.study.accuracy.plot import save_scatter
@@ -143,7 +131,7 @@ def _save(rows: Sequence[Row], outputs: Sequence[Path]) -> None:
     for path in outputs:
         if path.suffix.lower() == ".csv":
             with replace_file(path) as temporary:
-                temporary.write_text(_csv(rows), encoding="utf-8")
+                temporary.write_text(csv_of(rows), encoding="utf-8")
             journal_path(path).unlink(missing_ok=True)
         else:
             save_scatter(rows, path)

@@ -10,6 +10,7 @@ from pptrace.errors import ScheduleError
 from pptrace.experiment.placed import located, placed
 from pptrace.experiment.prepare import Prepared, prepare
 from pptrace.hooks.offers import ExporterOffer
+from pptrace.printable import Printed
 from pptrace.sim.simulate import simulate_traffic
 from pptrace.timeline.actions import communication
 from pptrace.timeline.metrics import Metrics, measure
@@ -34,7 +35,7 @@ _PAGE = "page"
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Printed):
     """One simulated step; prints as its summary."""
 
     prepared: Prepared
@@ -161,16 +162,8 @@ class Run:
 
         return "\n".join(summary_lines(self, written))
 
-    def __str__(self) -> str:
-        return self.summary()
-
     def __repr__(self) -> str:
         return self.summary()
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(self.summary())}</pre>"
 
     def _write_page(self, timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
         from pptrace.experiment.page import run_page

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ConfigError, PptraceError
-from pptrace.printable import csv_written
+from pptrace.printable import Printed, csv_of
 from pptrace.study.levels import at_levels
 from pptrace.study.policies import check_policies, compare_policies
 from pptrace.study.ranking import moves, ranked
@@ -73,7 +71,7 @@ class ComparedSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Printed):
     """Schedules at three levels; prints as its table."""
 
     rows: tuple[ComparedSchedule, ...]
@@ -89,14 +87,7 @@ class Comparison:
 
     def to_csv(self) -> str:
         """Return :meth:`table` as CSV, or the policies' rows where there are any; what is unknown is empty."""
-        rows, text = [row.row() for row in self.policies.rows] if self.policies else self.table(), io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {key: csv_written(cell) if isinstance(cell, str) else cell for key, cell in row.items()}
-            for row in rows
-        )
-        return text.getvalue()
+        return csv_of([row.row() for row in self.policies.rows] if self.policies else self.table())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values, with what each run was made from."""
@@ -133,14 +124,6 @@ class Comparison:
         from pptrace.study.compare_plot import save_plot
 
         return save_plot(self, path)
-
-    def __str__(self) -> str:
-        return self.summary()
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(self.summary())}</pre>"
 
 
 def compare(

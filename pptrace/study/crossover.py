@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.errors import ConfigError, PptraceError, ScheduleError
 from pptrace.experiment.sizes import check_size
 from pptrace.experiment.summary import job_text, setting_text
+from pptrace.printable import Printed
 from pptrace.study.bisection import Bisection, geometric
 from pptrace.study.compare_text import options_notes, work_note
 from pptrace.study.reason import short_reason
@@ -79,7 +80,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crossover:
+class Crossover(Printed):
     """Two schedules along an axis; prints as what the command line prints."""
 
     span: Span
@@ -136,14 +137,6 @@ class Crossover:
         from pptrace.study.crossover_text import crossover_lines
 
         return "\n".join(crossover_lines(self))
-
-    def __str__(self) -> str:
-        return self.summary()
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(self.summary())}</pre>"
 
     def _plain(self, point: Point) -> dict[str, Any]:
         return {

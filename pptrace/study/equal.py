@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +12,7 @@ from pptrace.experiment.forms import FormSearch
 from pptrace.experiment.limit import LIMITS, limit_settings, memory_limit
 from pptrace.experiment.prepare import costs_alone
 from pptrace.experiment.varied import varied_settings
+from pptrace.printable import Printed, csv_of
 from pptrace.study.equal_rows import equal_row
 from pptrace.study.equal_schedule import EqualSchedule
 from pptrace.study.equal_shortage import none_fits
@@ -39,7 +38,7 @@ _JOB = ("pp", "tp", "dp", "cp", "ep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EqualComparison:
+class EqualComparison(Printed):
     """Schedules within one limit of memory; prints as its table."""
 
     rows: tuple[EqualSchedule, ...]
@@ -57,11 +56,7 @@ class EqualComparison:
 
     def to_csv(self) -> str:
         """Return :meth:`table` as CSV; what is unknown is empty."""
-        rows, text = self.table(), io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
+        return csv_of(self.table())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values, with all forms tried and what each best was made from."""
@@ -98,14 +93,6 @@ class EqualComparison:
         from pptrace.study.equal_plot import save_plot
 
         return save_plot(self, path)
-
-    def __str__(self) -> str:
-        return self.summary()
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(self.summary())}</pre>"
 
 
 def compare_equal(

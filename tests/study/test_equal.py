@@ -20,6 +20,7 @@ from pptrace.config.quantity import parse_size
 from pptrace.errors import PptraceError
 from pptrace.experiment import forms
 from pptrace.experiment.varied import VARIED
+from pptrace.printable import csv_text
 
 LLAMA = str(Path(__file__).parents[2] / "examples" / "llama3-70b.yaml")
 SMALL = ["--model", "llama3-8b", "--device", "h100-sxm", "--sequence", "4096", "--p2p", "ordered"]
@@ -164,7 +165,9 @@ def test_text_json_and_csv_say_the_same_each_time() -> None:
     assert text == again
     assert [row["schedule"] for row in rows] == schedules.split(",")
     for row, cell in zip(rows, cells, strict=True):
-        assert {key: "" if row[key] is None else str(row[key]) for key in cell} == cell
+        assert {key: "" if row[key] is None else str(row[key]) for key in cell} == {
+            key: csv_text(text) for key, text in cell.items()
+        }
         assert row["arguments"] is None or f"  {row['arguments']}\n" in text
         if row["refused"]:
             continue

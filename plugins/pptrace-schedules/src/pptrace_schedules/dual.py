@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import Kind
+from pptrace.plugin import Kind, Schedule
 from pptrace_schedules.blocks import Step, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pptrace.plugin import Int32s
+    from pptrace.plugin import Int32s, Placement
     from pptrace_schedules.blocks import Rows
 
-__all__ = ["TURNS", "program"]
+__all__ = ["TURNS", "program", "table"]
 
 TURNS: Mapping[tuple[Kind, ...], tuple[int, ...]] = MappingProxyType({(Kind.F, Kind.B): (0, 1, 1, 0, 1, 1)})
 """Whose next computation a pair runs: attention F, experts I, experts W, experts F, attention I, attention W, and
@@ -48,3 +49,9 @@ def program(depth: Int32s, size: int, microbatches: int) -> Rows:
         ],
         microbatches,
     )
+
+
+def table(rows: Rows, placement: Placement, stage: Int32s, microbatch: Int32s) -> Schedule:
+    """Return the table of a program's rows; ``stage`` and ``microbatch`` have shape (actions,)."""
+    made = Schedule.from_columns(placement, rows.row_ptr, rows.kind, stage, microbatch, pair=rows.pair)
+    return replace(made, interleave=TURNS)

@@ -42,12 +42,10 @@ __all__ = ["OFFER"]
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from dataclasses import replace
-
     import numpy as np
 
-    from pptrace.plugin import Placement, Schedule
-    from pptrace_schedules.dual import TURNS, program
+    from pptrace.plugin import Placement
+    from pptrace_schedules.dual import program, table
 
     ranks, microbatches = request.ranks, request.microbatches
     down = np.arange(ranks, dtype=np.int32)
@@ -55,15 +53,9 @@ def build(request: ScheduleRequest) -> Schedule:
     rows = program(depth, ranks // 2, microbatches // 2)
     rank = rows.row
     up = rows.chunk ^ (rank >= ranks // 2)
-    table = Schedule.from_columns(
-        Placement.of_stages(np.stack([down, down[::-1]]), microbatches, ranks),
-        rows.row_ptr,
-        rows.kind,
-        np.where(rows.chunk == 0, depth[rank], ranks - 1 - depth[rank]),
-        2 * rows.microbatch + up,
-        pair=rows.pair,
-    )
-    return replace(table, interleave=TURNS)
+    placement = Placement.of_stages(np.stack([down, down[::-1]]), microbatches, ranks)
+    stage = np.where(rows.chunk == 0, depth[rank], ranks - 1 - depth[rank])
+    return table(rows, placement, stage, 2 * rows.microbatch + up)
 
 
 def check(request: ScheduleRequest) -> None:

@@ -36,25 +36,15 @@ _CHUNKS = 2
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from dataclasses import replace
-
     import numpy as np
 
-    from pptrace.plugin import Placement, Schedule
-    from pptrace_schedules.dual import TURNS, program
+    from pptrace.plugin import Placement
+    from pptrace_schedules.dual import program, table
 
     ranks, microbatches = request.ranks, request.microbatches
     rows = program(np.arange(ranks, dtype=np.int32), ranks, microbatches)
-    rank = rows.row
-    table = Schedule.from_columns(
-        Placement.v_shaped(ranks, microbatches, _CHUNKS),
-        rows.row_ptr,
-        rows.kind,
-        np.where(rows.chunk == 0, rank, 2 * ranks - 1 - rank),
-        rows.microbatch,
-        pair=rows.pair,
-    )
-    return replace(table, interleave=TURNS)
+    stage = np.where(rows.chunk == 0, rows.row, 2 * ranks - 1 - rows.row)
+    return table(rows, Placement.v_shaped(ranks, microbatches, _CHUNKS), stage, rows.microbatch)
 
 
 def check(request: ScheduleRequest) -> None:

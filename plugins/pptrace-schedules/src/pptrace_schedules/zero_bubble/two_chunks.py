@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import ConstraintError
+from pptrace.plugin import ConstraintError, ScheduleOffer
+from pptrace_schedules.zero_bubble.closed_forms import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
     from pptrace_schedules.zero_bubble.generate import Times
 
-__all__ = ["check_v", "half_peak", "min_peak", "two", "v_shaped"]
+__all__ = ["half_peak", "min_peak", "v_offer", "v_shaped"]
 
 _CHUNKS = 2
 
@@ -49,12 +51,19 @@ def v_shaped(request: ScheduleRequest, fixed: Schedule, most: int) -> Schedule:
     return built(request, fixed, most, orders)
 
 
-def check_v(request: ScheduleRequest, name: str) -> None:
-    """Refuse chunks per rank that are not two.
+def v_offer(name: str, **fields: Any) -> ScheduleOffer:
+    """Return the offer of a schedule with two chunks per rank; ``fields`` are those that differ."""
+    return ScheduleOffer(
+        name=name,
+        options=options,
+        check=partial(_check, name=name),
+        chunks=_two,
+        constraints="Two chunks per rank; any number of ranks and microbatches.",
+        **fields,
+    )
 
-    Raises:
-        ConstraintError: other numbers of chunks.
-    """
+
+def _check(request: ScheduleRequest, *, name: str) -> None:
     if request.chunks != _CHUNKS:
         raise ConstraintError(
             f"{name} keeps {_CHUNKS} chunks of the model on a rank, not {request.chunks}",
@@ -63,6 +72,5 @@ def check_v(request: ScheduleRequest, name: str) -> None:
         )
 
 
-def two(_request: ScheduleRequest) -> int:
-    """Return the chunks per rank."""
+def _two(_request: ScheduleRequest) -> int:
     return _CHUNKS

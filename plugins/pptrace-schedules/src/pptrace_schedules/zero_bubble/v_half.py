@@ -23,9 +23,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ScheduleOffer
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of, options
-from pptrace_schedules.zero_bubble.two_chunks import check_v, half_peak, two
+from pptrace_schedules.zero_bubble.closed_forms import bubble_of
+from pptrace_schedules.zero_bubble.two_chunks import half_peak, v_offer
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
@@ -40,11 +39,6 @@ def build(request: ScheduleRequest) -> Schedule:
 
     most = half_peak(request.ranks)
     return v_shaped(request, filled(half_rows(request.ranks, request.microbatches), most), most)
-
-
-def check(request: ScheduleRequest) -> None:
-    """Refuse chunks per rank that are not two."""
-    check_v(request, "v-half")
 
 
 def bubble(request: ScheduleRequest) -> Fraction:
@@ -64,15 +58,11 @@ def peak_activations(request: ScheduleRequest) -> list[Fraction] | None:
     return [Fraction(half_peak(request.ranks))] * request.ranks
 
 
-OFFER = ScheduleOffer(
-    name="v-half",
+OFFER = v_offer(
+    "v-half",
     summary="Two chunks per rank in a V that hold half of 1F1B's activations, with half of its bubble.",
     build=build,
-    options=options,
-    check=check,
     bubble=bubble,
     peak_activations=peak_activations,
-    chunks=two,
-    constraints="Two chunks per rank; any number of ranks and microbatches.",
     source="https://arxiv.org/abs/2405.15362",
 )

@@ -22,9 +22,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ScheduleOffer
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of, options
-from pptrace_schedules.zero_bubble.two_chunks import check_v, min_peak, two
+from pptrace_schedules.zero_bubble.closed_forms import bubble_of
+from pptrace_schedules.zero_bubble.two_chunks import min_peak, v_offer
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -43,11 +42,6 @@ def build(request: ScheduleRequest) -> Schedule:
     return v_shaped(request, filled(min_rows(request.ranks, request.microbatches), most), most)
 
 
-def check(request: ScheduleRequest) -> None:
-    """Refuse chunks per rank that are not two."""
-    check_v(request, "v-min")
-
-
 def bubble(request: ScheduleRequest) -> Fraction:
     """Return idle over ranks times length."""
     ranks, microbatches = request.ranks, request.microbatches
@@ -57,14 +51,10 @@ def bubble(request: ScheduleRequest) -> Fraction:
     return bubble_of(request, 2, 4 * ranks - 5 + 2 * shifted)
 
 
-OFFER = ScheduleOffer(
-    name="v-min",
+OFFER = v_offer(
+    "v-min",
     summary="Two chunks per rank in a V that hold a third of 1F1B's activations, with two thirds of its bubble.",
     build=build,
-    options=options,
-    check=check,
     bubble=bubble,
-    chunks=two,
-    constraints="Two chunks per rank; any number of ranks and microbatches.",
     source="https://arxiv.org/abs/2405.15362",
 )

@@ -23,9 +23,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ScheduleOffer
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of, options
-from pptrace_schedules.zero_bubble.two_chunks import check_v, two
+from pptrace_schedules.zero_bubble.closed_forms import bubble_of
+from pptrace_schedules.zero_bubble.two_chunks import v_offer
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
@@ -54,11 +53,6 @@ def _fixed(ranks: int, microbatches: int) -> Schedule:
     return in_order(rows, microbatches)
 
 
-def check(request: ScheduleRequest) -> None:
-    """Refuse chunks per rank that are not two."""
-    check_v(request, "zb-v")
-
-
 def bubble(request: ScheduleRequest) -> Fraction:
     """Return idle over ranks times length, waits before the first and behind the last action too."""
     ranks, microbatches = request.ranks, request.microbatches
@@ -72,15 +66,11 @@ def peak_activations(request: ScheduleRequest) -> list[Fraction] | None:
     return [Fraction(2 * request.ranks)] * request.ranks
 
 
-OFFER = ScheduleOffer(
-    name="zb-v",
+OFFER = v_offer(
+    "zb-v",
     summary="Two chunks per rank in a V and split backwards: no rank idles between its first and last action.",
     build=build,
-    options=options,
-    check=check,
     bubble=bubble,
     peak_activations=peak_activations,
-    chunks=two,
-    constraints="Two chunks per rank; any number of ranks and microbatches.",
     source="https://arxiv.org/abs/2401.10241",
 )
