@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.experiment.sizes import ACTION_BYTES
+from pptrace.experiment.sizes import ACTION_BYTES, RECEIVING_BYTES
 from pptrace.limits import memory
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def test_a_step_that_memory_cannot_hold_is_refused_before_it_is_made(pptrace: An
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert line == (
-        "--microbatches: batch.microbatches: 536,870,912 actions on 4,096 ranks would take about 125.0 GiB of "
+        "--microbatches: batch.microbatches: 536,870,912 actions on 4,096 ranks would take about 135.0 GiB of "
         "memory, and 16.0 GiB are to spare: take fewer microbatches, or set PPTRACE_MOST_MEMORY to allow more"
     )
     assert peak < 32 << 20
@@ -59,11 +59,12 @@ def test_a_search_whose_end_cannot_run_does_not_begin(pptrace: Any) -> None:
     assert beyond == "--over microbatches: batch.microbatches: must be at most 2147483647, not 9999999999"
 
 
-def test_the_limit_is_the_user_s(pptrace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = ("simulate", "--schedule", "./mine.py:make", "--pp", 2, "--microbatches", 4)
-    monkeypatch.setenv("PPTRACE_MOST_MEMORY", str(2 * 2 * 4 * ACTION_BYTES))
+@pytest.mark.parametrize(("policy", "each"), [("async", ACTION_BYTES), ("ordered", RECEIVING_BYTES)])
+def test_the_limit_is_the_user_s(pptrace: Any, monkeypatch: pytest.MonkeyPatch, policy: str, each: int) -> None:
+    step = ("simulate", "--schedule", "./mine.py:make", "--pp", 2, "--microbatches", 4, "--p2p", policy)
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", str(2 * 2 * 4 * each))
     assert pptrace(*step).code == 0
-    monkeypatch.setenv("PPTRACE_MOST_MEMORY", str(2 * 2 * 4 * ACTION_BYTES - 1))
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", str(2 * 2 * 4 * each - 1))
 
     assert "set PPTRACE_MOST_MEMORY to allow more" in pptrace(*step).complaint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pptrace.experiment.sizes import ACTION_BYTES
+from pptrace.experiment.sizes import ACTION_BYTES, RECEIVING_BYTES
 from pptrace.hooks.call import MOST_OFFERS
 from pptrace.limits import keys, reading
 
@@ -24,6 +24,7 @@ def test_every_limit_is_on_the_page() -> None:
 def test_the_page_has_the_numbers_of_the_code() -> None:
     assert f"more than {reading.MOST_RATIO} times" in PAGE
     assert f"at {ACTION_BYTES} bytes each" in PAGE
+    assert f"or {RECEIVING_BYTES} where" in PAGE
     assert f"more than {MOST_OFFERS:,} offers" in PAGE
 
 

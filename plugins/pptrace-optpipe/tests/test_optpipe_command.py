@@ -192,7 +192,8 @@ def test_too_short_a_time_in_a_configuration_is_one_line() -> None:
         simulate({**STEP, "schedule": {"name": "optpipe", "options": {"time": "1 ms"}}})
 
 
-def test_an_interrupt_keeps_the_best_so_far() -> None:
+def searching() -> subprocess.Popen[str]:
+    """Start a search that takes long, and wait for what it finds first."""
     memory = ["--memory", "14GiB", "--time", "120s", "--no-cache", "-o", "best.csv"]
     run = subprocess.Popen(
         [sys.executable, "-c", "from pptrace.cli.main import main; main()", "optimize", "step.yaml", *memory],
@@ -200,6 +201,23 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
     )  # fmt: skip
     assert run.stderr is not None
     assert "bound" in run.stderr.readline()
+    return run
+
+
+def test_a_search_that_is_killed_leaves_what_was_there() -> None:
+    Path("best.csv").write_text("an earlier table", encoding="utf-8")
+    before = sorted(Path().iterdir())
+    run = searching()
+
+    run.kill()
+    run.communicate(timeout=60)
+
+    assert Path("best.csv").read_text(encoding="utf-8") == "an earlier table"
+    assert sorted(Path().iterdir()) == before
+
+
+def test_an_interrupt_keeps_the_best_so_far() -> None:
+    run = searching()
 
     run.send_signal(signal.SIGINT)
     out, told = run.communicate(timeout=60)
