@@ -1,0 +1,158 @@
+"""Feed every reader changed files: ``python -m tests.fuzz --minutes 60 [--format nccl] [--seed 7]``.
+
+Each command runs in a process of its own with a limit on its memory and its time. It has to end with an answer, or
+with one line that says what is wrong; a traceback, a signal, a hang or much memory is a failure, and kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from .formats import FORMATS
+
+ANSWERS = {0: "answered", 1: "answered", 2: "refused"}
+SECONDS, GROWTH = 10, 512 << 20
+"""Processor time that a small file may take, and memory beyond what the process began with."""
+PATIENCE = 60
+"""Seconds by the clock after which a process is taken to hang."""
+
+
+def main() -> int:
+    """Run, print counts, and return 1 where something failed."""
+    arguments = parsed()
+    until, found = time.monotonic() + 60 * arguments.minutes, 0
+    names = arguments.format or list(FORMATS)
+    import pptrace.api  # what all runs have in common is loaded once
+    import pptrace.cli.main
+
+    del pptrace
+    for at, name in enumerate(names):
+        share = (until - time.monotonic()) / (len(names) - at)
+        counts = fuzz(name, arguments.seed, arguments.inputs, time.monotonic() + share, arguments.keep)
+        found += counts["failed"]
+        print(f"{name:17}", ", ".join(f"{count} {what}" for what, count in sorted(counts.items())), flush=True)
+    return int(found > 0)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=5, help="for all formats together (default: %(default)s)")
+    parser.add_argument("--inputs", type=int, default=sys.maxsize, help="at most so many of each format")
+    parser.add_argument("--format", action="append", choices=FORMATS, help="only this; may be repeated")
+    parser.add_argument("--seed", type=int, default=0, help="input n of a seed is always the same")
+    parser.add_argument("--keep", type=Path, default=Path("out/fuzz"), help="where failing inputs go")
+    return parser.parse_args()
+
+
+def fuzz(name: str, seed: int, inputs: int, until: float, keep: Path) -> Counter[str]:
+    """Try inputs of one format; return how the commands ended."""
+    counts: Counter[str] = Counter(failed=0)
+    form = FORMATS[name]
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = Path(scratch) / "whole"
+        whole.mkdir()
+        target = form.write(whole).name
+        number = 0
+        while number < inputs and (number == 0 or time.monotonic() < until):
+            folder = Path(scratch) / "changed"
+            shutil.copytree(whole, folder)
+            expected = {"answered"}  # of the first, which is as it was written
+            if number:
+                expected = set(ANSWERS.values())
+                form.spoil(folder / target, Random(f"{seed} {name} {number}"))
+            for command in form.commands:
+                outcome = run(command_line(command, folder, target), folder)
+                counts[outcome if outcome in expected else "failed"] += 1
+                if outcome not in expected:
+                    kept = keep / f"{name}-{seed}-{number}"
+                    shutil.copytree(folder, kept, dirs_exist_ok=True)
+                    print(f"{kept}: pptrace {command}: {outcome}", flush=True)
+            shutil.rmtree(folder)
+            number += 1
+    return counts
+
+
+def command_line(command: str, folder: Path, target: str) -> list[str]:
+    files = sorted(path.name for path in folder.iterdir())
+    words = shlex.split(command)
+    return [name for word in words for name in {"FILE": [target], "*": files}.get(word, [word])]
+
+
+def run(arguments: list[str], folder: Path) -> str:
+    """Run a command in a process of its own; return how it ended, in a word where that is as it should be."""
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    child = os.fork()
+    if not child:
+        os._exit(in_child(arguments, folder))
+    status, usage = waited(child)
+    told = (folder.parent / "stderr").read_text(encoding="utf-8", errors="replace")
+    grown = (usage.ru_maxrss - began) << 10
+    if os.WIFSIGNALED(status):
+        return f"ended by signal {os.WTERMSIG(status)} after {usage.ru_utime:.0f} s of processor time"
+    code = os.WEXITSTATUS(status)
+    if code not in ANSWERS or "Traceback" in told:
+        return f"status {code}: {told.strip().splitlines()[-2:]}"
+    if "out of memory" in told or grown > GROWTH:
+        return f"took {grown >> 20} MiB more"
+    *notes, last = told.splitlines() or [""]
+    if ANSWERS[code] == "refused" and not (last.startswith("pptrace: ") and all(map(is_note, notes))):
+        return f"is refused with more than notes and one line: {told.splitlines()[-4:]}"
+    return ANSWERS[code]
+
+
+def is_note(line: str) -> bool:
+    return line.startswith(("note: ", "warning: "))
+
+
+def in_child(arguments: list[str], folder: Path) -> int:
+    """Become the command, within limits."""
+    os.chdir(folder)
+    for number, name in ((0, os.devnull), (1, "../stdout"), (2, "../stderr")):
+        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + 4 * GROWTH, mapped + 4 * GROWTH))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    sys.argv = ["pptrace", *arguments]
+    from pptrace.cli.main import main as command
+
+    code = 0
+    try:
+        command()
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else 1
+    except BaseException:  # noqa: BLE001 - what main() lets through is a failure like a crash
+        import traceback
+
+        traceback.print_exc()
+        code = 70
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def waited(child: int) -> tuple[int, resource.struct_rusage]:
+    """Wait for a process, and end one that hangs."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        ended, status, usage = os.wait4(child, os.WNOHANG)
+        if ended:
+            return status, usage
+        if time.monotonic() > until:
+            os.kill(child, 9)
+            until += PATIENCE
+        time.sleep(0.002)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""The command that feeds readers changed files, for a moment; and that it sees what it looks for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROBE = """
+import sys
+from pathlib import Path
+import pptrace.cli.main as program
+from tests.fuzz import __main__ as fuzzing
+
+def command():
+    {what}
+
+program.main = command
+fuzzing.SECONDS = 2
+folder = Path(sys.argv[1]) / "changed"
+folder.mkdir()
+print(fuzzing.run(["explain"], folder))
+"""
+FAILURES = {
+    "a traceback": ("[][0]", "status 70"),
+    "a signal": ("import os; os.abort()", "ended by signal 6"),
+    "a loop": ("while True: pass", "ended by signal"),
+    "much memory": ("b'x' * (700 << 20)", "MiB more"),
+    "two refusals": ("print('a\\nb\\nc\\nd', file=sys.stderr); sys.exit(2)", "refused with more than notes"),
+}
+
+
+@pytest.mark.needs_plugins
+def test_a_few_changed_files_of_every_format_are_answered_or_refused(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.fuzz", "--inputs", "4", "--seed", "1", "--keep", str(tmp_path)]
+
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 12
+    assert all("answered" in line and " 0 failed" in line for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(("what", "told"), FAILURES.values(), ids=FAILURES)
+def test_what_may_not_happen_is_told(what: str, told: str, root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROBE.format(what=what), str(tmp_path)]
+
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+
+    assert told in done.stdout
