@@ -98,11 +98,14 @@ from pptrace.schedule.table import Schedule as Schedule
 from pptrace.sim.simulate import simulate as simulate
 from pptrace.timeline.build import from_slices as from_slices
 from pptrace.timeline.counter import Counter as Counter
+from pptrace.timeline.job import Job as Job
+from pptrace.timeline.job import JobOperation as JobOperation
 from pptrace.timeline.measurement import BySize as BySize
 from pptrace.timeline.measurement import Clock as Clock
 from pptrace.timeline.measurement import ImportRequest as ImportRequest
 from pptrace.timeline.measurement import Measurement as Measurement
 from pptrace.timeline.measurement import Occupied as Occupied
+from pptrace.timeline.measurement import Replica as Replica
 from pptrace.timeline.measurement import Source as Source
 from pptrace.timeline.measurement import Step as Step
 from pptrace.timeline.measurement import Summary as Summary

@@ -15,40 +15,78 @@ from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
     from pptrace.analysis.steps.sides import Side
-    from pptrace.timeline.measurement import ImportRequest
+    from pptrace.present.document import Document
+    from pptrace.timeline.job import Job
+    from pptrace.timeline.measurement import ImportRequest, Measurement
 
 __all__ = ["command"]
 
 _EXAMPLES = """\b
 pptrace explain run/
 pptrace explain step.yaml
-pptrace explain run/ --step 2 --json"""
+pptrace explain run/ --step 2 --json
+pptrace explain job.parquet -o stragglers.html -o heat.png -o ideal.pftrace"""
 
 
 @click.command("explain", epilog=_EXAMPLES)
 @click.argument("steps", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete.files())
 @measured_options
 @click.option("--step", default="median", show_default=True, help="Which step: a number, median or all.")
+@click.option(
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files(),
+    help="Write a page (.html); of a job's replicas a heat map (.png, .svg, .pdf) or the ideal step (.pftrace).",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(steps: tuple[Path, ...], request: ImportRequest, step: str, *, as_json: bool) -> None:
+def command(
+    steps: tuple[Path, ...], request: ImportRequest, step: str, outputs: tuple[str, ...], *, as_json: bool
+) -> None:
     """Say where the time of a step went: parts, causes, ranks, and what would shorten it.
 
-    STEPS is a configuration, a table, traces, or a folder of them. Where traces hold no action of a pipeline:
-    communication and computation by rank and name.
+    STEPS is a configuration, a table, traces, or a folder of them. Of a job's replicas: who slows it, where, why,
+    and what that costs. Where traces hold no action of a pipeline: communication and computation by rank and name.
     """
     from pptrace.analysis.steps.sides import measured_side
+    from pptrace.present.explained_files import check_explained, save_explained
     from pptrace.present.explanation import operations_document
 
+    check_explained(outputs)
     side, name = _planned(steps, request, step), str(steps[0])
+    job = None
     if side is None:
-        measurement = read(steps, request, without_actions=True)
-        if not measurement.steps:
-            echo_documents(operations_document(measurement, name), as_json=as_json)
-            return
-        side = measured_side(measurement, name, step)
-    for incomplete in side.incomplete:
-        click.echo(printable_line(f"note: {incomplete}"), err=True)
-    _explain(side, step, as_json=as_json)
+        measurement = read(steps, replace(request, every_replica=True), without_actions=True)
+        if measurement.steps:
+            side, job = measured_side(measurement, name, step), _job(measurement)
+        else:
+            documents = [operations_document(measurement, name)]
+    if side is not None:
+        for incomplete in side.incomplete:
+            click.echo(printable_line(f"note: {incomplete}"), err=True)
+        documents = _explained(side, step)
+    found = None
+    if job is not None:
+        from pptrace.analysis.stragglers.what_if import find_stragglers
+        from pptrace.present.stragglers import with_stragglers
+
+        found = find_stragglers(job)
+        documents[0] = with_stragglers(documents[0], found)
+    paths = save_explained(outputs, documents, side, job, found)
+    echo_documents(documents if step == "all" else documents[0], as_json=as_json)
+    for path in paths:
+        click.echo(f"wrote {printable_line(str(path))}", err=True)
+
+
+def _job(measurement: Measurement) -> Job | None:
+    """Return all replicas of a measurement; None where there is one, or they cannot be compared, which is said."""
+    from pptrace.analysis.stragglers.measured_job import job_of_replicas
+    from pptrace.errors import ScheduleError
+
+    if measurement.job is not None or len(measurement.replicas) <= 1:
+        return measurement.job
+    try:
+        return job_of_replicas(measurement.replicas)
+    except ScheduleError as error:
+        click.echo(printable_line(f"note: replicas are not compared: {error}"), err=True)
+        return None
 
 
 def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str) -> Side | None:
@@ -67,17 +105,16 @@ def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str) -> Side
     return side
 
 
-def _explain(side: Side, step: str, *, as_json: bool) -> None:
+def _explained(side: Side, step: str) -> list[Document]:
     from pptrace.analysis.explanation.explanation import explain
     from pptrace.analysis.figure import with_deviations
     from pptrace.present.explanation import explanation_document
 
     every = [explain(replace(side, chosen=at, pools=False)) for at in range(len(side.steps))]
     lengths = [round(one.step_ns.value) for one in every]
-    documents = [
+    return [
         explanation_document(
             side.name, with_deviations(one, every if len(every) > 1 else []), lengths, side.measurement
         )
         for one in (every if step == "all" else [every[side.chosen]])
     ]
-    echo_documents(documents if step == "all" else documents[0], as_json=as_json)

@@ -12,6 +12,7 @@ from pptrace.model.columns import Int64s, column
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pptrace.timeline.job import Job
     from pptrace.timeline.timeline import Timeline
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "ImportRequest",
     "Measurement",
     "Occupied",
+    "Replica",
     "Source",
     "Step",
     "Summary",
@@ -37,6 +39,8 @@ class ImportRequest:
     """Which of several pipelines: ``dp=0,tp=0``, ``slowest`` or ``median``; the first unless given."""
     rules: Path | None = None
     """A YAML file of rules by which names are actions."""
+    every_replica: bool = False
+    """Whether all pipelines are wanted beside that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +157,18 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One of several pipelines that run the same on other data, or on other shards."""
+
+    name: str
+    """Where it is, such as ``dp=0,tp=1``."""
+    ranks: tuple[int, ...]
+    """Its global ranks."""
+    steps: tuple[Step, ...]
+    """Its steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """Everything that was read from one run's traces."""
 
@@ -170,6 +186,10 @@ class Measurement:
     """One per rank with a GPU; likewise."""
     by_size: tuple[BySize, ...] = ()
     """Operations of a profiler that records communication alone; a network can be fitted to them."""
+    replicas: tuple[Replica, ...] = ()
+    """All pipelines, where they were wanted and there are several; the steps above are those of one."""
+    job: Job | None = None
+    """The same where the source says more of them than timelines hold."""
     sources: tuple[Source, ...] = ()
     """The ranks' files that viewers of traces open, in the ranks' order; none where they open none."""
     notes: tuple[str, ...] = field(default=())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import TraceError
+from pptrace.plugin import ImportRequest, TraceError
 from pptrace_profilers.assembly.measurement import measure_recordings
 from pptrace_profilers.formats.run_files import read_files
 from pptrace_profilers.rules.file import read_rules
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from pptrace.plugin import ImportRequest, Measurement
+    from pptrace.plugin import Measurement
     from pptrace_profilers.recording.recording import Recording
     from pptrace_profilers.rules.actions import Rules
 
@@ -25,6 +25,7 @@ __all__ = [
     "measure_nccl",
     "measure_nsys",
     "measure_pftrace",
+    "measure_stragglers",
 ]
 
 
@@ -84,6 +85,29 @@ def measure_inspector(paths: Sequence[Path], request: ImportRequest) -> Measurem
 
     recordings, sizes, notes = read_inspector_run(paths)
     return replace(measure_recordings(recordings, request, notes), by_size=sizes)
+
+
+def measure_stragglers(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read a parquet of StragglerAnalysis: one replica's steps, and all replicas as a job.
+
+    Raises:
+        TraceError: it cannot be read, several are given, or what it holds is no pipeline's.
+        ConfigError: a replica that is not there.
+        PptraceError: pyarrow is not installed.
+    """
+    from pptrace_profilers.formats.straggler_job import job_of
+    from pptrace_profilers.formats.straggler_recordings import recordings_of, replica_of
+    from pptrace_profilers.formats.straggler_table import read_straggler_table
+
+    if len(paths) > 1:
+        raise TraceError("holds a whole job, as other files here do: name one of them", file=paths[0])
+    table = read_straggler_table(paths[0])
+    job = job_of(table)
+    replica = replica_of(job, request.replica)
+    recordings = recordings_of(table, job, replica)
+    chosen = [f"replica {job.replicas[replica]} of {len(job.replicas)}"] if len(job.replicas) > 1 else []
+    measured = measure_recordings(recordings, ImportRequest(), [*table.notes, *chosen])
+    return replace(measured, job=job)
 
 
 def _by_name(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import COMMUNICATION, COMPUTE, TraceError
+from pptrace.plugin import COMMUNICATION, COMPUTE, ConfigError, Replica, TraceError
 from pptrace_profilers.assembly.assembly import assemble
-from pptrace_profilers.assembly.pipelines import numbers_of, one_pipeline
+from pptrace_profilers.assembly.pipelines import numbers_of, one_pipeline, whole_pipelines
 from pptrace_profilers.assembly.summaries import without_actions
 from pptrace_profilers.inference.actions import infer
 
@@ -29,6 +29,8 @@ def measure_recordings(
         TraceError: they are no pipeline's.
         ConfigError: a layout or replica that cannot be.
     """
+    if request.every_replica:
+        return _with_replicas(recordings, request, notes)
     pipeline, assumed = one_pipeline(recordings, request.layout, request.replica)
     acts = any(one.action.kind not in COMMUNICATION for recording in pipeline for one in recording.executions)
     inferred = ""
@@ -49,6 +51,24 @@ def measure_recordings(
         notes=(*notes, *assumed, *inference, *overlaps, *_memory(pipeline), *measurement.notes),
         numbers=numbers_of(pipeline, recordings, request.layout),
     )
+
+
+def _with_replicas(recordings: Sequence[Recording], request: ImportRequest, notes: Sequence[str]) -> Measurement:
+    """Return the measurement of one pipeline with the steps of all; one that cannot be read is noted."""
+    asked = replace(request, every_replica=False)
+    measured = measure_recordings(recordings, asked, notes)
+    pipelines = whole_pipelines(recordings, request.layout)
+    if len(pipelines) == 1 or not measured.steps:
+        return measured
+    replicas, unread = [], []
+    for name, ranks in pipelines.items():
+        try:
+            steps = measure_recordings(recordings, replace(asked, replica=name)).steps
+        except (ConfigError, TraceError) as error:
+            unread.append(f"replica {name} is not compared: {error}")
+            continue
+        replicas.append(Replica(name=name, ranks=ranks, steps=steps))
+    return replace(measured, replicas=tuple(replicas), notes=(*measured.notes, *unread))
 
 
 def _memory(pipeline: Sequence[Recording]) -> Iterator[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pptrace_profilers.recording.recording import Recording
 
-__all__ = ["numbers_of", "one_pipeline"]
+__all__ = ["numbers_of", "one_pipeline", "whole_pipelines"]
 
 _SIZE = re.compile(r"([a-z]+)=(\d+)")
 _MOST_NAMED = 16
@@ -57,6 +57,18 @@ def one_pipeline(
         notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {_listed(ranks)}")
     local = {rank: number for number, rank in enumerate(ranks)}
     return [_local(known[rank], local) for rank in ranks], tuple(notes)
+
+
+def whole_pipelines(recordings: Sequence[Recording], layout: str = "") -> dict[str, tuple[int, ...]]:
+    """Return the global ranks of each pipeline of which every rank was recorded, by its place.
+
+    Raises:
+        TraceError: two recordings of one rank, or ranks that nobody knows.
+        ConfigError: a layout that cannot be.
+    """
+    known = _by_rank(recordings)
+    pipelines = _of_layout(known, layout) if layout else _of_groups(known)[0]
+    return {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
 
 
 def numbers_of(pipeline: Sequence[Recording], known: Sequence[Recording], layout: str = "") -> tuple[int, ...]:
@@ -138,8 +150,8 @@ def _of_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int, .
 
 
 def _chosen(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording], replica: str) -> str:
-    if not replica:
-        return next(iter(pipelines))
+    if not replica or replica in pipelines:
+        return replica if replica in pipelines else next(iter(pipelines))
     if replica in _SORTS:
         # Clocks may differ by rank, so spans are those of single ranks.
         spans = sorted((max(_span(known[rank]) for rank in ranks), place) for place, ranks in pipelines.items())

@@ -6,7 +6,7 @@ import re
 
 from pptrace.plugin import read_varint
 
-__all__ = ["is_chrome", "is_inspector", "is_kineto", "is_nccl", "is_nsys", "is_pftrace"]
+__all__ = ["is_chrome", "is_inspector", "is_kineto", "is_nccl", "is_nsys", "is_pftrace", "is_stragglers"]
 
 _OURS = re.compile(rb'\s*\{\s*"pptraceFormat"')
 _EVENT = re.compile(rb'\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id)"\s*:')
@@ -22,6 +22,7 @@ _NCCL = re.compile(
     rb'"cat"\s*:\s*"(?:GROUP_API|KERNEL_LAUNCH|COLL_API|P2P_API|COLL|P2P|PROXY|GROUP|CE_COLL)"\s*,\s*"ph"\s*:\s*"[be]"'
 )
 _INSPECTOR = re.compile(rb'\{\s*"header"\s*:\s*\{')
+_PARQUET = b"PAR1"
 _NSYS = b"SQLite format 3\x00"
 _PACKET_FIELDS = frozenset({1, 2, 3, 6, 8, 10, 11, 12, 13, 33, 35, 36, 41, 42, 58, 59, 60, 79, 89, 126})
 """Fields with which packets of traces begin (perfetto's trace_packet.proto)."""
@@ -66,6 +67,11 @@ def is_pftrace(head: bytes) -> bool:
         return False
     tag, _ = read_varint(head, packet)
     return tag >> 3 in _PACKET_FIELDS or head[1:2] == b"\x00"
+
+
+def is_stragglers(head: bytes) -> bool:
+    """Say whether a file is parquet; its columns are looked at when it is read."""
+    return head.startswith(_PARQUET)
 
 
 def _is_text(head: bytes) -> bool:

@@ -1,0 +1,216 @@
+"""Parquet of operations, as StragglerAnalysis has them: one row per operation, with its replica, stage and step.
+
+Source: ByteDance-Seed/StragglerAnalysis (OSDI 2025), readme. ``start_ts`` and ``duration`` are seconds, ``mc`` the
+model chunk within a stage, ``mb_id`` the microbatch of a computation, and ``seq_id`` counts the operations of one
+type of a worker's step. Times are often float32 since the step's start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.plugin import PptraceError, TraceError, check_events
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["StragglerTable", "TypedOperation", "read_straggler_table"]
+
+_WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
+_SECONDS = ("start_ts", "duration")
+_TYPES = "optype"
+_LONGEST_S = 2.0**32
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypedOperation:
+    """One operation, which every replica runs in every step."""
+
+    type: str
+    """Its ``optype``."""
+    stage: int
+    """The rank of the pipeline that runs it."""
+    number: int
+    """How many of its type its worker ran before it in the step."""
+    chunk: int
+    """Model chunk within its stage; -1 for none."""
+    microbatch: int
+    """The microbatch; -1 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StragglerTable:
+    """A job's operations; times have the shape (operations, replicas, steps) and are since the step's start."""
+
+    path: Path
+    """The file."""
+    operations: tuple[TypedOperation, ...]
+    """Those of one replica, by stage and then by their first start."""
+    replicas: tuple[int, ...]
+    """Data-parallel ranks."""
+    steps: tuple[int, ...]
+    """The steps' numbers."""
+    workers: NDArray[np.int64]
+    """Shape (replicas, stages): global ranks."""
+    start_ns: NDArray[np.int64]
+    """When each operation started."""
+    end_ns: NDArray[np.int64]
+    """When each ended."""
+    notes: tuple[str, ...]
+    """What was left out."""
+
+    @property
+    def stages(self) -> int:
+        """Ranks of a pipeline."""
+        return int(self.workers.shape[1])
+
+
+def read_straggler_table(path: Path) -> StragglerTable:
+    """Read a file; steps in which a replica lacks operations that others have are left out.
+
+    Raises:
+        TraceError: it cannot be read, lacks columns, holds values that cannot be, or more than memory does.
+    """
+    columns, types = _columns(path)
+    replicas, replica = np.unique(columns["dp_rank"], return_inverse=True)
+    steps, step = np.unique(columns["step"], return_inverse=True)
+    stage = columns["stage"]
+    stages = int(stage.max()) + 1
+    if np.unique(stage).size < stages:
+        missing = sorted(set(range(stages)) - set(stage.tolist()))
+        raise TraceError(f"has no row of stage {missing[0]}: a pipeline's stages are all needed", file=path)
+    keys = np.stack([stage, columns[_TYPES], columns["seq_id"]])
+    operations, operation = np.unique(keys, axis=1, return_inverse=True)
+    order = np.lexsort((operation, replica, step))
+    cell = (step * replicas.size + replica)[order]
+    begins = np.flatnonzero(np.diff(cell, prepend=-1))
+    parts = dict(zip(cell[begins].tolist(), np.split(operation[order], begins[1:]), strict=True))
+    usual = Counter(part.tobytes() for part in parts.values()).most_common(1)[0][0]
+    kept = [
+        at
+        for at in range(steps.size)
+        if all(_is(parts.get(at * replicas.size + one), usual) for one in range(replicas.size))
+    ]
+    if not kept:
+        raise TraceError("holds no step in which all replicas run the same operations", file=path)
+    used = np.frombuffer(usual, dtype=operation.dtype)
+    if np.unique(used).size < used.size:
+        raise TraceError(f"counts operations of one type twice: {_named(used, operations, types)}", file=path)
+    rows = order[np.isin(step[order], kept)].reshape(len(kept), replicas.size, used.size).transpose(2, 1, 0)
+    start = np.rint(columns["start_ts"][rows] * 1e9).astype(np.int64)
+    start -= start.min(axis=(0, 1))
+    end = start + np.rint(columns["duration"][rows] * 1e9).astype(np.int64)
+    first = rows[:, 0, 0]
+    by_start = np.lexsort((operations[1][used], operations[2][used], start[:, 0, 0], operations[0][used]))
+    workers = np.full((replicas.size, stages), -1, dtype=np.int64)
+    workers[replica, stage] = columns["rank"]
+    return StragglerTable(
+        path=path,
+        operations=tuple(
+            TypedOperation(
+                type=types[operations[1, used[at]]], stage=int(operations[0, used[at]]),
+                number=int(operations[2, used[at]]), chunk=int(columns["mc"][first[at]]),
+                microbatch=int(columns["mb_id"][first[at]]),
+            )
+            for at in by_start.tolist()
+        ),
+        replicas=tuple(replicas.tolist()), steps=tuple(steps[kept].tolist()), workers=workers,
+        start_ns=start[by_start], end_ns=end[by_start], notes=tuple(_left_out(steps, kept)),
+    )  # fmt: skip
+
+
+def _is(part: NDArray[np.int64] | None, usual: bytes) -> bool:
+    return part is not None and part.tobytes() == usual
+
+
+def _named(used: NDArray[np.int64], operations: NDArray[np.int64], types: tuple[str, ...]) -> str:
+    twice = int(np.argmax(np.bincount(used)))
+    stage, kind, number = operations[:, twice].tolist()
+    return f"{types[kind]} {number} of stage {stage}"
+
+
+def _left_out(steps: NDArray[np.int64], kept: list[int]) -> list[str]:
+    odd = np.delete(steps, kept).tolist()
+    if not odd:
+        return []
+    more = f" and {len(odd) - _MOST_NAMED} others" if len(odd) > _MOST_NAMED else ""
+    named = ", ".join(map(str, odd[:_MOST_NAMED]))
+    return [f"steps {named}{more} do not hold the same operations of every replica: left out"]
+
+
+def _columns(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
+    """Return the columns, types as numbers, and the types' names."""
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        message = "reading parquet needs pyarrow: pip install 'pptrace-profilers[parquet]'"
+        raise PptraceError(message) from error
+    wanted = [*_WHOLE, *_SECONDS, _TYPES]
+    try:
+        with parquet.ParquetFile(path) as file:
+            missing = [name for name in wanted if name not in file.schema_arrow.names]
+            if missing:
+                message = f"lacks the columns {', '.join(missing)} of a job's operations, one per row"
+                raise TraceError(message, file=path)
+            _check_size(file.metadata, path)
+            table = file.read(columns=wanted)
+        kinds = table.column(_TYPES).cast(pa.string()).combine_chunks().dictionary_encode()
+        kinds = kinds.chunk(0) if isinstance(kinds, pa.ChunkedArray) else kinds
+        columns: dict[str, NDArray[Any]] = {name: _whole(table, name, path) for name in _WHOLE}
+        columns |= {name: _seconds(table, name, path) for name in _SECONDS}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TraceError(f"is no parquet of operations that can be read: {reason}", file=path) from error
+    if not table.num_rows:
+        raise TraceError("holds no operation", file=path)
+    if kinds.null_count:
+        raise TraceError(f"column {_TYPES} has rows without a value", file=path)
+    columns[_TYPES] = kinds.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return columns, tuple(kinds.dictionary.to_pylist())
+
+
+def _check_size(metadata: Any, path: Path) -> None:
+    """Check that what a file unfolds to may be held: rows, and bytes of a column that nothing bounds by rows."""
+    unpacked = sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
+    check_events(max(metadata.num_rows, unpacked // _BYTES_OF_ROW), path)
+
+
+_BYTES_OF_ROW = 350
+"""More than a row of these columns takes; text that is longer counts as more rows."""
+
+
+def _whole(table: Any, name: str, path: Path) -> NDArray[np.int64]:
+    """Return a column of whole numbers; an absent one is -1."""
+    import pyarrow as pa
+
+    values = table.column(name)
+    if not pa.types.is_integer(values.type) and not pa.types.is_floating(values.type):
+        raise TraceError(f"column {name} holds {values.type} and no whole numbers", file=path)
+    numbers: NDArray[np.int64] = values.cast(pa.int64()).fill_null(-1).to_numpy().astype(np.int64)
+    low, high = (-1, 2**31) if name in {"mc", "mb_id", "rank"} else (0, 2**31)
+    if name in {"dp_rank", "stage"}:
+        high = 2**22
+    if numbers.size and not low <= int(numbers.min()) <= int(numbers.max()) < high:
+        raise TraceError(f"column {name} holds numbers that cannot be, or rows without one", file=path)
+    return numbers
+
+
+def _seconds(table: Any, name: str, path: Path) -> NDArray[np.float64]:
+    import pyarrow as pa
+
+    values = table.column(name)
+    if not pa.types.is_integer(values.type) and not pa.types.is_floating(values.type):
+        raise TraceError(f"column {name} holds {values.type} and no seconds", file=path)
+    seconds: NDArray[np.float64] = values.cast(pa.float64()).fill_null(np.nan).to_numpy().astype(np.float64)
+    low = 0.0 if name == "duration" else -_LONGEST_S
+    if not bool(((seconds >= low) & (seconds < _LONGEST_S)).all()):
+        raise TraceError(f"column {name} holds times that cannot be, or rows without one", file=path)
+    return seconds
