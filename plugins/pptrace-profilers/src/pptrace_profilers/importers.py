@@ -24,6 +24,7 @@ __all__ = [
     "measure_kineto",
     "measure_nccl",
     "measure_nsys",
+    "measure_otel",
     "measure_pftrace",
     "measure_stragglers",
 ]
@@ -85,6 +86,19 @@ def measure_inspector(paths: Sequence[Path], request: ImportRequest) -> Measurem
 
     recordings, sizes, notes = read_inspector_run(paths)
     return replace(measure_recordings(recordings, request, notes), by_size=sizes)
+
+
+def measure_otel(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read spans of Megatron-LM; their processes say the job's layout.
+
+    Raises:
+        TraceError: no file can be read, or what they hold is no pipeline's.
+        ConfigError: a layout or replica that cannot be.
+    """
+    from pptrace_profilers.formats.megatron_spans import read_megatron
+
+    recordings, layout, notes = read_megatron(paths)
+    return measure_recordings(recordings, replace(request, layout=request.layout or layout), notes)
 
 
 def measure_stragglers(paths: Sequence[Path], request: ImportRequest) -> Measurement:

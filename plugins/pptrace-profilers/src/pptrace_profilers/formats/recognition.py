@@ -6,7 +6,16 @@ import re
 
 from pptrace.plugin import read_varint
 
-__all__ = ["is_chrome", "is_inspector", "is_kineto", "is_nccl", "is_nsys", "is_pftrace", "is_stragglers"]
+__all__ = [
+    "is_chrome",
+    "is_inspector",
+    "is_kineto",
+    "is_nccl",
+    "is_nsys",
+    "is_otel",
+    "is_pftrace",
+    "is_stragglers",
+]
 
 _OURS = re.compile(rb'\s*\{\s*"pptraceFormat"')
 _EVENT = re.compile(rb'\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id)"\s*:')
@@ -22,6 +31,9 @@ _NCCL = re.compile(
     rb'"cat"\s*:\s*"(?:GROUP_API|KERNEL_LAUNCH|COLL_API|P2P_API|COLL|P2P|PROXY|GROUP|CE_COLL)"\s*,\s*"ph"\s*:\s*"[be]"'
 )
 _INSPECTOR = re.compile(rb'\{\s*"header"\s*:\s*\{')
+_OTLP = re.compile(rb'(?m)^\s*\{\s*"resource(?:Spans|Metrics|_metrics)"\s*:')
+_SPAN = re.compile(rb'(?m)^\s*\{\s*"name"\s*:')
+_TRACE = re.compile(rb'"(?:trace_id|traceId)"\s*:\s*"(?:0x)?[0-9a-f]{32}"')
 _PARQUET = b"PAR1"
 _NSYS = b"SQLite format 3\x00"
 _PACKET_FIELDS = frozenset({1, 2, 3, 6, 8, 10, 11, 12, 13, 33, 35, 36, 41, 42, 58, 59, 60, 79, 89, 126})
@@ -56,6 +68,11 @@ def is_inspector(head: bytes) -> bool:
 def is_nsys(head: bytes) -> bool:
     """Say whether a file is an SQLite database; its tables are looked at when it is read."""
     return head.startswith(_NSYS)
+
+
+def is_otel(head: bytes) -> bool:
+    """Say whether a file has OpenTelemetry's spans, or metrics before them; lines of a program may come first."""
+    return bool(_OTLP.search(head) or (_SPAN.search(head) and _TRACE.search(head)))
 
 
 def is_pftrace(head: bytes) -> bool:

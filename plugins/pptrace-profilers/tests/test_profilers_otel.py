@@ -1,0 +1,173 @@
+"""Megatron-LM's spans: three ways in which OpenTelemetry writes them, ranks and steps, and what is missing."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pptrace.analysis.steps.replay import replay
+from pptrace.errors import TraceError
+from pptrace.timeline.measurement import ImportRequest, Measurement
+from pptrace_profilers.formats.recognition import is_chrome, is_inspector, is_kineto, is_otel
+from pptrace_profilers.importers import measure_otel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MS = 1_000_000
+EPOCH = 1_790_000_000 * 1_000 * MS
+WAYS = ("lens", "pretty", "own", "otlp")
+SIZES = {"dl.world_size": 2, "dl.pipeline_parallel.size": 2, "dl.tensor_parallel.size": 1}
+
+
+Fields = dict[str, Any]
+
+
+def written(way: str, name: str, span: tuple[int, int], attributes: Fields, resource: Fields) -> str:
+    """Return a span with its start and end as an exporter writes it."""
+    known: Fields = {"name": name, "trace_id": "0x" + "ab" * 16, "span_id": "0x" + "cd" * 8}
+    if way == "own":
+        times: Fields = dict(zip(("start_time_unix_nano", "end_time_unix_nano"), span, strict=True))
+        return json.dumps({**known, **times, "attributes": attributes, "resource": {"attributes": resource}})
+    if way == "otlp":
+        process, own = (
+            [{"key": key, "value": {"intValue": str(value)}} for key, value in one.items()]
+            for one in (resource, attributes)
+        )
+        times = dict(zip(("startTimeUnixNano", "endTimeUnixNano"), map(str, span), strict=True))
+        scopes = [{"scope": {"name": "nemo.lens"}, "spans": [
+            {"traceId": "ab" * 16, "name": name, **times, "attributes": own}]}]  # fmt: skip
+        return json.dumps({"resourceSpans": [{"resource": {"attributes": process}, "scopeSpans": scopes}]})
+    stamps = [datetime.fromtimestamp(at / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") for at in span]
+    record = {
+        "name": name, "context": {key: known[key] for key in ("trace_id", "span_id")}, "kind": "SpanKind.INTERNAL",
+        "parent_id": None, "start_time": stamps[0], "end_time": stamps[1], "attributes": attributes, "events": [],
+        "links": [], "resource": {"attributes": resource},
+    }  # fmt: skip
+    return json.dumps(record, indent=4 if way == "pretty" else None)
+
+
+def spans(pipeline: Any, rank: int, way: str, *, numbered: bool = False, every: bool = True) -> list[str]:
+    """Return a rank's spans of two steps; messages' spans are missing in the steady state unless ``every`` is."""
+    resource = {**SIZES, "dl.rank": rank}
+    lines = []
+    for step in range(2):
+        begin = EPOCH + step * 200 * MS
+        acts = [(one.text, f"microbatch.{direction(one.text)}", one.start, one.end) for one in pipeline.of(rank)]
+        ends = [
+            (text, f"p2p.{'send' if 'SEND' in text else 'recv'}_{direction(text)}", sent.start, sent.end)
+            for text, _, sent in pipeline.ends(rank)
+            if every or text.endswith("F0")
+        ]
+        others = [("", "train.iteration", -MS, 99 * MS), ("", "optimizer.step", 93 * MS, 98 * MS)]
+        for text, name, start, end in (*sorted([*acts, *ends], key=lambda one: one[2]), *others):
+            given = {"megatron.microbatch_id": int(text[-1])} if numbered and "microbatch" in name else {}
+            given |= {"megatron.iteration": 40 + step} if "iteration" in name else {}
+            lines.append(written(way, f"megatron.{name}", (begin + start, begin + end), given, resource))
+    return lines
+
+
+def direction(text: str) -> str:
+    return "forward" if text[-2] == "F" else "backward"
+
+
+def measured(folder: Path, *ranks: list[str], together: bool = False) -> Measurement:
+    paths = []
+    for rank, lines in enumerate([[line for own in ranks for line in own]] if together else ranks):
+        paths.append(folder / f"spans-{rank}.jsonl")
+        paths[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return measure_otel(paths, ImportRequest())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("together", [False, True])
+def test_every_exporter_s_spans_are_the_pipeline(
+    way: str, pipeline: Any, tmp_path: Path, *, together: bool
+) -> None:
+    found = measured(tmp_path, *(spans(pipeline, rank, way) for rank in (0, 1)), together=together)
+
+    assert [step.label for step in found.steps] == ["step 40", "step 41"]
+    for step in found.steps:
+        acts = [step.timeline[row] for row in range(len(step.timeline)) if not step.timeline[row].stream]
+        times = {str(one.action): (one.start_ns, one.end_ns) for one in acts}
+        assert times == {one.text: (one.start, one.end) for one in pipeline.acts}
+        assert replay(step.timeline).explained == pytest.approx(1, abs=0.01)
+
+
+def test_the_program_s_own_lines_and_metrics_stand_between(pipeline: Any, tmp_path: Path) -> None:
+    metrics = json.dumps({"resource_metrics": [{"resource": {"attributes": {}}, "scope_metrics": []}]})
+    lines = [
+        "loading data ...",
+        metrics,
+        *spans(pipeline, 0, "lens"),
+        "[rank0] done",
+        '{"iteration": 4, "loss": 1.0}',
+    ]
+
+    found = measured(tmp_path, lines, spans(pipeline, 1, "lens"))
+
+    assert len(found.steps) == 2
+    assert is_otel("\n".join(lines).encode()[:4096])
+
+
+def test_numbers_of_microbatches_go_before_their_order(pipeline: Any, tmp_path: Path) -> None:
+    counted = measured(tmp_path, *(spans(pipeline, rank, "lens") for rank in (0, 1)))
+    numbered = measured(tmp_path, *(spans(pipeline, rank, "lens", numbered=True) for rank in (0, 1)))
+
+    assert counted.steps[0].timeline.difference(numbered.steps[0].timeline) == ""
+
+
+def test_messages_of_the_steady_state_may_be_missing(pipeline: Any, tmp_path: Path) -> None:
+    found = measured(tmp_path, *(spans(pipeline, rank, "lens", every=False) for rank in (0, 1)))
+
+    assert len(found.steps) == 2
+    assert replay(found.steps[0].timeline).explained == pytest.approx(1, abs=0.05)
+
+
+def test_the_last_rank_alone_is_said_to_be_what_is_written_by_default(pipeline: Any, tmp_path: Path) -> None:
+    found = measured(tmp_path, spans(pipeline, 1, "lens"))
+
+    (note,) = (one for one in found.notes if "MEGATRON_OTEL_RANK_STRATEGY=all_ranks" in one)
+    assert note.startswith("spans of 1 of 2 ranks")
+
+
+def test_spans_without_a_time_are_counted_once(pipeline: Any, tmp_path: Path) -> None:
+    lines = spans(pipeline, 0, "own")
+    broken = [json.dumps({**json.loads(line), "end_time_unix_nano": 0}) for line in lines[:2]]
+
+    found = measured(tmp_path, [*lines, *broken], spans(pipeline, 1, "own"))
+
+    assert [note for note in found.notes if "no time" in note] == [
+        "spans-0.jsonl: 2 spans have no time, or one that cannot be: left out"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [("microbatch", "has no span of a step"), ("iteration", "has no span of a microbatch"), ("xx", "of a step")],
+)
+def test_groups_that_were_not_switched_on_are_named(
+    kept: str, message: str, pipeline: Any, tmp_path: Path
+) -> None:
+    lines = [line for line in spans(pipeline, 0, "lens") if kept in line]
+    with pytest.raises(TraceError, match=f"{message}.*MEGATRON_OTEL_SPAN_GROUPS=step,microbatch,communication"):
+        measured(tmp_path, [*lines, written("lens", "megatron.x", (MS, 2 * MS), {}, {})])
+
+
+def test_a_line_without_an_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "spans.jsonl"
+    path.write_bytes(b'{"name": "' + b"x" * (17 << 20))
+    with pytest.raises(TraceError, match="has a line, or an object, of more than 16 MiB"):
+        measure_otel([path], ImportRequest())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_spans_are_recognised_and_no_other_format_takes_them(way: str, pipeline: Any) -> None:
+    head = "\n".join(spans(pipeline, 0, way)).encode()[:4096]
+
+    assert is_otel(head)
+    assert not any(other(head) for other in (is_kineto, is_chrome, is_inspector))
+    assert not is_otel(b'{"schemaVersion": 1, "traceEvents": [{"name": "a", "ph": "X"}]}')
