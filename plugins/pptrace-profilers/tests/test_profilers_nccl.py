@@ -126,11 +126,43 @@ def test_a_file_cut_in_the_middle_of_an_event_says_so(tmp_path: Path) -> None:
 
 
 def test_operations_whose_time_was_never_set_are_counted(tmp_path: Path) -> None:
-    never = line("Send", "P2P", "b", 0.0, '"CommHash": 7, "Rank": 0, "Peer": 1, "Count": 1')
+    files = []
+    for rank in (0, 1):
+        args = f'"CommHash": 7, "Rank": {rank}, "Peer": {1 - rank}, "Count": 1'
+        never = line("Send", "P2P", "b", 0.0, args, pid=rank)
+        files.append(written(tmp_path, collective(1, pid=rank, rank=rank), never, name=f"a_7_{rank}.json"))
 
-    ((recording,), _) = read_nccl([written(tmp_path, collective(1), never)])
+    _, notes = read_nccl(files)
 
-    assert recording.notes == ("a_7_0.json: 1 operations have no time: left out",)
+    assert notes == ["2 operations in 2 files have no time: left out"]
+
+
+def copied(start: float, stop: float, gpu: str = "") -> str:
+    """Return an AllGather by copy engines, as the plugin of NCCL's profiler v6 writes it."""
+    host = f'"start_ts_cpu": {start}, "stop_ts_cpu": {stop}, "duration_cpu_us": {stop - start}{gpu}'
+    args = f'"eventId": 3, "count": 1024, "datatype": "ncclBfloat16", "strategy": "LSA", {host}'
+    sync = f'"eventId": 4, "type": "Ready", "strategy": "LSA", "nRanks": 2, {host}'
+    batch = f'"eventId": 5, "numOps": 2, "totalBytes": 2048, {host}'
+    return (
+        line("AllGather", "CE_COLL", "b", start, args)
+        + line("CeSync", "CE_SYNC", "b", start, sync) + line("CeSync", "CE_SYNC", "e", start + 1)
+        + line("CeBatch", "CE_BATCH", "b", start + 1, batch) + line("CeBatch", "CE_BATCH", "e", stop)
+        + line("AllGather", "CE_COLL", "e", stop)
+    )  # fmt: skip
+
+
+def test_collectives_of_copy_engines_are_the_file_s_communicator_s(tmp_path: Path) -> None:
+    by_host, by_gpu, never = copied(10, 30), copied(40, 80, ', "duration_gpu_us": 25'), copied(-1, -1)
+
+    ((recording,), notes) = read_nccl([written(tmp_path, by_host, by_gpu, never)])
+
+    found = recording.operations
+    assert found is not None
+    assert found.names == ("AllGather",)
+    assert (found.start_ns.tolist(), found.end_ns.tolist()) == ([10_000, 40_000], [30_000, 65_000])
+    assert {one.size_bytes for (one,) in found.payloads.values()} == {2048}
+    assert {one.group for (one,) in found.payloads.values()} == {"7"}
+    assert notes == ["1 operations in 1 files have no time: left out"]
 
 
 def test_communicators_of_one_process_belong_together(tmp_path: Path) -> None:

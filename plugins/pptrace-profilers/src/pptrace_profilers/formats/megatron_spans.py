@@ -2,8 +2,8 @@
 
 Source: Megatron-LM, docs/user-guide/observability and the decorated functions (``forward_step``,
 ``backward_step``, ``P2PCommunicator``). A span is around a call of the host. Microbatches are numbered by
-attributes where there are any, else in the order of their forwards and backwards, which plain 1F1B keeps. The calls
-of a pipeline's steady state, which send and receive at once, have no spans: they are taken to last from one
+attributes where there are any, else in the order of their forwards and backwards, which plain 1F1B keeps. The
+calls of a pipeline's steady state, which send and receive at once, have no spans: they are taken to last from one
 computation to the next.
 """
 

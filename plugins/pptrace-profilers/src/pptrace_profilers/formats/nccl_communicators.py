@@ -46,6 +46,9 @@ def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
         TraceError: no file can be read, or two are of one rank of one communicator.
     """
     files, notes = read_files(paths, read_communicator)
+    untimed = [file.untimed for file in files.values() if file.untimed]
+    if untimed:
+        notes.append(f"{sum(untimed):,} operations in {len(untimed)} files have no time: left out")
     processes = _processes(list(files.values()))
     members = _members(processes)
     ranks, note = _numbered(processes, members)
@@ -137,9 +140,6 @@ def _recording(
             start_ns=start, end_ns=end, size_bytes=size, posted_ns=operation.posted_ns,
         ))  # fmt: skip
     notes = [f"{file.path.name} ends in the middle of an event" for file in process.files if file.cut]
-    untimed = sum(file.untimed for file in process.files)
-    if untimed:
-        notes.append(f"{process.files[0].path.name}: {untimed:,} operations have no time: left out")
     return Recording(
         path=process.files[0].path, rank=rank, world=world, groups=groups, ends=tuple(ends),
         operations=Operations.of_collectives(collectives), notes=tuple(notes),

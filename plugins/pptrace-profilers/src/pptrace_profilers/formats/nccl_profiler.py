@@ -2,13 +2,15 @@
 
 Source: NCCL's plugins/profiler/example (print_event.cc): events are nested by their order in the file, times are
 microseconds since the plugin started in each process, ``KernelCh`` has the GPU's own clock, and a time that was
-never set is 0. Older versions leave hexadecimal numbers and types without quotes.
+never set is 0, or -1. Older versions leave hexadecimal numbers and types without quotes. Collectives of copy
+engines (profiler v6, ``CE_COLL``) name no communicator, which is then the file's; what they synchronise and copy
+within is part of them.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import TraceError
@@ -23,7 +25,7 @@ __all__ = ["CommunicatorFile", "NcclOperation", "read_communicator"]
 
 _BARE = re.compile(rb'(":\s*)(0x[0-9a-fA-F]+|nccl\w+)')
 _NAME = re.compile(r"_(\d+)_(\d+)\.json(?:\.gz)?$")
-_CARRIES = frozenset({"COLL", "P2P"})
+_CARRIES = frozenset({"COLL", "P2P", "CE_COLL"})
 _CATEGORIES = frozenset({*_CARRIES, "GROUP_API", "COLL_API", "P2P_API", "KERNEL_LAUNCH", "GROUP", "PROXY", "GPU"})
 _DEEPEST, _LARGEST = 64, 2**62
 ITEM_BYTES = {
@@ -109,6 +111,8 @@ def read_communicator(path: Path) -> CommunicatorFile:
     named = _NAME.search(path.name)
     if named is not None and not ranks:
         ranks[named[1]] = whole(named[2], 0)
+    if len(ranks) == 1:
+        operations = [replace(one, communicator=one.communicator or next(iter(ranks))) for one in operations]
     timed = sorted((one for one in operations if one.span() is not None), key=NcclOperation.order)
     return CommunicatorFile(
         path=path, process=process, ranks=ranks, operations=timed, untimed=len(operations) - len(timed),
@@ -186,10 +190,13 @@ def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
         (whole(kernel.args.get("StartGpuClk"), 0), whole(kernel.args.get("StopGpuClk"), 0))
         for kernel in event.kernels
     ]
+    of_copies = whole(args.get("duration_gpu_us"), 0)
+    clock_ns += [(1, 1 + of_copies * 1_000)] if of_copies > 0 else []
     return NcclOperation(
         name=str(event.fields.get("name", "")), communicator=communicator,
         posted_ns=_at(event.fields.get("ts")), done_ns=_at(event.end), peer=whole(args.get("Peer"), -1),
-        size_bytes=max(whole(args.get("Count"), 0), 0) * ITEM_BYTES.get(str(args.get("Datatype")), 0),
+        size_bytes=max(whole(args.get("Count", args.get("count")), 0), 0)
+        * ITEM_BYTES.get(str(args.get("Datatype", args.get("datatype"))), 0),
         stream=_address(call.get("Stream")),
         kernel_ns=[(start, end) for start, end in kernel_ns if 0 <= start <= end],
         clock_ns=[(start, end) for start, end in clock_ns if 0 < start <= end],
