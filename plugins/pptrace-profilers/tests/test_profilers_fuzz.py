@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from otel_lines import spans
+from straggler_parquet import operations, write_job
 
 from pptrace.errors import ConfigError, TraceError
 from pptrace.timeline.measurement import ImportRequest, Measurement
@@ -72,6 +74,8 @@ SORTS: dict[str, tuple[str, Measure]] = {
     "inspector": ("inspector", importers.measure_inspector),
     "nsys": ("nsys", importers.measure_nsys),
     "pftrace": ("pftrace", importers.measure_pftrace),
+    "otel": ("otel", importers.measure_otel),
+    "stragglers": ("stragglers", importers.measure_stragglers),
 }
 
 
@@ -92,6 +96,13 @@ def written(sort: str, pipeline: Any, folder: Path) -> tuple[list[Path], ImportR
         return [pipeline.nsys(folder / "run.sqlite")], ImportRequest()
     if sort == "chrome":
         return [pipeline.chrome(folder)], ImportRequest(rules=pipeline.rules(folder))
+    if sort == "otel":
+        paths = [folder / f"rank{rank}.jsonl" for rank in (0, 1)]
+        for rank, path in enumerate(paths):
+            path.write_text("\n".join(spans(pipeline, rank, "lens")), encoding="utf-8")
+        return paths, ImportRequest()
+    if sort == "stragglers":
+        return [write_job(folder / "job.parquet", operations(lambda *_: 0.01))], ImportRequest()
     return getattr(pipeline, sort)(folder), ImportRequest()
 
 

@@ -158,6 +158,13 @@ def test_more_rows_than_may_be_held_are_refused_before_they_are_read(
         measured(path)
 
 
+def test_types_that_are_whole_books_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    path = write_job(tmp_path / "job.parquet", ROWS[:1], optype=["x" * (9 << 20)])
+
+    with pytest.raises(TraceError, match="column optype holds 9 MiB of text: those are no operation types"):
+        measured(path)
+
+
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="PPTRACE_TRACES has no straggler-osdi25")
 @pytest.mark.parametrize("name", ["ST", "SE"])
 def test_published_jobs_lose_what_their_authors_found(name: str) -> None:

@@ -115,7 +115,8 @@ def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages:
         for number, one in enumerate(steps)
     )
     acting = [one for one in spans if one.name in _ACTIONS or _MESSAGE.fullmatch(one.name)]
-    at = window_around([(start, end) for _, start, end in windows], [one.start_ns for one in acting]).tolist()
+    around = [(start, end) for _, start, end in windows]
+    at = window_around(around, [one.start_ns for one in acting]).tolist() if around else [-1] * len(acting)
     executions: list[Execution] = []
     ends: list[MessageEnd] = []
     for step in range(len(windows)):

@@ -27,6 +27,8 @@ _SECONDS = ("start_ts", "duration")
 _TYPES = "optype"
 _LONGEST_S = 2.0**32
 _MOST_NAMED = 5
+_LONGEST_TYPE, _FEWEST_ROWS = 128, 1 << 16
+"""Bytes that a row's type may take, in files of so many rows or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +180,17 @@ def _columns(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
 
 
 def _check_size(metadata: Any, path: Path) -> None:
-    """Check that what a file unfolds to may be held: rows, and bytes of a column that nothing bounds by rows."""
-    unpacked = sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
-    check_events(max(metadata.num_rows, unpacked // _BYTES_OF_ROW), path)
-
-
-_BYTES_OF_ROW = 350
-"""More than a row of these columns takes; text that is longer counts as more rows."""
+    """Check before they are read that as many rows may be held, and that types are words."""
+    check_events(metadata.num_rows, path)
+    names = 0
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        columns = map(row_group.column, range(row_group.num_columns))
+        names += sum(one.total_uncompressed_size for one in columns if one.path_in_schema == _TYPES)
+    if names > _LONGEST_TYPE * max(metadata.num_rows, _FEWEST_ROWS):
+        raise TraceError(
+            f"column {_TYPES} holds {names >> 20} MiB of text: those are no operation types", file=path
+        )
 
 
 def _whole(table: Any, name: str, path: Path) -> NDArray[np.int64]:
