@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,12 +14,14 @@ from pptrace.model.kinds import GRADIENTS, PER_STAGE, TOWARDS_NEXT, Kind, Stream
 from pptrace.timeline.job import Job, JobOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from pptrace.model.action import Action
+    from pptrace.analysis.steps.times import Performed
     from pptrace.timeline.measurement import Replica, Step
+
+    _Timed = tuple[JobOperation, int, int]
 
 __all__ = ["job_of_replicas"]
 
@@ -81,61 +83,59 @@ def _offsets(everywhere: Sequence[int], start: NDArray[np.int64], end: NDArray[n
 
 
 def _part(step: Step) -> _Part:
+    """Return a step's computations, then its messages, then what replicas do together."""
     done = performed(step.timeline)
-    place = {tuple(cell): at for at, cell in enumerate(zip(done.kind.tolist(), done.stage.tolist(),
-             done.microbatch.tolist(), strict=True))}  # fmt: skip
-    actions = [done.action(at) for at in range(len(done))]
-    after: list[list[int]] = [
-        [at - 1] if at and done.rank[at] == done.rank[at - 1] else [] for at in range(len(done))
-    ]
+    rank, begin, until = done.rank.tolist(), (done.end_ns - done.duration_ns).tolist(), done.end_ns.tolist()
+    after: list[list[int]] = [[at - 1] if at and rank[at] == rank[at - 1] else [] for at in range(len(done))]
+    cells = zip(done.kind.tolist(), done.stage.tolist(), done.microbatch.tolist(), strict=True)
+    place: dict[tuple[int, ...], int] = {cell: at for at, cell in enumerate(cells)}
+    others: list[_Timed] = []
+    for message, takes in _messages(done, place):
+        after[takes].append(len(done) + len(others))
+        others.append(message)
     operations = [
-        JobOperation(sort=one.kind.word, rank=int(done.rank[at]), action=one) for at, one in enumerate(actions)
+        JobOperation(sort=one.kind.word, rank=rank[at], after=tuple(after[at]), action=one)
+        for at, one in enumerate(map(done.action, range(len(done))))
     ]
-    start, end = (done.end_ns - done.duration_ns).tolist(), done.end_ns.tolist()
+    others += _collectives(step, done)
+    times = (begin + [start for _, start, _ in others], until + [end for _, _, end in others])
+    return _Part(
+        (*operations, *(one for one, _, _ in others)),
+        *(np.array(column, dtype=np.int64) + step.begins_ns for column in times),
+    )
+
+
+def _messages(done: Performed, place: Mapping[tuple[int, ...], int]) -> Iterator[tuple[_Timed, int]]:
+    """Yield messages, each as if it left when it was made, and the computation that takes it."""
     moved = done.transfers
-    order = np.lexsort((moved.microbatch, moved.stage, moved.kind))
-    for at in order.tolist():
+    for at in np.lexsort((moved.microbatch, moved.stage, moved.kind)).tolist():
         action = moved.action(at)
         ahead = action.kind in TOWARDS_NEXT
         kinds = [Kind.F] if ahead else sorted(GRADIENTS)
-        target = action.stage + (1 if ahead else -1)
         makes = _first(place, kinds, action.stage, action.microbatch)
-        takes = _first(place, kinds, target, action.microbatch)
-        if makes is None or takes is None:
-            continue
-        after[takes].append(len(operations))
-        sort = f"messages {'forward' if ahead else 'backward'}"
-        operations.append(
-            JobOperation(sort=sort, rank=int(moved.source[at]), after=(makes,), communicates=True, action=action)
-        )
-        start.append(end[makes])
-        end.append(end[makes] + max(int(moved.took_ns[at]), 0))
-    operations = [
-        replace(one, after=tuple(after[at])) if at < len(after) else one for at, one in enumerate(operations)
-    ]
-    for rank, action, begin, until in _collectives(step):
-        before = np.flatnonzero((done.rank == rank) & (done.end_ns <= begin))
-        waits = (int(before[-1]),) if before.size else ()
-        operations.append(
-            JobOperation(sort=action.kind.word or action.kind.name, rank=rank, after=waits, communicates=True,
-                         action=action)
-        )  # fmt: skip
-        start.append(begin)
-        end.append(until)
-    times = [np.array(column, dtype=np.int64) + step.begins_ns for column in (start, end)]
-    return _Part(tuple(operations), *times)
+        takes = _first(place, kinds, action.stage + (1 if ahead else -1), action.microbatch)
+        if makes is not None and takes is not None:
+            message = JobOperation(
+                sort=f"messages {'forward' if ahead else 'backward'}", rank=int(moved.source[at]), after=(makes,),
+                communicates=True, action=action,
+            )  # fmt: skip
+            left = int(done.end_ns[makes])
+            yield (message, left, left + max(int(moved.took_ns[at]), 0)), takes
 
 
-def _first(place: dict[tuple[int, ...], int], kinds: Sequence[Kind], stage: int, microbatch: int) -> int | None:
+def _first(place: Mapping[tuple[int, ...], int], kinds: Sequence[Kind], stage: int, microbatch: int) -> int | None:
     return next((place[kind, stage, microbatch] for kind in kinds if (kind, stage, microbatch) in place), None)
 
 
-def _collectives(step: Step) -> list[tuple[int, Action, int, int]]:
-    """Return rank, action, start and end of what replicas do together."""
+def _collectives(step: Step, done: Performed) -> Iterator[_Timed]:
+    """Yield what replicas do together, each behind the last computation of its rank that ended before."""
     timeline = step.timeline
     ranks = timeline.rank_of_row()
-    rows = [row for row in range(len(timeline)) if _meets(Kind(int(timeline.kind[row])))]
-    return [
-        (int(ranks[row]), timeline.action(row), int(timeline.start_ns[row]), int(timeline.end_ns[row]))
-        for row in rows
-    ]
+    for row in np.flatnonzero([_meets(Kind(kind)) for kind in timeline.kind.tolist()]).tolist():
+        rank, begin, action = int(ranks[row]), int(timeline.start_ns[row]), timeline.action(row)
+        before = np.flatnonzero((done.rank == rank) & (done.end_ns <= begin))
+        one = JobOperation(
+            sort=action.kind.word or action.kind.name, rank=rank, after=tuple(before[-1:].tolist()),
+            communicates=True, action=action,
+        )  # fmt: skip
+        yield one, begin, int(timeline.end_ns[row])

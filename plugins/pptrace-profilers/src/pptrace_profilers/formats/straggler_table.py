@@ -84,48 +84,64 @@ def read_straggler_table(path: Path) -> StragglerTable:
     replicas, replica = np.unique(columns["dp_rank"], return_inverse=True)
     steps, step = np.unique(columns["step"], return_inverse=True)
     stage = columns["stage"]
-    stages = int(stage.max()) + 1
-    if np.unique(stage).size < stages:
-        missing = sorted(set(range(stages)) - set(stage.tolist()))
-        raise TraceError(f"has no row of stage {missing[0]}: a pipeline's stages are all needed", file=path)
+    present = np.unique(stage)
+    if present[-1] != present.size - 1:
+        missing = int(np.argmax(present != np.arange(present.size)))
+        raise TraceError(f"has no row of stage {missing}: a pipeline's stages are all needed", file=path)
     keys = np.stack([stage, columns[_TYPES], columns["seq_id"]])
     operations, operation = np.unique(keys, axis=1, return_inverse=True)
     order = np.lexsort((operation, replica, step))
-    cell = (step * replicas.size + replica)[order]
-    begins = np.flatnonzero(np.diff(cell, prepend=-1))
-    parts = dict(zip(cell[begins].tolist(), np.split(operation[order], begins[1:]), strict=True))
-    usual = Counter(part.tobytes() for part in parts.values()).most_common(1)[0][0]
-    kept = [
-        at
-        for at in range(steps.size)
-        if all(_is(parts.get(at * replicas.size + one), usual) for one in range(replicas.size))
-    ]
-    if not kept:
-        raise TraceError("holds no step in which all replicas run the same operations", file=path)
-    used = np.frombuffer(usual, dtype=operation.dtype)
+    used, kept = _usual(step[order] * replicas.size + replica[order], operation[order], replicas.size, path)
     if np.unique(used).size < used.size:
         raise TraceError(f"counts operations of one type twice: {_named(used, operations, types)}", file=path)
     rows = order[np.isin(step[order], kept)].reshape(len(kept), replicas.size, used.size).transpose(2, 1, 0)
     start = np.rint(columns["start_ts"][rows] * 1e9).astype(np.int64)
     start -= start.min(axis=(0, 1))
     end = start + np.rint(columns["duration"][rows] * 1e9).astype(np.int64)
-    first = rows[:, 0, 0]
     by_start = np.lexsort((operations[1][used], operations[2][used], start[:, 0, 0], operations[0][used]))
-    workers = np.full((replicas.size, stages), -1, dtype=np.int64)
+    workers = np.full((replicas.size, present.size), -1, dtype=np.int64)
     workers[replica, stage] = columns["rank"]
     return StragglerTable(
         path=path,
         operations=tuple(
             TypedOperation(
-                type=types[operations[1, used[at]]], stage=int(operations[0, used[at]]),
-                number=int(operations[2, used[at]]), chunk=int(columns["mc"][first[at]]),
-                microbatch=int(columns["mb_id"][first[at]]),
+                type=types[kind], stage=rank, number=number,
+                chunk=int(columns["mc"][row]), microbatch=int(columns["mb_id"][row]),
             )
-            for at in by_start.tolist()
+            for (rank, kind, number), row in zip(
+                operations[:, used[by_start]].T.tolist(), rows[by_start, 0, 0].tolist(), strict=True
+            )
         ),
         replicas=tuple(replicas.tolist()), steps=tuple(steps[kept].tolist()), workers=workers,
         start_ns=start[by_start], end_ns=end[by_start], notes=tuple(_left_out(steps, kept)),
     )  # fmt: skip
+
+
+def _usual(
+    cell: NDArray[np.int64], operation: NDArray[np.int64], replicas: int, path: Path
+) -> tuple[NDArray[np.int64], list[int]]:
+    """Return the operations that most replicas and steps have, and the steps in which all replicas have them.
+
+    Args:
+        cell: the step, times replicas, plus the replica of each row; ascending.
+        operation: each row's number among the operations, ascending within a cell.
+        replicas: how many there are.
+        path: the file.
+
+    Raises:
+        TraceError: there is no such step.
+    """
+    begins = np.flatnonzero(np.diff(cell, prepend=-1))
+    parts = dict(zip(cell[begins].tolist(), np.split(operation, begins[1:]), strict=True))
+    usual = Counter(part.tobytes() for part in parts.values()).most_common(1)[0][0]
+    kept = [
+        at
+        for at in range(int(cell[-1]) // replicas + 1)
+        if all(_is(parts.get(at * replicas + one), usual) for one in range(replicas))
+    ]
+    if not kept:
+        raise TraceError("holds no step in which all replicas run the same operations", file=path)
+    return np.frombuffer(usual, dtype=operation.dtype), kept
 
 
 def _is(part: NDArray[np.int64] | None, usual: bytes) -> bool:
