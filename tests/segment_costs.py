@@ -10,6 +10,7 @@ from oracle_segments import Part
 from pptrace.model.kinds import SENDS, Kind, Stream
 from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
+from pptrace.timeline.actions import actions_in_parts
 
 if TYPE_CHECKING:
     from random import Random
@@ -50,6 +51,20 @@ def spans(timeline: Timeline) -> dict[Part, tuple[int, int]]:
         number = -1 if one.action.kind in SENDS or timeline.parts is None else int(timeline.parts.number[row])
         part = Part(one.action.kind, one.action.stage, one.action.microbatch, number)
         found[part] = (one.start_ns, one.end_ns)
+    return found
+
+
+def action_spans(timeline: Timeline) -> dict[tuple[str, Stream], tuple[int, int]]:
+    """Return when actions and messages start and end, those in segments with all of these."""
+    rows = [timeline[row] for row in range(len(timeline))]
+    found = {(str(one.action), one.stream): (one.start_ns, one.end_ns) for one in rows}
+    if timeline.parts is None:
+        return found
+    actions = actions_in_parts(timeline)
+    whole = [str(rows[row].action) for row in actions.first.tolist()]
+    found = {key: span for key, span in found.items() if key[0] not in whole}
+    for name, *span in zip(whole, actions.start_ns.tolist(), actions.end_ns.tolist(), strict=True):
+        found[name, Stream.COMPUTE] = (span[0], span[1])
     return found
 
 

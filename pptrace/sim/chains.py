@@ -10,6 +10,7 @@ from pptrace.kernel import run
 from pptrace.model.columns import together
 from pptrace.model.kinds import Stream
 from pptrace.sim.kernels import linking
+from pptrace.sim.records import Pairs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.model.columns import Int32s, Int64s
-    from pptrace.sim.records import Pairs, Rules
+    from pptrace.sim.records import Rules, TaskColumns
 
-__all__ = ["Linked", "chained", "of_all", "sorted_edges"]
+__all__ = ["Linked", "behind_sends", "chained", "of_all", "sorted_edges"]
 
 
 class Linked(NamedTuple):
@@ -61,6 +62,21 @@ def chained(
     )
     following[rules.rows : rules.rows + linked.batch_next.size] = linked.batch_next
     return following, following_peer
+
+
+def behind_sends(edges: Pairs, task: TaskColumns, following_peer: Int32s) -> Pairs:
+    """Chain what is issued behind a message that held its compute stream; return the edges without those.
+
+    An edge from a message is as late as its arrival elsewhere; its own rank goes on when it has left.
+    """
+    rows = task.fork.size
+    own = (edges.target >= 0) & (edges.target < rows) & (edges.source < rows)
+    own[own] = (task.fork[edges.target[own]] == edges.source[own]) & (task.lag_ns[edges.source[own]] > 0)
+    sends, first = np.unique(edges.source[own], return_index=True)
+    following_peer[sends] = edges.target[own][first]
+    kept = np.ones(own.size, dtype=bool)
+    kept[np.flatnonzero(own)[first]] = False
+    return Pairs(edges.source[kept], edges.target[kept])
 
 
 def sorted_edges(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:

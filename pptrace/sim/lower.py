@@ -11,18 +11,18 @@ from pptrace.kernel import run
 from pptrace.model.cells import CellColumns
 from pptrace.model.columns import together
 from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import COMPUTE, Kind, present
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, Kind, present
 from pptrace.model.workload import Workload
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.neighbours import StageGraph, graph_of
 from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.sim.between import Between, between
 from pptrace.sim.calling import Calling, calling
-from pptrace.sim.chains import Linked, chained, of_all, sorted_edges
+from pptrace.sim.chains import Linked, behind_sends, chained, of_all, sorted_edges
 from pptrace.sim.graph import TaskGraph
 from pptrace.sim.kernels import linking, placing
 from pptrace.sim.kernels import rules as codes
-from pptrace.sim.kernels.calling import link_calls
+from pptrace.sim.kernels.calling import LAUNCHED, link_calls
 from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.late import issue, waiting
 from pptrace.sim.limits import check_total
@@ -107,9 +107,8 @@ def lower(
     tasks = lowering_of.tasks + called.tasks
     hub = behind_all_ranks(placed.cells, lanes, tasks, barrier=barrier)
     holders = behind_holders(placed.cells, lanes, issued.placement) if stage_replicas and not barrier else None
-    inside = Pairs(*(placed.place[side] for side in expansion.needs))
     further = further_waits(placed.cells, schedule.waits, graph.microbatches)
-    needs = [edges for edges in (hub, holders, inside, further) if edges is not None]
+    needs = [edges for edges in (hub, holders, further) if edges is not None]
     linked = lowering_of.link(placed, called, needs)
     if linked is None:
         raise explain_deadlock(schedule)
@@ -124,6 +123,8 @@ def lower(
     tasks += hub is not None
     task = task._replace(duration_ns=of_all(task.duration_ns, tasks), lag_ns=of_all(task.lag_ns, tasks))
     following, following_peer = chained(ends, linked, tasks, rules)
+    if parts is not None and policy.blocks:
+        edges = behind_sends(edges, task, following_peer)
     ptr, edge = sorted_edges(edges, tasks)
     return TaskGraph(
         placement=schedule.placement, paths=found.paths, source=found.source, target=found.target,
@@ -181,7 +182,7 @@ class _Lowering:
         twin = np.full(rows, -1, dtype=np.int32)
         batch_next = np.full(2 * self.lanes.groups if self.rules.batched else 0, -1, dtype=np.int32)
         bound = _most_edges(issued, self.expansion.columns, grouped=bool(self.rules.batched or self.rules.called))
-        bound += sum(more.source.size for more in needs)
+        bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
         pairs = Pairs(*together(bound, np.int32, np.int32))
         kinds = present(issued.kind)
         awaited = kinds[TABLE.awaited[kinds] == 1]
@@ -206,10 +207,10 @@ class _Lowering:
         known = (*told[:5], *told[6:10])
         if self.rules.batched:
             edges = run(linking.join_batches, (*known, twin, edges), (pairs,), work=rows)
-        chains = None
+        chains, first = None, None
         if self.rules.called:
-            edges, chains = self._link_calls(known, called, twin, edges, pairs)
-        for more in needs:
+            edges, chains, first = self._link_calls(known, called, twin, edges, pairs)
+        for more in (*needs, self._inside(placed.place, twin, first)):
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
             edges += more.source.size
@@ -217,21 +218,37 @@ class _Lowering:
 
     def _link_calls(
         self, known: tuple[Any, ...], called: Calling, twin: Int32s, edges: int, pairs: Pairs
-    ) -> tuple[int, tuple[Int32s, Int32s]]:
-        """Add the edges of calls behind ``edges`` others; return how many there are, and what chains the calls."""
+    ) -> tuple[int, tuple[Int32s, Int32s], Int32s]:
+        """Add the edges of calls behind ``edges`` others.
+
+        Returns:
+            How many there are, what chains the calls, and the task that launches each, -1 for none of its own.
+        """
         tasks = len(self.issued) + called.tasks
         following, following_peer = together(tasks, np.int32, np.int32)
         following[:] = following_peer[:] = -1
+        first, last, side = together(called.known.size.size, np.int32, np.int32, np.int32)
         edges = run(
             link_calls,
             (*known, called.calls, called.known, twin, edges),
             (
-                *together(called.known.size.size, np.int32, np.int32, np.int32),
-                np.empty(self.graph.ranks, dtype=np.int32), following, following_peer, pairs,
+                first, last, side, np.empty(self.graph.ranks, dtype=np.int32), following, following_peer, pairs,
             ),
             work=len(self.issued),
         )  # fmt: skip
-        return edges, (following, following_peer)
+        return edges, (following, following_peer), np.where(called.known.parts & LAUNCHED, first, -1)
+
+    def _inside(self, place: Int32s, twin: Int32s, first: Int32s | None) -> Pairs:
+        """Return the edges of actions in parts; ``first`` launches each of a program's calls."""
+        before, behind = self.expansion.needs
+        at = place[behind]
+        task, launch = np.where(twin[at] < 0, at, twin[at]), np.full(at.size, -1, dtype=np.int32)
+        message = np.flatnonzero(COMMUNICATION.mask(self.issued.kind[behind]))
+        if self.issued.calls is not None and first is not None:
+            launch[message] = first[self.issued.calls.of_row[behind[message]]]
+        elif self.rules.batched:
+            launch[message] = self.rules.rows + 2 * self.lanes.columns.group[behind[message]]
+        return Pairs(place[before], np.where(launch < 0, task, launch))
 
 
 def _costs(workload: Workload, graph: StageGraph) -> CostColumns:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import BACKWARD, Kind, KindSet, Stream
+from pptrace.model.kinds import BACKWARD, COMPUTE, Kind, KindSet, Stream
 from pptrace.sim.records import Pairs
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["behind_all_ranks", "behind_holders", "further_waits"]
 
+_COMPUTED = [Stream.COMPUTE, *(stream for stream in Stream if stream.is_group)]
+"""Streams of actions and of their segments."""
+_PASSES = COMPUTE.mask(np.arange(len(Kind)))
 _MEETINGS = KindSet({Kind.SYNC})
 _ENDS = KindSet({Kind.SYNC, Kind.REDUCE_GRAD})
 
@@ -38,11 +41,12 @@ def behind_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: boo
 
 
 def _last_computations(lanes: Lanes, kind: Int8s) -> Int32s:
-    """Return each rank's last compute row of the pipeline."""
+    """Return each rank's last row of the pipeline on its compute stream, and on those of segments."""
     last: list[int] = []
-    for lane in np.flatnonzero(lanes.lane_stream == Stream.COMPUTE).tolist():
+    for lane in np.flatnonzero(np.isin(lanes.lane_stream, _COMPUTED)).tolist():
         low, high = int(lanes.lane_ptr[lane]), int(lanes.lane_ptr[lane + 1])
-        while high > low and kind[high - 1] == Kind.OPTIMIZER:
+        segments = lanes.lane_stream[lane] != Stream.COMPUTE
+        while high > low and (kind[high - 1] == Kind.OPTIMIZER or (segments and not _PASSES[kind[high - 1]])):
             high -= 1
         if high > low:
             last.append(high - 1)
@@ -52,17 +56,16 @@ def _last_computations(lanes: Lanes, kind: Int8s) -> Int32s:
 def behind_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pairs | None:
     """Return edges to reductions of a stage from the last backward of it on the other ranks that hold it."""
     kind, stage = cells.kind, cells.stage
-    holders = placement.copies()
     reductions = np.flatnonzero(kind == Kind.REDUCE_GRAD)
-    reductions = reductions[holders.sum(axis=0)[stage[reductions]] > 1]
+    reductions = reductions[placement.copies().sum(axis=0)[stage[reductions]] > 1]
     if not reductions.size:
         return None
-    rank = np.repeat(lanes.lane_rank, np.diff(lanes.lane_ptr))
+    lane = np.repeat(np.arange(lanes.lane_rank.size), np.diff(lanes.lane_ptr))
     backward = np.flatnonzero(BACKWARD.mask(kind))
-    last = np.full(holders.shape, -1, dtype=np.int64)
-    np.maximum.at(last.ravel(), rank[backward] * placement.stages + stage[backward], backward)
+    last = np.full((lanes.lane_rank.size, placement.stages), -1, dtype=np.int64)
+    np.maximum.at(last.ravel(), lane[backward] * placement.stages + stage[backward], backward)
     which, other = np.nonzero(last.T[stage[reductions]] >= 0)
-    away = other != rank[reductions[which]]
+    away = lanes.lane_rank[other] != lanes.lane_rank[lane[reductions[which]]]
     which, other = which[away], other[away]
     return Pairs(last[other, stage[reductions[which]]].astype(np.int32), reductions[which].astype(np.int32))
 

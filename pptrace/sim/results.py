@@ -41,9 +41,9 @@ def behind_results(
     results: NDArray[np.int64],
     policy: Policy,
 ) -> list[NDArray[np.int64]]:
-    """Return what waits for an action's results where those are communication; let messages leave behind theirs.
+    """Return what waits for an action's results where those are communication; let a pair's messages leave early.
 
-    That is its message, what its own rank makes of it, and behind an action alone whatever comes next.
+    That is its message, what its own rank makes of it, and behind an action alone whatever its rank issues next.
     """
     placement = issued.placement
     stages, microbatches = placement.stages, placement.microbatches
@@ -51,21 +51,20 @@ def behind_results(
     begins, makers = np.full(2 * cells, -1, dtype=np.int64), np.full(2 * cells, -1, dtype=np.int64)
     begins[cell], makers[cell] = begin[rows], rows
     before, behind = _on_own_rank(placement)
+    computed = _last(issued, COMPUTE.mask(issued.kind))
     sends = np.flatnonzero(SENDS.mask(issued.kind))
     sent = ((issued.kind[sends] == Kind.SEND_B) * stages + issued.stage[sends]) * microbatches
     sent += issued.microbatch[sends]
+    maker = makers[sent]
     if policy.name in _KEEPS_MESSAGES:
-        _release(columns, results[:, makers[sent]], begin[sends])
-    single = np.flatnonzero((results[0] >= 0) & (issued.pair < 0))
+        early = (issued.pair[maker] >= 0) & (issued.pair[maker] == issued.pair[computed[sends]])
+        _release(columns, results[:, maker[early]], begin[sends[early]])
+    alone, later = _behind_alone(issued, results, policy, computed)
     found = []
     for result in results:
         ends = np.where(makers < 0, -1, result[makers])
-        pairs = [
-            (ends[before], begins[behind]),
-            (ends[sent], begin[sends]),
-            _to_next(issued, begin, result, single, policy),
-        ]
-        source, target = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        source = np.concatenate([ends[before], ends[sent], result[alone]])
+        target = np.concatenate([begins[behind], begin[sends], begin[later]])
         kept = (source >= 0) & (target >= 0)
         kept &= columns.stream[source] != Stream.COMPUTE  # whose order says so
         found.append(np.stack([source, target])[:, kept])
@@ -104,24 +103,23 @@ def _on_own_rank(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.in
     return np.concatenate(before), np.concatenate(behind)
 
 
-def _to_next(
-    issued: IssueOrder,
-    begin: NDArray[np.int64],
-    result: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    policy: Policy,
+def _behind_alone(
+    issued: IssueOrder, results: NDArray[np.int64], policy: Policy, computed: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each row's result with what its rank issues next: on its compute stream, and before that elsewhere.
+    """Return actions alone, and the rows that its rank issues behind each on any stream.
 
-    Messages have edges of their own, but for those that hold the compute stream.
+    What holds the compute stream comes behind whatever held it before, all else behind what was computed before.
     """
     follows = COMPUTE.mask(issued.kind) | (COMMUNICATION.mask(issued.kind) & policy.blocks)
-    beside = ~follows & ~COMMUNICATION.mask(issued.kind)
-    last = np.full(len(issued), -1, dtype=np.int64)  # the row before on the compute stream
-    last[1:] = np.maximum.accumulate(np.where(follows, np.arange(len(issued)), -1))[:-1]
-    rank = np.searchsorted(issued.row_ptr, np.arange(len(issued)), side="right")
-    behind = np.flatnonzero((follows | beside) & (last >= 0))
-    alone = np.zeros(len(issued), dtype=bool)
-    alone[rows] = True
-    behind = behind[alone[last[behind]] & (rank[last[behind]] == rank[behind])]
-    return result[last[behind]], begin[behind]
+    last = np.where(follows, _last(issued, follows), computed)
+    single = (results[0] >= 0) & (issued.pair < 0)
+    later = np.flatnonzero((last >= 0) & single[last])
+    return last[later], later
+
+
+def _last(issued: IssueOrder, rows: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the last of some rows before each row of its rank, -1 where there is none."""
+    last = np.full(len(issued), -1, dtype=np.int64)
+    last[1:] = np.maximum.accumulate(np.where(rows, np.arange(len(issued)), -1))[:-1]
+    first = np.repeat(issued.row_ptr[:-1], np.diff(issued.row_ptr))
+    return np.where(last < first, -1, last)

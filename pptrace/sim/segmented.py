@@ -80,11 +80,15 @@ def in_segments(
     Raises:
         ScheduleError: an order of segments that names members which a pair does not have.
     """
-    if not workload.segments or not ((workload.overlapped and slows) or (issued.pair >= 0).any()):
+    if not workload.segments or not _overlaps(issued, workload, slows=slows):
         return issued, Expansion()
     issued = issued.with_whole_pairs()
     groups = [_group(issued, workload, interleave, start, size) for start, size in _alike(issued, workload)]
     return _expanded(issued, policy, groups)
+
+
+def _overlaps(issued: IssueOrder, workload: Workload, *, slows: bool) -> bool:
+    return (workload.overlapped and slows) or bool((issued.pair >= 0).any())
 
 
 def _alike(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:

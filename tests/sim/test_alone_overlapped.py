@@ -7,9 +7,9 @@ from random import Random
 from unittest.mock import patch
 
 import pytest
-from segment_costs import costs, random_kinds
+from segment_costs import action_spans, costs, random_kinds
 
-from pptrace.model.kinds import SENDS, Kind
+from pptrace.model.kinds import SENDS, Kind, Stream
 from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
@@ -19,7 +19,6 @@ from pptrace.sim import simulate as module
 from pptrace.sim.contention import Contention
 from pptrace.sim.lower import lower
 from pptrace.sim.simulate import simulate
-from pptrace.timeline.actions import actions_in_parts
 from pptrace.timeline.metrics import measure
 
 ROWS = [["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"], ["1F0", "1F1", "1B0", "1F2", "1B1", "1B2"]]
@@ -30,20 +29,10 @@ def overlapped(workload: Workload) -> Workload:
     return workload.segmented(workload.segments, overlapped=True)
 
 
-def spans(workload: Workload, policy: PolicyName) -> dict[str, tuple[int, int]]:
-    """Return starts and ends of actions and messages."""
-    timeline = module.simulate(Schedule.from_rows(ROWS), workload, Flat(latency_ns=3), Policy(name=policy))
-    rows = range(len(timeline))
-    if timeline.parts is None:
-        return {str(one.action): (one.start_ns, one.end_ns) for one in map(timeline.__getitem__, rows)}
-    actions = actions_in_parts(timeline)
-    found = {
-        str(timeline.action(row)): (int(timeline.start_ns[row]), int(timeline.end_ns[row]))
-        for row in rows if timeline.parts.number[row] < 0
-    }  # fmt: skip
-    for row, *span in zip(actions.first.tolist(), actions.start_ns.tolist(), actions.end_ns.tolist(), strict=True):
-        found[str(timeline.action(row))] = tuple(span)
-    return found
+def spans(workload: Workload, policy: PolicyName) -> dict[tuple[str, Stream], tuple[int, int]]:
+    return action_spans(
+        module.simulate(Schedule.from_rows(ROWS), workload, Flat(latency_ns=3), Policy(name=policy))
+    )
 
 
 @pytest.mark.parametrize(("count", "all_reduce", "took", "exposed"), [
@@ -60,7 +49,7 @@ def test_a_backward_hides_its_all_reduces_behind_its_own_weight_gradients(
     assert workload.f_ns.tolist() == costs(2, count, all_reduce).f_ns.tolist()
 
 
-@pytest.mark.parametrize("policy", [PolicyName.ASYNC, PolicyName.BLOCKING])
+@pytest.mark.parametrize("policy", PolicyName)
 @pytest.mark.parametrize("seed", range(40))
 def test_an_action_in_rows_of_segments_is_the_one_in_a_single_row(seed: int, policy: PolicyName) -> None:
     workload = Workload.uniform(2, boundary_bytes=1).segmented(random_kinds(Random(seed)), overlapped=True)  # noqa: S311 - nothing secret

@@ -8,7 +8,7 @@ holds it up, and ends with one only where another call waits for it.
 from pptrace.sim.kernels.linking import link_consumers
 from pptrace.sim.kernels.rules import RECEIVES, SENDS
 
-__all__ = ["link_calls", "tell_calls"]
+__all__ = ["LAUNCHED", "link_calls", "tell_calls"]
 
 LAUNCHED, JOINED = 1, 2
 """A call whose beginning, or end, is a task of its own."""

@@ -49,13 +49,9 @@ def link_rows(
                         launched = launch
                 n = _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task, twin, pairs, n)
                 continue
-            if in_parts and parts.stream[row] > COMPUTE_STREAM:
-                if fork[at] >= 0:
-                    n = _pair(pairs, n, fork[at], at)
-                continue
-            if len(awaited_stage) > 0:
+            if len(awaited_stage) > 0 and (not in_parts or parts.number[row] < 1):  # of segments, the first waits
                 n = _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n)
-            if role[k] != COMPUTES:
+            if role[k] != COMPUTES or (in_parts and parts.stream[row] > COMPUTE_STREAM):
                 if fork[at] >= 0:
                     n = _pair(pairs, n, fork[at], at)
             elif not in_parts and kinds.feeds[k] >= 0 and _is_early(row, at, rank, cells, graph, kinds, found):
