@@ -44,12 +44,15 @@ GENERATORS = {
     ("6.2B", "zb-h2"): 1_903_596, ("14.6B", "zb-h1"): 1_714_461, ("14.6B", "zb-h2"): 1_484_721,
     ("28.3B", "zb-h1"): 3_171_569, ("28.3B", "zb-h2"): 2_731_004,
     ("1.5B", "zb-v"): 1_102_656 + 83_350, ("6.2B", "zb-v"): 1_898_112 + 79_756,
-    ("14.6B", "zb-v"): 1_474_848 + 77_339,
+    ("14.6B", "zb-v"): 1_474_848 + 77_339, ("28.3B", "zb-v"): 2_720_448 + 152_569,
+    ("1.5B", "v-half"): 1_102_680 + 226_072, ("6.2B", "v-half"): 1_898_136 + 320_980,
+    ("14.6B", "v-half"): 1_474_896 + 298_142, ("1.5B", "v-min"): 1_102_680 + 556_144,
 }  # fmt: skip
 """Longest times of a rank, in microseconds, that the generators of the paper's repository gave when run on them.
 
 For one chunk its heuristic (``scheduler/zb.py``) within p and 2 p microbatches' memory, where an input gradient
-and a weight gradient free half of it each; for ZB-V the other (``scheduler/zbv.py``), with half of the times.
+and a weight gradient free half of it each; for ZB-V the other (``scheduler/zbv.py``), with half of the times, and
+for V-Half and V-Min that of Controllable Memory (``scheduler/zbv_greedy.py``).
 """
 
 
@@ -89,8 +92,8 @@ def test_profiled_cases_idle_no_longer_than_with_the_zero_bubble_generator(case:
     made = run(built(asked, name), asked)
 
     assert made.pace_ns <= GENERATORS[case, name]
-    most = 2 * (2 * ranks if name != "zb-h1" else ranks)
-    assert made.memory.peak_activation_bytes.max() <= most
+    chunks = {"zb-h1": ranks, "v-half": ranks + 2, "v-min": ranks}.get(name, 2 * ranks)
+    assert made.memory.peak_activation_bytes.max() <= 2 * chunks
 
 
 @pytest.mark.parametrize("name", CHUNKS)
@@ -283,7 +286,7 @@ def test_six_schedules_of_llama2_7b_rank_as_primus_measured_them() -> None:
 
 
 @pytest.mark.parametrize("ranks", [4, 6, 8, 12])
-def test_v_half_made_for_equal_times_runs_more_forwards_first(ranks: int) -> None:
+def test_v_half_made_for_equal_times_begins_and_ends_early(ranks: int) -> None:
     asked = request("v-half", ranks, 3 * ranks, (2, 2, 2))
     asked = replace(asked, weight_activation_bytes=asked.activation_bytes)
 

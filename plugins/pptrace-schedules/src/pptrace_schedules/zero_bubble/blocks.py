@@ -16,29 +16,31 @@ from pptrace.plugin import Kind, fill_weights
 from pptrace_schedules.zero_bubble.patterns import repeated
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace.plugin import Schedule
 
-__all__ = ["filled", "half_rows", "min_rows"]
+__all__ = ["INTERVAL", "filled", "half_blocks", "min_blocks"]
 
-_INTERVAL = 6
+INTERVAL = 6
+"""Slots between two microbatches."""
 
 
-def half_rows(ranks: int, microbatches: int) -> Schedule:
-    """Return V-Half's forwards and input gradients."""
+def half_blocks(ranks: int) -> list[tuple[int, ...]]:
+    """Return the slots of V-Half's forwards and input gradients on each rank."""
     shift = 3 if ranks % 2 == 0 else 0
-    blocks = [
+    return [
         (2 * r, 3 * ranks - r - 2, 6 * ranks + shift - r - 2, 3 * ranks + shift + 2 * r - 1) for r in range(ranks)
     ]
-    return repeated(blocks, _INTERVAL, microbatches)
 
 
-def min_rows(ranks: int, microbatches: int) -> Schedule:
-    """Return V-Min's forwards and input gradients."""
+def min_blocks(ranks: int) -> list[tuple[int, ...]]:
+    """Return the slots of V-Min's forwards and input gradients on each rank."""
     shift = 2 if ranks % 3 == 0 else 0
-    blocks = [(r, 2 * ranks - r - 1, 4 * ranks + shift - r - 1, 2 * ranks + shift + r) for r in range(ranks)]
-    return repeated(blocks, _INTERVAL, microbatches)
+    return [(r, 2 * ranks - r - 1, 4 * ranks + shift - r - 1, 2 * ranks + shift + r) for r in range(ranks)]
 
 
-def filled(rows: Schedule, peak: int) -> Schedule:
-    """Return the table of forwards and input gradients with weight gradients, for times of 1 each."""
+def filled(blocks: Sequence[Sequence[int]], microbatches: int, peak: int) -> Schedule:
+    """Return the table of repeated blocks with weight gradients, for times of 1 each."""
+    rows = repeated(blocks, INTERVAL, microbatches)
     return fill_weights(rows, {Kind.F: 1, Kind.I: 1, Kind.W: 1}, taken=1, kept=1, room=peak).schedule

@@ -26,7 +26,7 @@ __all__ = ["Times", "built", "without_weights"]
 _WORK = 400_000
 """Actions to place before no further order is tried."""
 
-_MISSING = (0, 4)
+_MISSING = (0, 2, 4)
 """Eighths of a weight gradient that a gap may lack."""
 
 
@@ -108,7 +108,7 @@ def _filled(times: Times, fixed: Schedule, orders: Callable[[Times], Iterator[Sc
             except ScheduleError:
                 break
             some = True
-            if order is fixed:
+            if (order.kind == Kind.W).any():  # it is only timed
                 break
     if not some or spent < _WORK:
         yield _fill(times, _bounded(times, fixed.placement), 0)

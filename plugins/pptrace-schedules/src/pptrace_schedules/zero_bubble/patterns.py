@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Int64s
 
-__all__ = ["CODES", "forwards_first", "in_order", "repeated"]
+__all__ = ["CODES", "in_order", "of_codes", "repeated"]
 
 CODES = "Ff Ii Ww"
 """Forwards of a rank's chunk on the way down and on the way up, input gradients, weight gradients."""
@@ -32,7 +32,7 @@ def in_order(rows: Sequence[Sequence[tuple[str, int]]], microbatches: int) -> Sc
         np.concatenate([np.tile([letters.index(one) for one in letters_], times) for letters_, times in row])
         for row in rows
     ]
-    return _table([_numbered(row, microbatches) for row in codes], microbatches)
+    return of_codes([_numbered(row, microbatches) for row in codes], microbatches)
 
 
 def repeated(blocks: Sequence[Sequence[int]], interval: int, microbatches: int) -> Schedule:
@@ -49,31 +49,7 @@ def repeated(blocks: Sequence[Sequence[int]], interval: int, microbatches: int) 
     for block in blocks:
         order = np.argsort(np.add.outer(np.asarray(block), after).ravel(), kind="stable")
         rows.append(np.divmod(order, microbatches))
-    return _table(rows, microbatches)
-
-
-def forwards_first(rows: Schedule, most: int) -> Schedule:
-    """Return a table of forwards and input gradients whose ranks start with more forwards of their first chunk.
-
-    As many come first as a rank has time for before its first forward on the way up, hold no more than ``most``
-    chunks' activations at any time, and are no more than on the rank before, which would wait for ever.
-    """
-    order, before = [], rows.microbatches
-    for rank in range(rows.ranks):
-        low, high = int(rows.row_ptr[rank]), int(rows.row_ptr[rank + 1])
-        forward = rows.kind[low:high] == Kind.F
-        own = np.flatnonzero(forward & (rows.stage[low:high] == rank))
-        held = np.cumsum(np.where(forward, 1, -1))
-        first = 1
-        while first < min(2 * (rows.ranks - rank) - 1, before):
-            moved = np.concatenate([held[first - 1 : first], held[first : own[first]]]) + 1
-            if moved.max() > most:
-                break
-            held[first : own[first] + 1] = moved
-            first += 1
-        order.append(low + np.concatenate([own[:first], np.setdiff1d(np.arange(high - low), own[:first])]))
-        before = first
-    return Schedule.of_cells(rows.placement, rows.row_ptr, rows.cells.taken(np.concatenate(order)))
+    return of_codes(rows, microbatches)
 
 
 def _numbered(row: Int64s, microbatches: int) -> tuple[Int64s, Int64s]:
@@ -86,7 +62,8 @@ def _numbered(row: Int64s, microbatches: int) -> tuple[Int64s, Int64s]:
     return row[kept], number[kept]
 
 
-def _table(rows: Sequence[tuple[Int64s, Int64s]], microbatches: int) -> Schedule:
+def of_codes(rows: Sequence[tuple[Int64s, Int64s]], microbatches: int) -> Schedule:
+    """Return the table of rows like ``(codes, microbatches)``, codes as places among :data:`CODES`' letters."""
     ranks = len(rows)
     codes = [codes for codes, _ in rows]
     stage = [np.where(_WAY_UP, 2 * ranks - 1 - rank, rank).astype(np.int32)[row] for rank, row in enumerate(codes)]

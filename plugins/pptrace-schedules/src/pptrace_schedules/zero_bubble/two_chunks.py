@@ -37,16 +37,17 @@ def v_shaped(request: ScheduleRequest, fixed: Schedule, most: int) -> Schedule:
         fixed: the table for equal times.
         most: chunks' activations that a rank may hold.
     """
-    from pptrace_schedules.zero_bubble.blocks import half_rows, min_rows
+    from pptrace_schedules.zero_bubble.blocks import INTERVAL, half_blocks, min_blocks
+    from pptrace_schedules.zero_bubble.dense import dense
     from pptrace_schedules.zero_bubble.generate import built, without_weights
-    from pptrace_schedules.zero_bubble.patterns import forwards_first
 
     def orders(times: Times) -> Iterator[Schedule]:
         yield without_weights(fixed)
-        for make in (half_rows, min_rows):
-            rows = make(request.ranks, request.microbatches)
-            yield rows
-            yield forwards_first(rows, int(times.room.sets(fixed.placement).min()) * _CHUNKS)
+        room = int(times.room.sets(fixed.placement).min()) * _CHUNKS
+        for blocks in (half_blocks(request.ranks), min_blocks(request.ranks)):
+            tight = dense(blocks, INTERVAL, request.microbatches, room)
+            yield tight
+            yield without_weights(tight)
 
     return built(request, fixed, most, orders)
 

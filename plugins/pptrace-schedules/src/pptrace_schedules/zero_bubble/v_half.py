@@ -34,11 +34,11 @@ __all__ = ["OFFER"]
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from pptrace_schedules.zero_bubble.blocks import filled, half_rows
+    from pptrace_schedules.zero_bubble.blocks import filled, half_blocks
     from pptrace_schedules.zero_bubble.two_chunks import v_shaped
 
     most = half_peak(request.ranks)
-    return v_shaped(request, filled(half_rows(request.ranks, request.microbatches), most), most)
+    return v_shaped(request, filled(half_blocks(request.ranks), request.microbatches, most), most)
 
 
 def bubble(request: ScheduleRequest) -> Fraction:

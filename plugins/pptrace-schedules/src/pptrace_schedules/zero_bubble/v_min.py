@@ -35,11 +35,11 @@ __all__ = ["OFFER"]
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from pptrace_schedules.zero_bubble.blocks import filled, min_rows
+    from pptrace_schedules.zero_bubble.blocks import filled, min_blocks
     from pptrace_schedules.zero_bubble.two_chunks import v_shaped
 
     most = min_peak(request.ranks)
-    return v_shaped(request, filled(min_rows(request.ranks, request.microbatches), most), most)
+    return v_shaped(request, filled(min_blocks(request.ranks), request.microbatches, most), most)
 
 
 def bubble(request: ScheduleRequest) -> Fraction:

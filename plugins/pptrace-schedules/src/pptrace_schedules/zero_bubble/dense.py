@@ -1,0 +1,148 @@
+"""Building blocks packed: the first and the last actions of a table go into earlier slots that are free.
+
+Repeated blocks leave slots free before each rank's first input gradients and behind its last forward. The order
+that comes of filling them idles less for real times, too. Qi et al., Pipeline Parallelism with Controllable
+Memory, NeurIPS 2024, arXiv:2405.15362, reorder both ends as well.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace_schedules.zero_bubble.patterns import of_codes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.plugin import Int64s, Schedule
+
+__all__ = ["dense"]
+
+F, UP, I, BACK, W = range(5)  # noqa: E741 - PyTorch's name
+"""Forwards on the way down and up, their input gradients, weight gradients: the order of patterns' codes."""
+
+_FROM = (-1, 1, 1, -1)
+"""The neighbour, above or below, whose result each needs."""
+
+_AFTER = (None, F, BACK, UP)
+"""What comes before each on its own rank."""
+
+
+def dense(blocks: Sequence[Sequence[int]], interval: int, microbatches: int, most: int) -> Schedule:
+    """Return a table with weight gradients.
+
+    Args:
+        blocks: per rank, the slots of microbatch 0's forwards and input gradients, in the order of the codes.
+        interval: slots between two microbatches.
+        microbatches: how many there are.
+        most: chunks' activations that a rank may hold until their weight gradients; where blocks hold more, those.
+    """
+    slots = np.add.outer(np.asarray(blocks, dtype=np.int64), interval * np.arange(microbatches))
+    _begin_early(slots, most)
+    _end_early(slots)
+    rows = []
+    for own, weights in zip(slots, _weights(slots), strict=True):
+        code, number = _gradients(own)
+        codes = np.concatenate([np.repeat(np.arange(W), microbatches), code + 2])
+        numbers = np.concatenate([np.tile(np.arange(microbatches), W), number])
+        order = np.argsort(np.concatenate([own.ravel(), weights]))
+        rows.append((codes[order], numbers[order]))
+    return of_codes(rows, microbatches)
+
+
+def _gradients(own: Int64s) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the codes and microbatches of a rank's input gradients in the order of their slots."""
+    code, number = np.divmod(np.argsort(own[I:], axis=None), own.shape[1])
+    return code + I, number
+
+
+def _weights(slots: Int64s) -> Int64s:
+    """Return the slots of each rank's weight gradients: the first free ones behind its input gradients."""
+    found = np.empty((slots.shape[0], 2 * slots.shape[2]), dtype=np.int64)
+    for rank, own in enumerate(slots):
+        taken, free = set(own.ravel().tolist()), -1
+        for place, gradient in enumerate(np.sort(own[I:], axis=None).tolist()):
+            free = max(free, gradient) + 1
+            while free in taken:
+                free += 1
+            found[rank, place] = free
+    return found
+
+
+def _begin_early(slots: Int64s, most: int) -> None:
+    """Move what comes before rank 0's first input gradient of its first stage, in place, as memory allows."""
+    weights = _weights(slots)
+    ends = slots[0, I, 0]
+    busy, held = _occupied(slots, weights)
+    most = max(most, int(held.max()))
+    gradients: list[list[int]] = [[] for _ in slots]
+    early = [(int(slots[rank, code, at]), rank, code, at) for rank, code, at in np.argwhere(slots < ends).tolist()]
+    early += [(int(weights[rank, at]), rank, W, at) for rank, at in np.argwhere(weights < ends).tolist()]
+    for slot, rank, code, number in sorted(early):
+        own = weights[rank] if code == W else slots[rank, code]
+        low = max(
+            gradients[rank][number] if code == W else _ready(slots, rank, code, number), _before(own, number)
+        )
+        if code < I:
+            full = np.flatnonzero(held[rank, low + 1 : slot] >= most)
+            low += int(full[-1]) + 1 if full.size else 0
+        moved = _move(busy[rank], own, number, low)
+        if code < I or code == W:
+            held[rank, moved:slot] += 1 if code < I else -1
+        else:
+            insort(gradients[rank], moved)
+
+
+def _end_early(slots: Int64s) -> None:
+    """Move the input gradients behind each rank's last forward, in place: they take no memory."""
+    busy, _ = _occupied(slots, None)
+    late = np.argwhere(slots > slots[:, :I].max(axis=(1, 2), keepdims=True))
+    for rank, code, number in late[np.argsort(slots[tuple(late.T)], kind="stable")].tolist():
+        own = slots[rank, code]
+        _move(busy[rank], own, number, max(_ready(slots, rank, code, number), _before(own, number)))
+
+
+def _occupied(slots: Int64s, weights: Int64s | None) -> tuple[NDArray[np.bool_], Int64s]:
+    """Return which slots of each rank are taken, and the activations that it holds in each."""
+    ranks = slots.shape[0]
+    length = int(slots.max() if weights is None else weights.max()) + 1
+    busy, held = np.zeros((ranks, length), dtype=bool), np.zeros((ranks, length), dtype=np.int64)
+    for rank in range(ranks):
+        busy[rank, slots[rank].ravel()] = True
+        held[rank, slots[rank, :I].ravel()] += 1
+        if weights is not None:
+            busy[rank, weights[rank]] = True
+            held[rank, weights[rank]] -= 1
+    return busy, held.cumsum(axis=1)
+
+
+def _ready(slots: Int64s, rank: int, code: int, number: int) -> int:
+    """Return the slot behind which an action's inputs are there."""
+    needs = [-1]
+    if 0 <= rank + _FROM[code] < slots.shape[0]:
+        needs.append(int(slots[rank + _FROM[code], code, number]))
+    before = _AFTER[code]
+    if before is not None:
+        needs.append(int(slots[rank, before, number]))
+    return max(needs)
+
+
+def _before(own: Int64s, number: int) -> int:
+    return int(own[number - 1]) if number else -1
+
+
+def _move(busy: NDArray[np.bool_], own: Int64s, number: int, low: int) -> int:
+    """Move an action into the first free slot behind ``low``, if there is one before its own; return its slot."""
+    slot = int(own[number])
+    free = np.flatnonzero(~busy[low + 1 : slot])
+    if not free.size:
+        return slot
+    busy[slot] = False
+    own[number] = low + 1 + int(free[0])
+    busy[own[number]] = True
+    return int(own[number])
