@@ -57,7 +57,7 @@ _MOST_LINES = 120
 @click.option("--width", type=click.IntRange(_NARROWEST), help="Columns to use; the terminal's by default.")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-    help="Write a picture: .svg, or .png by matplotlib; may be repeated.",
+    help="Write a picture: .svg, or .png or .pdf by matplotlib; may be repeated.",
 )  # fmt: skip
 def command(
     schedule: str | None,
@@ -113,8 +113,8 @@ def _check(schedule: str | None, named: str | None, options: Sequence[str], outp
     if (schedule is None) == (named is None):
         raise click.UsageError("name one schedule, such as: pptrace show 1f1b --pp 4 --microbatches 8")
     for output in outputs:
-        if output.suffix.lower() not in {".svg", ".png"}:
-            raise click.UsageError(f"{output}: a picture ends in .svg or .png")
+        if output.suffix.lower() not in {".svg", ".png", ".pdf"}:
+            raise click.UsageError(f"{output}: a picture ends in .svg, .png or .pdf")
     for option in options:
         if not option.partition("=")[1]:
             raise click.UsageError(f"--option {option}: write KEY=VALUE")
@@ -131,7 +131,7 @@ def _title(prepared: Prepared, drawing: Drawing) -> str:
 
 def _write(drawing: Drawing, title: str, outputs: Sequence[Path]) -> None:
     from pptrace.export.output import replace_file
-    from pptrace.show.png import write_png
+    from pptrace.show.picture import write_picture
     from pptrace.show.svg import svg_text
 
     for output in outputs:
@@ -139,7 +139,7 @@ def _write(drawing: Drawing, title: str, outputs: Sequence[Path]) -> None:
             if output.suffix.lower() == ".svg":
                 temporary.write_text(svg_text(drawing, title), encoding="utf-8")
             else:
-                write_png(drawing, title, temporary)
+                write_picture(drawing, title, temporary, output.suffix.lower())
         sys.stderr.write(f"wrote {printable_line(str(output))}\n")
 
 

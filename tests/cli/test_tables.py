@@ -71,7 +71,7 @@ def test_a_function_in_a_file_is_drawn_and_its_flaw_too(pptrace: Pptrace, folder
 def test_pictures_are_written_whole_or_not_at_all(pptrace: Pptrace, folder: Path) -> None:
     assert pptrace("show", "good.csv", "-o", "table.svg").code == 0
     assert (folder / "table.svg").read_text().startswith("<svg")
-    assert ".svg or .png" in pptrace("show", "good.csv", "-o", "table.gif").complaint
+    assert ".svg, .png or .pdf" in pptrace("show", "good.csv", "-o", "table.gif").complaint
     assert "create it first" in pptrace("show", "good.csv", "-o", "nowhere/table.svg").complaint
 
 

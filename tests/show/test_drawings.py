@@ -9,7 +9,7 @@ import pytest
 
 from pptrace.errors import DeadlockError, PptraceError
 from pptrace.schedule.table import Schedule
-from pptrace.show.png import write_png
+from pptrace.show.picture import write_picture
 from pptrace.show.slots import SlotsOfKind, draw
 from pptrace.show.svg import svg_text
 from pptrace.show.terminal import plain_lines, rich_lines, window
@@ -98,17 +98,20 @@ def test_svg_is_well_formed_with_a_tooltip_per_action() -> None:
     assert any("comes before" in (text or "") for text in texts)
 
 
-def test_png_is_written_with_matplotlib(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG\r\n\x1a\n"), (".pdf", b"%PDF-")])
+def test_pictures_are_written_with_matplotlib(suffix: str, begins: bytes, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    path = tmp_path / "t.png"
+    paths = tmp_path / "first", tmp_path / "second"
 
-    write_png(draw(GPIPE), "gpipe", path)
+    for path in paths:
+        write_picture(draw(GPIPE), "gpipe", path, suffix)
 
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert paths[0].read_bytes().startswith(begins)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_without_matplotlib_png_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     with pytest.raises(PptraceError, match=r"pptrace\[plot\]"):
-        write_png(draw(GPIPE), "gpipe", tmp_path / "t.png")
+        write_picture(draw(GPIPE), "gpipe", tmp_path / "t.png", ".png")

@@ -12,7 +12,7 @@ from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement
 from pptrace.schedule.table import Schedule
 from pptrace.show.label import colour, legend
-from pptrace.show.png import write_png
+from pptrace.show.picture import write_picture
 from pptrace.show.slots import cropped, draw
 from pptrace.show.svg import svg_text
 from pptrace.show.terminal import plain_lines, rich_lines, window
@@ -73,7 +73,7 @@ def test_svg_frames_pairs_and_keeps_a_tooltip_per_action() -> None:
 def test_png_draws_pairs(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
-    write_png(draw(PAIRS), "pairs", tmp_path / "t.png")
+    write_picture(draw(PAIRS), "pairs", tmp_path / "t.png", ".png")
 
     assert (tmp_path / "t.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 

@@ -1,4 +1,4 @@
-"""The table as PNG, with matplotlib."""
+"""The table as PNG or PDF, with matplotlib."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ if TYPE_CHECKING:
     from pptrace.show.slots import Drawing
     from pptrace.show.together import Together
 
-__all__ = ["write_png"]
+__all__ = ["METADATA", "write_picture"]
 
 _MOST_CELLS = 20_000
 _MOST_INCHES = 160
 _PER_LINE = 4
 """Entries of a line of the legend."""
 
+METADATA: dict[str, dict[str, None]] = {
+    ".png": {"Software": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+"""Suffixes, with what would name a time or a version in each."""
 
-def write_png(drawing: Drawing, title: str, path: Path) -> None:
-    """Write the drawing as PNG.
+
+def write_picture(drawing: Drawing, title: str, path: Path, suffix: str) -> None:
+    """Write the drawing in the format of a suffix of :data:`METADATA`.
 
     Raises:
         PptraceError: matplotlib is not installed, or the table is too large for pixels.
@@ -37,11 +43,12 @@ def write_png(drawing: Drawing, title: str, path: Path) -> None:
         from matplotlib.patches import Rectangle
     except ImportError as error:
         raise PptraceError(
-            "PNG needs matplotlib: pip install matplotlib (or 'pptrace[plot]'), or write .svg"
+            f"{suffix[1:].upper()} needs matplotlib: pip install matplotlib (or 'pptrace[plot]'), or write .svg"
         ) from error
     if len(drawing.cells) > _MOST_CELLS:
+        name = suffix[1:].upper()
         raise PptraceError(
-            f"{len(drawing.cells)} cells are too many for PNG: write .svg, or draw some with --slots"
+            f"{len(drawing.cells)} cells are too many for {name}: write .svg, or draw some with --slots"
         )
     inches = max(drawing.length * 0.28 + 1.2, 7.5), drawing.ranks * 0.32 + 1.1
     figure = Figure(figsize=(min(inches[0], _MOST_INCHES), min(inches[1], _MOST_INCHES)), layout="constrained")
@@ -75,7 +82,7 @@ def write_png(drawing: Drawing, title: str, path: Path) -> None:
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     if drawing.error is not None:
         axes.set_xlabel(str(drawing.error), color=MARK, loc="left", fontsize=8, wrap=True)
-    figure.savefig(path, format="png", dpi=110, metadata={"Software": None})
+    figure.savefig(path, format=suffix[1:], dpi=110, metadata=METADATA[suffix])
 
 
 def _draw_together(axes: Axes, pair: Together, drawing: Drawing) -> None:
