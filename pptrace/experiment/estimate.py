@@ -19,12 +19,17 @@ from pptrace.model.request import ScheduleRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pptrace.config.experiment import Offload
     from pptrace.hooks.offers import ScheduleOffer
     from pptrace.hooks.provider import Provided
     from pptrace.model.columns import Int64s
     from pptrace.model.workload import Workload
 
 __all__ = ["Estimate", "estimate"]
+
+
+_BESIDE_COPIES = 3
+"""Activations that a rank holds in spite of copies: one in use, one on its way out, one on its way back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,7 @@ def estimate(
     ranks: int,
     microbatches: int,
     own: Mapping[str, Any] | None = None,
+    offload: Offload | None = None,
 ) -> Estimate | None:
     """Return what a schedule's step would about take; None where it cannot run, or nothing is known of it.
 
@@ -57,6 +63,7 @@ def estimate(
         microbatches: of one pipeline.
         own: options of the schedule that the configuration runs, which has 1F1B's forms where it offers none;
             others have their defaults.
+        offload: activations that are in host memory between forward and backward.
     """
     offer, chunks = provided.offer, workload.stages // ranks
     try:
@@ -79,7 +86,7 @@ def estimate(
     work = _by_rank(workload.f_ns + workload.b_ns, ranks) * microbatches
     idle = float(work.mean()) * share / (1 - share)
     reduction, update = (int(_by_rank(time, ranks).max()) for time in (workload.reduce_ns, workload.optimizer_ns))
-    peak = _peak(workload, ranks, held)
+    peak = _peak(workload, ranks, held, offload)
     return Estimate(
         step_ns=int(work.max()) + int(idle) + reduction + update + workload.sync_ns,
         peak_bytes=peak,
@@ -88,14 +95,29 @@ def estimate(
     )
 
 
-def _peak(workload: Workload, ranks: int, held: list[float]) -> int:
+def _peak(workload: Workload, ranks: int, held: list[float], offload: Offload | None) -> int:
     """Return the memory of the fullest rank where each holds so many chunks' activations; 1F1B's unless given."""
     chunks = workload.stages // ranks
     if len(held) != ranks:
         held = [float(min(ranks - rank, ranks) * chunks) for rank in range(ranks)]
     state = workload.weights_bytes + workload.gradients_bytes + workload.optimizer_bytes
-    each = _by_rank(workload.activation_bytes, ranks) / chunks
-    return int((_by_rank(state, ranks) + each * np.array(held)).max()) + workload.reserved_bytes
+    each, away = (
+        _by_rank(size, ranks) / chunks for size in (workload.activation_bytes, _copied(workload, ranks, offload))
+    )
+    activations = each * np.array(held) - away * np.maximum(np.array(held) - _BESIDE_COPIES, 0)
+    return int((_by_rank(state, ranks) + activations).max()) + workload.reserved_bytes
+
+
+def _copied(workload: Workload, ranks: int, offload: Offload | None) -> Int64s:
+    """Return the bytes of each stage's activations that are in host memory between forward and backward."""
+    stage = np.arange(workload.stages)
+    if offload is None:
+        return np.zeros_like(workload.activation_bytes)
+    chosen = np.isin(stage, offload.stages) if offload.stages is not None else stage >= 0
+    if offload.chunks is not None:
+        chosen &= np.isin(stage // ranks, offload.chunks)
+    copied: Int64s = np.where(chosen, workload.copied_bytes * offload.ratio, 0).astype(np.int64)
+    return copied
 
 
 def _by_rank(values: Int64s, ranks: int) -> Int64s:

@@ -186,7 +186,8 @@ class FormSearch:
         given = {
             key.removeprefix(_OPTIONS): value for key, value in change.settings.items() if key.startswith(_OPTIONS)
         }
-        return estimate(self.provided, workload, ranks, count, {**self.ground.options, **given})
+        options = {**self.ground.options, **given}
+        return estimate(self.provided, workload, ranks, count, options, experiment.schedule.offload)
 
     def _workload(self, change: Change, stages: int) -> Workload | None:
         costly = change.without(frozenset({"parallel.vp"}))
