@@ -134,13 +134,12 @@ def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, R
 
 def _timeline(graph: TaskGraph, ran: Ran) -> Timeline:
     rows = graph.rows
-    ghosts = graph.ghosts()
     duration, lag = graph.duration_ns[:rows], graph.lag_ns[:rows]
     start, end, cause = ran.start_ns[:rows], ran.end_ns[:rows], _row_causes(graph, ran.cause)
-    for column in (start, end, cause, duration, lag):
-        column[ghosts] = column[graph.twin[ghosts]]
+    if (graph.twin >= 0).any():
+        run(running.fill_twins, (graph.twin,), (start, end, cause, duration, lag), work=rows)
     enter = np.empty(rows, dtype=np.int64)
-    run(running.enter_times, (graph.lane_ptr, graph.twin, graph.fork, start, end), (enter,), work=rows)
+    run(running.enter_times, (graph.lane_ptr, graph.fork, start, end), (enter,), work=rows)
     return Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,
         lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, **graph.cells._asdict(),

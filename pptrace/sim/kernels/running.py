@@ -5,7 +5,7 @@ Columns are lists or arrays of integers, alike in use.
 
 from typing import Any, NamedTuple
 
-__all__ = ["Graph", "Tasks", "count_waits", "enter_times", "may_begin", "reach", "sweep"]
+__all__ = ["Graph", "Tasks", "count_waits", "enter_times", "fill_twins", "may_begin", "reach", "sweep"]
 
 
 class Graph(NamedTuple):
@@ -114,7 +114,18 @@ def _first_ready(graph: Graph, tasks: Tasks) -> int:
     return top
 
 
-def enter_times(lane_ptr, twin, fork, start, end, enter):
+def fill_twins(twin, start, end, cause, duration, lag):
+    """Give each receiver's side of a rendezvous what its sender's side was given."""
+    for row in range(len(twin)):
+        if twin[row] >= 0:
+            start[row] = start[twin[row]]
+            end[row] = end[twin[row]]
+            cause[row] = cause[twin[row]]
+            duration[row] = duration[twin[row]]
+            lag[row] = lag[twin[row]]
+
+
+def enter_times(lane_ptr, fork, start, end, enter):
     """Note when each row was launched: the row before it on its lane and its fork were done."""
     for lane in range(len(lane_ptr) - 1):
         free = 0

@@ -1,4 +1,4 @@
-"""A kernel that places each message where Megatron's loops issue it and wait for it.
+"""Kernels that number a table's actions, and place each message where Megatron's loops issue it and wait for it.
 
 Columns are lists or arrays of integers, alike in use. A moment is (position + rank) x TURNS before an action, one
 slot more behind it, plus a turn. Source: see :mod:`pptrace_frameworks.megatron`.
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pptrace.plugin import MOST_TURNS
 
-__all__ = ["Calls", "Loop", "Messages", "place"]
+__all__ = ["Calls", "Loop", "Messages", "number_rows", "place"]
 
 TURNS = MOST_TURNS
 
@@ -66,6 +66,43 @@ class Calls(NamedTuple):
     send_waited: Any
     receive_waited: Any
     communicator: Any
+
+
+def number_rows(row_ptr, cells, ways, count, forward, backward, ahead, number, told):
+    """List and number each rank's forwards and backwards, ``count`` of both.
+
+    ``told`` becomes whether there are so many everywhere, and whether all ranks run the same microbatches of the
+    same chunks in one order; up to the first rank that has not so many.
+    """
+    told[1] = 1
+    for rank in range(len(row_ptr) - 1):
+        first, forwards, backwards = rank * count, 0, 0
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            way = ways[cells.kind[row]]
+            k = backwards if way == 1 else forwards
+            number[row] = k if way >= 0 else -1
+            if way < 0:
+                continue
+            if k == count:
+                return
+            if way == 0:
+                forward[first + k] = row
+                ahead[first + k] = backwards
+                forwards += 1
+            else:
+                backward[first + k] = row
+                backwards += 1
+            if not _is_alike(row, backward[k] if way == 1 else forward[k], rank, cells):
+                told[1] = 0
+        if forwards != count or backwards != count:
+            return
+    told[0] = 1
+
+
+def _is_alike(row, of_first, rank, cells):
+    """Whether a rank's action is that of the first rank, a stage on for each rank between."""
+    same = cells.microbatch[row] == cells.microbatch[of_first] and cells.span[row] == cells.span[of_first]
+    return same and cells.stage[row] == cells.stage[of_first] + rank
 
 
 def place(messages, loop, calls):

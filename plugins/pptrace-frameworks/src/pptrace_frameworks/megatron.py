@@ -112,7 +112,8 @@ class _Loop:
         looped = np.arange(schedule.stages) % schedule.ranks
         if rest or placement.stage_rank.shape[0] != 1 or (placement.stage_rank[0] != looped).any():
             raise cannot("megatron", "does not loop its stages over the ranks, stage s on rank s mod p")
-        _check_one_order(schedule, rows)
+        if not rows.is_one_order:
+            raise cannot("megatron", "does not run the microbatches of all ranks in one order")
         group = _group(schedule, rows, chunks) if chunks > 1 else rows.count
         ahead = np.arange(rows.ranks)[::-1]
         warm_up = ahead if chunks == 1 else 2 * ahead + (chunks - 1) * group
@@ -122,14 +123,6 @@ class _Loop:
         if not rows.is_warm_up_and_turns(warm_up):
             raise cannot("megatron", "is not forwards, then forward and backward in turns, then backwards")
         return cls(rows=rows, chunks=chunks, group=group, warm_up=warm_up)
-
-
-def _check_one_order(schedule: Schedule, rows: Rows) -> None:
-    """Check that all ranks run chunks and microbatches in the same order."""
-    for way in (rows.forward, rows.backward):
-        order = np.stack([schedule.stage[way] // schedule.ranks, schedule.microbatch[way], schedule.span[way]])
-        if (order != order[:, :1]).any():
-            raise cannot("megatron", "does not run the microbatches of all ranks in one order")
 
 
 def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:

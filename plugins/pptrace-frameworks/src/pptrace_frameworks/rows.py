@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pptrace.plugin import ConstraintError, Kind
+from pptrace.plugin import ConstraintError, Kind, run_kernel
+from pptrace_frameworks import kernels
 
 if TYPE_CHECKING:
     from pptrace.plugin import MessageRequest, Schedule
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["Ends", "Ints", "Rows", "cannot", "rows_of"]
 
 Ints: TypeAlias = NDArray[np.int64]
+
+_WAYS = [{Kind.F: 0, Kind.B: 1, Kind.I: 1}.get(kind, -1) for kind in Kind]
+"""By kind, 0 for a forward and 1 for a backward, -1 for all else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +36,21 @@ class Rows:
     """Shape (ranks, count): positions of each rank's forwards."""
     backward: Ints
     """Shape (ranks, count): positions of its backwards."""
+    ahead: Ints
+    """Shape (ranks, count): backwards before each forward."""
     number: Ints
     """Shape (actions,): which forward or backward of its rank each is, -1 for other actions."""
-    step: Ints
-    """Shape (actions,): each forward's and backward's place among those of its rank, -1 for other actions."""
+    is_one_order: bool
+    """Whether all ranks run the same microbatches of the same chunks in one order, rank r stage r of each chunk."""
 
     @property
     def leading(self) -> Ints:
         """Shape (ranks,): forwards before each rank's first backward."""
-        return np.asarray((self.forward < self.backward[:, :1]).sum(axis=1))
+        return np.asarray((self.ahead == 0).sum(axis=1))
 
     def is_warm_up_and_turns(self, warm_up: Ints) -> bool:
         """Whether each rank runs so many forwards, then forward and backward in turns, then backwards."""
-        k = np.arange(self.count)
-        steady = self.count - warm_up[:, None]
-        forward = k + np.maximum(k - warm_up[:, None], 0)
-        backward = warm_up[:, None] + np.where(k < steady, 2 * k + 1, steady + k)
-        return bool((self.step[self.forward] == forward).all() and (self.step[self.backward] == backward).all())
+        return bool((self.ahead == np.maximum(np.arange(self.count) - warm_up[:, None], 0)).all())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,23 +83,23 @@ def rows_of(schedule: Schedule, framework: str) -> Rows:
     Raises:
         ConstraintError: ranks run unequal numbers of forwards or backwards.
     """
-    rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.row_ptr))
-    backwards = (schedule.kind == Kind.B) | (schedule.kind == Kind.I)
-    both = np.flatnonzero((schedule.kind == Kind.F) | backwards)
-    number = np.full(len(schedule), -1, dtype=np.int64)
-    step = number.copy()
-    found = []
-    for rows in (np.flatnonzero(schedule.kind == Kind.F), np.flatnonzero(backwards)):
-        counts = np.bincount(rank[rows], minlength=schedule.ranks)
-        if (counts != counts[0]).any() or 2 * rows.size != both.size:
-            raise cannot(framework, "does not give all ranks equally many forwards and backwards")
-        number[rows] = np.tile(np.arange(counts[0]), schedule.ranks)
-        found.append(rows.reshape(schedule.ranks, -1))
-    step[both] = np.tile(np.arange(both.size // schedule.ranks), schedule.ranks)
-    forward, backward = found
-    return Rows(
-        ranks=schedule.ranks, count=forward.shape[1], forward=forward, backward=backward, number=number, step=step
+    count, rest = divmod(int(np.count_nonzero(schedule.kind == Kind.F)), schedule.ranks)
+    rows = np.empty((3, schedule.ranks, count), dtype=np.int64)
+    number, told = np.empty(len(schedule), dtype=np.int64), np.zeros(2, dtype=np.int64)
+    run_kernel(
+        kernels.number_rows,
+        (schedule.row_ptr, schedule.cells, np.array(_WAYS), count),
+        (*rows.reshape(3, -1), number, told),
+        work=len(schedule),
     )
+    is_equal, is_one_order = told.astype(bool).tolist()
+    if rest or not is_equal:
+        raise cannot(framework, "does not give all ranks equally many forwards and backwards")
+    forward, backward, ahead = rows
+    return Rows(
+        ranks=schedule.ranks, count=count, forward=forward, backward=backward, ahead=ahead, number=number,
+        is_one_order=is_one_order,
+    )  # fmt: skip
 
 
 def cannot(framework: str, what: str, *, runs: str = "1f1b and interleaved-1f1b") -> ConstraintError:
