@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pptrace.model.request import CostRequest, NetworkRequest, ScheduleRequest
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
-    from pptrace.schedule.calls import MessageCalls, MessageRequest
+    from pptrace.schedule.calls import MessageRequest
+    from pptrace.schedule.checked_calls import Plan
     from pptrace.schedule.policy import Policy
     from pptrace.schedule.table import Schedule
 
@@ -104,15 +105,14 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
         return replace(policy, title=offer.name)
     own = program
 
-    def guarded(request: MessageRequest) -> MessageCalls:
+    def guarded(request: MessageRequest) -> Plan:
         from pptrace.schedule.checked_calls import checked_calls
 
         calls = call_plugin(provider, own, request)
         try:
-            checked_calls(request, calls, offer.name)
+            return checked_calls(request, calls, offer.name)
         except PluginError as error:
             raise plugin_error(provider, str(error)) from error
-        return calls
 
     return replace(policy, program=guarded, title=offer.name)
 

@@ -95,8 +95,8 @@ class MessageCalls:
     """Number from 0 of the communicator that carries it; a rank's calls on one follow one another. None: one."""
 
 
-Program: TypeAlias = Callable[[MessageRequest], MessageCalls]
-"""Says how a program issues a table's messages."""
+Program: TypeAlias = Callable[[MessageRequest], "MessageCalls | Plan"]
+"""Says how a program issues a table's messages; the core alone returns a plan, which it has checked."""
 
 
 class _Ends(NamedTuple):
@@ -159,9 +159,9 @@ def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
 
 def _listed(schedule: Schedule) -> _Messages:
     graph = graph_of(schedule.placement)
-    feeding = schedule.cells.taken(np.flatnonzero(TABLE.feeds[schedule.kind] >= 0))
+    feeding = int(np.count_nonzero(TABLE.feeds[schedule.kind] >= 0))
     widest = int(max(np.diff(graph.succ_ptr).max(initial=0), np.diff(graph.pred_ptr).max(initial=0)))
-    bound = feeding.kind.size * widest
+    bound = feeding * widest
     int32s = np.empty((5, bound), dtype=np.int32)
     out = _Messages(int32s[0], int32s[1], int32s[2], int32s[3], int32s[4], np.empty(bound, dtype=np.int8))
     made_at = np.full(2 * graph.stages * graph.microbatches, -1, dtype=np.int32)
@@ -178,7 +178,8 @@ def _issued(schedule: Schedule, messages: _Messages, plan: Plan) -> IssueOrder:
     """Put both ends of every message in place."""
     count, ranks = messages.producer.size, schedule.ranks
     plan = _around_pairs(schedule, messages, plan)
-    communicators = int(plan.communicator.max(initial=0)) + 1
+    # A power of two, so that kernels take no remainders.
+    communicators = 1 << int(plan.communicator.max(initial=0)).bit_length()
     first, order = np.zeros(len(schedule) + ranks + 1, dtype=np.int32), np.empty(2 * count, dtype=np.int32)
     ends = _Ends(first, order, order.copy())
     run(kernels.sort_ends, (plan, communicators), ends, work=len(schedule))
@@ -213,16 +214,19 @@ def _waits(
     number: int,
 ) -> tuple[_Waits, _Waits]:
     """Return which calls the rows of the table wait for, and which calls other calls do."""
-    bound = run(kernels.count_later, (messages, plan, communicators, ends.first, ends.key), (), work=len(schedule))
-    rows, later = (_Waits(*np.empty((2, size), dtype=np.int32)) for size in (2 * plan.send.size, bound))
-    counted = np.zeros(2, dtype=np.int64)
-    run(
-        kernels.wait_for_calls,
-        (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end),
-        (np.full(number, -1, dtype=np.int32), rows, later, counted),
-        work=len(schedule),
-    )
-    return _Waits(*(side[: counted[0]] for side in rows)), _Waits(*(side[: counted[1]] for side in later))
+    counted = np.full(2, 2 * plan.send.size)
+    while True:
+        room = counted
+        rows, later = (_Waits(*np.empty((2, size), dtype=np.int32)) for size in room.tolist())
+        counted = np.zeros(2, dtype=np.int64)
+        run(
+            kernels.wait_for_calls,
+            (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end),
+            (np.full(number, -1, dtype=np.int32), rows, later, counted),
+            work=len(schedule),
+        )
+        if (counted <= room).all():  # else, seldom, more calls wait for calls than there are ends of messages
+            return _Waits(*(side[: counted[0]] for side in rows)), _Waits(*(side[: counted[1]] for side in later))
 
 
 def _around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:

@@ -53,13 +53,15 @@ def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
 
     Args:
         request: what the program was asked.
-        calls: its answer.
+        calls: its answer; a plan is one that was checked.
         name: what messages call the program's policy.
 
     Raises:
         PluginError: no moments, columns of another shape or of no integers, a send before its producer, a receive
             behind its consumer, a wait before its call or behind its rank's last action, a negative communicator.
     """
+    if isinstance(calls, Plan):
+        return calls
     count = request.producer.size
     missing = [column for column in ("send", "receive") if getattr(calls, column, None) is None]
     if missing:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.kind_table import TABLE
 from pptrace.sim.kernels.calling import tell_calls
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int32s
+    from pptrace.model.columns import Int8s, Int32s
     from pptrace.schedule.issue_order import IssueOrder
 
 __all__ = ["Calling", "calling"]
@@ -33,34 +34,35 @@ class _Calls(NamedTuple):
 class _Known(NamedTuple):
     """One value per call."""
 
-    held: Int32s
-    """The computation before it."""
     waited: Int32s
     """The first computation that waits for it, -1 for none but those that need its messages."""
-    size: Int32s
-    """Ends of messages."""
-    implied: Int32s
-    """Whether the computation before it says that the call before on its communicator is over."""
-    parts: Int32s
-    """Which of its beginning and end are tasks of their own."""
+    flags: Int8s
+    """What the kernels say of it."""
 
 
 class Calling(NamedTuple):
     """A program's calls; nothing where there is none."""
 
     calls: _Calls = _Calls(*[_NONE] * 7)
-    known: _Known = _Known(*[_NONE] * 5)
+    known: _Known = _Known(_NONE, np.zeros(0, dtype=np.int8))
     tasks: int = 0
     """Tasks that begin and end calls."""
 
 
 def calling(issued: IssueOrder, place: Int32s, fork: Int32s) -> Calling:
-    """Return what the kernels need of an issue order's calls, given each row's place and computation before it."""
+    """Return what the kernels need of an issue order's calls.
+
+    Args:
+        issued: the issue order.
+        place: of each issued row.
+        fork: of each place, the computation before it.
+    """
     if issued.calls is None:
         return Calling()
     own = issued.calls
     calls = _Calls(own.of_row, own.before, own.communicator, own.awaited, own.row, own.earlier, own.later)
-    known = _Known(*np.zeros((5, len(own)), dtype=np.int32))
-    known.waited[:] = -1
-    tasks = run(tell_calls, (issued.row_ptr, calls, place, fork), known, work=len(issued))
+    known = _Known(np.full(len(own), -1, dtype=np.int32), np.zeros(len(own), dtype=np.int8))
+    tasks = run(
+        tell_calls, (issued.row_ptr, issued.cells, TABLE, calls, place, fork), known, work=len(issued)
+    )
     return Calling(calls, known, tasks)

@@ -209,8 +209,9 @@ class _Lowering:
             edges = run(linking.join_batches, (*known, twin, edges), (pairs,), work=rows)
         chains, first = None, None
         if self.rules.called:
+            known = (*known, placed.task.fork)
             edges, chains, first = self._link_calls(known, called, twin, edges, pairs)
-        for more in (*needs, self._inside(placed.place, twin, first)):
+        for more in (*needs, self._inside(placed.place, twin, called, first)):
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
             edges += more.source.size
@@ -222,30 +223,31 @@ class _Lowering:
         """Add the edges of calls behind ``edges`` others.
 
         Returns:
-            How many there are, what chains the calls, and the task that launches each, -1 for none of its own.
+            How many there are, what chains the calls, and each call's first task.
         """
         tasks = len(self.issued) + called.tasks
         following, following_peer = together(tasks, np.int32, np.int32)
         following[:] = following_peer[:] = -1
-        first, last, side = together(called.known.size.size, np.int32, np.int32, np.int32)
+        first, last = together(called.known.flags.size, np.int32, np.int32)
         edges = run(
             link_calls,
             (*known, called.calls, called.known, twin, edges),
             (
-                first, last, side, np.empty(self.graph.ranks, dtype=np.int32), following, following_peer, pairs,
+                first, last, np.empty(self.graph.ranks, dtype=np.int32), following, following_peer, pairs,
             ),
             work=len(self.issued),
         )  # fmt: skip
-        return edges, (following, following_peer), np.where(called.known.parts & LAUNCHED, first, -1)
+        return edges, (following, following_peer), first
 
-    def _inside(self, place: Int32s, twin: Int32s, first: Int32s | None) -> Pairs:
-        """Return the edges of actions in parts; ``first`` launches each of a program's calls."""
+    def _inside(self, place: Int32s, twin: Int32s, called: Calling, first: Int32s | None) -> Pairs:
+        """Return the edges of actions in parts; ``first`` are the first tasks of a program's calls."""
         before, behind = self.expansion.needs
         at = place[behind]
         task, launch = np.where(twin[at] < 0, at, twin[at]), np.full(at.size, -1, dtype=np.int32)
         message = np.flatnonzero(COMMUNICATION.mask(self.issued.kind[behind]))
         if self.issued.calls is not None and first is not None:
-            launch[message] = first[self.issued.calls.of_row[behind[message]]]
+            call = self.issued.calls.of_row[behind[message]]
+            launch[message] = np.where(called.known.flags[call] & LAUNCHED, first[call], -1)
         elif self.rules.batched:
             launch[message] = self.rules.rows + 2 * self.lanes.columns.group[behind[message]]
         return Pairs(place[before], np.where(launch < 0, task, launch))

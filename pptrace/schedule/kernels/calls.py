@@ -12,7 +12,6 @@ from pptrace.model.kinds import Kind, Role
 __all__ = [
     "NEVER",
     "TURNS",
-    "count_later",
     "find_wrong",
     "issue_ends",
     "list_messages",
@@ -121,13 +120,13 @@ def sort_ends(plan, communicators, first, order, key):
         first[s + 1] += first[s]
     for end in range(ends):
         s = _moment(end, plan) // TURNS
-        order[first[s]] = end
-        first[s] += 1
+        at, own = first[s], _key(end, plan, communicators)
+        order[at] = end
+        key[at] = own
+        first[s] = at + 1
     for s in range(len(first) - 1, 0, -1):
         first[s] = first[s - 1]
     first[0] = 0
-    for i in range(ends):
-        key[i] = _key(order[i], plan, communicators)
     for s in range(len(first) - 1):
         for i in range(first[s] + 1, first[s + 1]):
             end, own, at = order[i], key[i], i
@@ -145,7 +144,7 @@ def issue_ends(
 ):  # fmt: skip
     """Copy each rank's rows with the messages of a slot before the row behind it; return the number of calls.
 
-    Ends of one slot and key are one call. ``at`` becomes each row's new position, ``of_end`` each end's call,
+    Ends of one slot and key are one call; ``communicators`` is a power of two. ``at`` becomes each row's new position, ``of_end`` each end's call,
     ``over`` the communicator of each call and ``before`` the one before it there; ``last`` is scratch.
     """
     calls, n = 0, 0
@@ -156,7 +155,7 @@ def issue_ends(
             slot = row + rank
             for i in range(first[slot], first[slot + 1]):
                 if i == first[slot] or key[i - 1] != key[i]:
-                    over[calls] = key[i] % communicators
+                    over[calls] = key[i] & (communicators - 1)
                     before[calls] = last[over[calls]]
                     last[over[calls]] = calls
                     calls += 1
@@ -203,7 +202,7 @@ def _waited(end, messages, plan):
 def wait_for_calls(
     row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, waiting, rows, calls, counted
 ):
-    """List which rows and calls wait for which calls, and count both.
+    """List which rows and calls wait for which calls, as many as there is room for, and count both.
 
     The first computation behind the moment of a wait waits, and what is issued before it at a later turn.
     ``waiting`` comes as -1, per call.
@@ -226,21 +225,10 @@ def wait_for_calls(
         launched = -1
         for i in range(first[slot], first[slot + 1]):
             later = of_end[order[i]]
-            if key[i] // communicators > turn and later != launched:
+            if key[i] >= (turn + 1) * communicators and later != launched:
                 launched = later
-                calls.source[m] = awaited
-                calls.target[m] = later
+                if m < len(calls.source):
+                    calls.source[m] = awaited
+                    calls.target[m] = later
                 m += 1
     counted[0], counted[1] = n, m
-
-
-def count_later(messages, plan, communicators, first, key):
-    """Return how many ends are issued behind waits of their slots: a bound of the calls that wait for calls."""
-    bound = 0
-    for end in range(2 * len(plan.send)):
-        waited = _waited(end, messages, plan)
-        if waited >= 0:
-            low, high = first[waited // TURNS], first[waited // TURNS + 1]
-            if high > low and key[high - 1] // communicators > waited % TURNS:
-                bound += high - low
-    return bound

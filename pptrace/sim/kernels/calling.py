@@ -13,58 +13,63 @@ __all__ = ["LAUNCHED", "link_calls", "tell_calls"]
 LAUNCHED, JOINED = 1, 2
 """A call whose beginning, or end, is a task of its own."""
 
-OF_RECEIVER = 1
+SEVERAL = 4
+"""A call with several ends of messages."""
+
+FOLLOWS = 8
+"""A call whose communicator alone holds it behind the call before: no computation waits for that in between."""
+
+OF_RECEIVER = 16
 """A call that is one message's receiver's side alone."""
 
 
-def tell_calls(row_ptr, calls, place, fork, held, waited, size, implied, parts):
-    """Find how many ends each call has, and which need tasks of their own; return how many tasks.
+def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
+    """Find what each call is, and which need tasks of their own; return how many tasks.
 
-    ``held`` becomes the computation before each call, ``waited`` (which comes as -1) the first computation that
-    waits for it, ``implied`` whether that says that the call before on its communicator is over. ``size`` and
-    ``parts`` come zeroed.
+    ``waited`` (which comes as -1) becomes the first computation that waits for each; ``flags`` come zeroed.
     """
     for i in range(len(calls.row)):
         call, at = calls.awaited[i], place[calls.row[i]]
         if waited[call] >= 0 and waited[call] != at:
-            parts[call] |= JOINED
+            flags[call] |= JOINED
         waited[call] = at if waited[call] < 0 else min(at, waited[call])
     for i in range(len(calls.later)):
-        parts[calls.later[i]] |= LAUNCHED
-        parts[calls.earlier[i]] |= JOINED
+        flags[calls.later[i]] |= LAUNCHED
+        flags[calls.earlier[i]] |= JOINED
     for rank in range(len(row_ptr) - 1):
+        opened = -1
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             call = calls.of_row[row]
             if call < 0:
                 continue
-            size[call] += 1
-            if size[call] == 1:
-                held[call] = fork[place[row]]
+            if call == opened:
+                flags[call] |= SEVERAL
+            else:
+                opened = call
                 before = calls.before[call]
-                over = before >= 0 and waited[before] >= 0 and waited[before] <= held[call]
-                implied[call] = 1 if before < 0 or over else 0
-                if implied[call] == 0:
-                    parts[call] |= LAUNCHED
-                    parts[before] |= JOINED
+                if before >= 0 and (waited[before] < 0 or waited[before] > fork[place[row]]):
+                    flags[call] |= FOLLOWS | LAUNCHED
+                    flags[before] |= JOINED
+                if kinds.role[cells.kind[row]] == RECEIVES:
+                    flags[call] |= OF_RECEIVER
     tasks = 0
-    for call in range(len(size)):
-        if size[call] == 1:
-            parts[call] = 0
-        tasks += (parts[call] & LAUNCHED) + (parts[call] & JOINED) // JOINED
+    for call in range(len(flags)):
+        own = flags[call]
+        own = own & ~OF_RECEIVER if own & SEVERAL else own & ~(LAUNCHED | JOINED)
+        flags[call] = own
+        tasks += (own & LAUNCHED) + (own & JOINED) // JOINED
     return tasks
 
 
 def link_calls(
-    row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, calls, known, twin, n,
-    first, last, side, sent, following, following_peer, pairs,
+    row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, fork, calls, known, twin, n,
+    first, last, sent, following, following_peer, pairs,
 ):  # fmt: skip
     """List the edges of calls behind ``n`` others, and chain each communicator's; return how many edges there are.
 
-    ``first`` and ``last`` become each call's first and last task, ``side`` whether the last goes on as a
-    receiver's. ``sent`` is scratch per rank.
+    ``first`` and ``last`` become each call's first and last task. ``sent`` is scratch per rank.
     """
     extra = rules.rows
-    waited, size, parts = known.waited, known.size, known.parts
     for rank in range(graph.ranks):
         for peer in range(graph.ranks):
             sent[peer] = -1
@@ -74,26 +79,27 @@ def link_calls(
             if call < 0:
                 continue
             at = place[row]
-            k = cells.kind[row]
-            message = at if kinds.role[k] == SENDS else twin[at]
+            sends = kinds.role[cells.kind[row]] == SENDS
+            message, held = at if sends else twin[at], fork[at]
             if call != opened:
                 opened = call
+                flags = known.flags[call]
                 first[call] = last[call] = message
-                side[call] = OF_RECEIVER if kinds.role[k] == RECEIVES and size[call] == 1 else 0
-                if parts[call] & LAUNCHED:
+                if flags & LAUNCHED:
                     first[call] = extra
                     extra += 1
-                if parts[call] & JOINED:
+                if flags & JOINED:
                     last[call] = extra
                     extra += 1
-                n = _begin(call, calls, known, first, last, side, following, following_peer, pairs, n)
-                if parts[call] & JOINED and waited[call] >= 0:
-                    n = _pair(pairs, n, last[call], waited[call])
-            if kinds.role[k] == SENDS:
-                n = _in_line(call, at, lanes.peer[row], calls, sent, pairs, n)
-            n = _end(row, call, message, cells, edge, graph, kinds, found, known, first, last, pairs, n)
+                n = _begin(call, held, calls, known, first, last, following, following_peer, pairs, n)
+            if sends:
+                n = _in_line(calls.communicator[call], at, lanes.peer[row], sent, pairs, n)
+            n = _end(call, message, held, known, first, last, pairs, n)
+            if not sends:
+                over = last[call] if known.flags[call] & JOINED else message
+                n = link_consumers(row, over, known.waited[call], cells, edge, graph, kinds, found, pairs, n)
     for i in range(len(calls.row)):
-        if place[calls.row[i]] != waited[calls.awaited[i]]:
+        if place[calls.row[i]] != known.waited[calls.awaited[i]]:
             n = _pair(pairs, n, last[calls.awaited[i]], place[calls.row[i]])
     for i in range(len(calls.later)):
         n = _pair(pairs, n, last[calls.earlier[i]], first[calls.later[i]])
@@ -107,41 +113,36 @@ def _pair(pairs, n, source, target):
     return n + 1
 
 
-def _begin(call, calls, known, first, last, side, following, following_peer, pairs, n):
-    """Begin a call behind what its rank computed and the call before it on its communicator."""
-    if known.parts[call] & LAUNCHED and known.held[call] >= 0:
-        n = _pair(pairs, n, known.held[call], first[call])
-    before = calls.before[call]
-    if known.implied[call] == 0:
-        if side[before] == OF_RECEIVER:
+def _begin(call, held, calls, known, first, last, following, following_peer, pairs, n):
+    """Begin a call behind what its rank computed and the call before it on its communicator; let its rank wait."""
+    flags, before = known.flags[call], calls.before[call]
+    if flags & LAUNCHED and held >= 0:
+        n = _pair(pairs, n, held, first[call])
+    if flags & FOLLOWS:
+        if known.flags[before] & OF_RECEIVER:
             following_peer[last[before]] = first[call]
         else:
             following[last[before]] = first[call]
+    if flags & JOINED and known.waited[call] >= 0:
+        n = _pair(pairs, n, last[call], known.waited[call])
     return n
 
 
-def _in_line(call, message, peer, calls, sent, pairs, n):
+def _in_line(communicator, message, peer, sent, pairs, n):
     """Let messages from one rank to another follow one another where no communicator says so."""
-    before = sent[peer]
-    if before >= 0 and calls.communicator[before] != calls.communicator[call]:
+    if sent[peer] >= 0 and sent[peer] != communicator:
         n = _pair(pairs, n, message - 1, message)
-    sent[peer] = call
+    sent[peer] = communicator
     return n
 
 
-def _end(row, call, message, cells, edge, graph, kinds, found, known, first, last, pairs, n):
-    """List the edges of one end of a message."""
-    held, waited, parts = known.held, known.waited, known.parts
-    if parts[call] & LAUNCHED:
+def _end(call, message, held, known, first, last, pairs, n):
+    """List the edges of one end of a message, but for those from a message to what computes with it."""
+    flags, waited = known.flags[call], known.waited[call]
+    if flags & LAUNCHED:
         n = _pair(pairs, n, first[call], message)
-    elif held[call] >= 0:
-        n = _pair(pairs, n, held[call], message)
-    over = message
-    if parts[call] & JOINED:
-        n = _pair(pairs, n, message, last[call])
-        over = last[call]
-    elif waited[call] >= 0:
-        n = _pair(pairs, n, message, waited[call])
-    if kinds.role[cells.kind[row]] == RECEIVES:
-        n = link_consumers(row, over, waited[call], cells, edge, graph, kinds, found, pairs, n)
-    return n
+    elif held >= 0:
+        n = _pair(pairs, n, held, message)
+    if flags & JOINED:
+        return _pair(pairs, n, message, last[call])
+    return _pair(pairs, n, message, waited) if waited >= 0 else n

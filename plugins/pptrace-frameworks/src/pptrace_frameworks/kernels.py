@@ -205,6 +205,7 @@ def _overlap(m, send, made, used, source, target, gradient, loop, calls):
         return
     row = _row(issued, target, gradient, loop)
     calls.receive[m] = _behind(row, target) + call + _second(target, 1)
+    calls.receive_waited[m] = NEVER
     outside = _outside(issued, target, gradient, loop)
     returns = loop.ranks - 1 if gradient == 1 else 0
     if loop.flush == 1:

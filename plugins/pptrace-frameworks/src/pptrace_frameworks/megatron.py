@@ -158,7 +158,7 @@ def _calls(request: MessageRequest, *, switches: _Switches) -> MessageCalls:
         overlap=int(switches.overlap), flush=int(switches.flush), frees=int(switches.free_outputs),
         batch=int(switches.batch),
     )  # fmt: skip
-    moments = np.full((4, count), -1, dtype=np.int64)
+    moments = np.empty((4, count), dtype=np.int64)
     calls = kernels.Calls(moments[0], moments[1], moments[2], moments[3], np.zeros(count, dtype=np.int32))
     messages = kernels.Messages(
         request.producer, request.consumer, request.source, request.target, request.gradient.astype(np.int8)
