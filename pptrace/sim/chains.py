@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.sim.records import Rules, TaskColumns
 
-__all__ = ["Linked", "behind_sends", "chained", "of_all", "sorted_edges"]
+__all__ = ["Linked", "behind_sends", "chained", "of_all", "sorted_edges", "unchained"]
 
 
 class Linked(NamedTuple):
@@ -33,7 +33,8 @@ class Linked(NamedTuple):
     edges: Pairs
     """Those that no stream implies."""
     chains: tuple[Int32s, Int32s] | None
-    """The call behind each on its communicator, and behind a receiver's; None without calls."""
+    """The call behind each on its communicator, and behind a receiver's, with room for a task more; None without
+    calls."""
 
 
 def of_all(values: Int64s, tasks: int) -> Int64s:
@@ -42,16 +43,20 @@ def of_all(values: Int64s, tasks: int) -> Int64s:
     return np.concatenate([values, more]) if more.size else values[:tasks]
 
 
+def unchained(tasks: int) -> tuple[Int32s, Int32s]:
+    """Return columns that say that nothing follows any of so many tasks."""
+    following, following_peer = together(tasks, np.int32, np.int32)
+    following[:] = following_peer[:] = -1
+    return following, following_peer
+
+
 def chained(
     lanes: Mapping[str, NDArray[np.integer]], linked: Linked, tasks: int, rules: Rules
 ) -> tuple[Int32s, Int32s]:
     """Return the task behind each on its stream, and behind a rendezvous on the receiver's; -1 for none."""
-    following, following_peer = together(tasks, np.int32, np.int32)
-    following[:] = following_peer[:] = -1
+    following, following_peer = (column[:tasks] for column in linked.chains or unchained(tasks))
     first, end = lanes["lane_ptr"][:-1], lanes["lane_ptr"][1:]
     if linked.chains is not None:  # communicators, not lanes, say which message follows which
-        for column, own in zip((following, following_peer), linked.chains, strict=True):
-            column[: own.size] = own
         others = ~np.isin(lanes["lane_stream"], (Stream.SEND, Stream.RECV))
         first, end = first[others], end[others]
     run(

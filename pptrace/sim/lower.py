@@ -18,7 +18,7 @@ from pptrace.schedule.neighbours import StageGraph, graph_of
 from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.sim.between import Between, between
 from pptrace.sim.calling import Calling, calling
-from pptrace.sim.chains import Linked, behind_sends, chained, of_all, sorted_edges
+from pptrace.sim.chains import Linked, behind_sends, chained, of_all, sorted_edges, unchained
 from pptrace.sim.graph import TaskGraph
 from pptrace.sim.kernels import linking, placing
 from pptrace.sim.kernels import rules as codes
@@ -225,9 +225,7 @@ class _Lowering:
         Returns:
             How many there are, what chains the calls, and each call's first task.
         """
-        tasks = len(self.issued) + called.tasks
-        following, following_peer = together(tasks, np.int32, np.int32)
-        following[:] = following_peer[:] = -1
+        following, following_peer = unchained(len(self.issued) + called.tasks + 1)
         first, last = together(called.known.flags.size, np.int32, np.int32)
         edges = run(
             link_calls,

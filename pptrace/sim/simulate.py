@@ -113,8 +113,8 @@ def simulate_traffic(
     ran, rates = _run(graph, links, contention)
     if ran.done < graph.tasks - int((graph.twin >= 0).sum()):
         raise explain_stuck(whole, workload, network, policy, graph, ran.waiting)
-    timeline = _timeline(graph, ran)
-    order = _by_time(graph, timeline)
+    timeline, in_order = _timeline(graph, ran)
+    order = None if in_order else np.lexsort((timeline.end_ns, timeline.start_ns, timeline.lane_of_row()))
     return Simulated(
         timeline=timeline if order is None else _reordered(timeline, order),
         traffic=_traffic(graph, links, rates, order) if len(links) else None,
@@ -132,31 +132,25 @@ def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, R
     return run_jobs(graph, jobs, shared, contention)
 
 
-def _timeline(graph: TaskGraph, ran: Ran) -> Timeline:
-    rows = graph.rows
+def _timeline(graph: TaskGraph, ran: Ran) -> tuple[Timeline, bool]:
+    """Return the timeline, its rows in the order of the graph, and whether that is the order of time.
+
+    A batch puts rows in the order of launches, which may be another.
+    """
+    rows, has_twins = graph.rows, bool((graph.twin >= 0).any())
     duration, lag = graph.duration_ns[:rows], graph.lag_ns[:rows]
     start, end, cause = ran.start_ns[:rows], ran.end_ns[:rows], _row_causes(graph, ran.cause)
-    if (graph.twin >= 0).any():
+    if has_twins:
         run(running.fill_twins, (graph.twin,), (start, end, cause, duration, lag), work=rows)
     enter = np.empty(rows, dtype=np.int64)
-    run(running.enter_times, (graph.lane_ptr, graph.fork, start, end), (enter,), work=rows)
-    return Timeline(
+    in_order = run(running.enter_times, (graph.lane_ptr, graph.fork, start, end), (enter,), work=rows) == 0
+    timeline = Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,
         lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, **graph.cells._asdict(),
         enter_ns=enter, start_ns=start, end_ns=end, lag_ns=lag, uncontended_ns=duration,
         collective_ns=graph.collective_ns, size_bytes=graph.size_bytes, cause=cause, parts=graph.parts,
     )  # fmt: skip
-
-
-def _by_time(graph: TaskGraph, timeline: Timeline) -> Int64s | None:
-    """Return the order of time of rows that a batch put in the order of launches; None where it is the same."""
-    if graph.tasks == graph.rows and not (graph.twin >= 0).any():
-        return None
-    lane = timeline.lane_of_row()
-    same = lane[1:] == lane[:-1]
-    if not (same & (timeline.start_ns[1:] < timeline.start_ns[:-1])).any():
-        return None
-    return np.lexsort((timeline.end_ns, timeline.start_ns, lane))
+    return timeline, in_order or (graph.tasks == rows and not has_twins)
 
 
 def _reordered(timeline: Timeline, order: Int64s) -> Timeline:

@@ -126,12 +126,20 @@ def fill_twins(twin, start, end, cause, duration, lag):
 
 
 def enter_times(lane_ptr, fork, start, end, enter):
-    """Note when each row was launched: the row before it on its lane and its fork were done."""
+    """Note when each row was launched: the row before it on its lane and its fork were done.
+
+    Returns whether any row starts before the one that it follows on its lane.
+    """
+    disordered = 0
     for lane in range(len(lane_ptr) - 1):
-        free = 0
+        free = before = 0
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             launched = free
             if fork[row] >= 0:
                 launched = max(launched, end[fork[row]])
             enter[row] = min(launched, start[row])
+            if start[row] < before:
+                disordered = 1
+            before = start[row]
             free = end[row]
+    return disordered
