@@ -94,7 +94,7 @@ def _column(values: object, column: str, count: int, name: str) -> NDArray[np.in
         raise PluginError(f"message policy {name!r} returned {column} of shape {array.shape}, expected {(count,)}")
     if array.dtype.kind not in "iu" and count:
         raise PluginError(f"message policy {name!r} returned {column} of {array.dtype}, expected integers")
-    return array.astype(np.int64, copy=False)
+    return array if array.dtype == np.int32 else array.astype(np.int64, copy=False)
 
 
 def _numbered(communicator: NDArray[np.integer], name: str) -> Int32s:

@@ -152,13 +152,14 @@ def _calls(request: MessageRequest, *, switches: _Switches) -> MessageCalls:
     """Place a table's messages."""
     loop = _Loop.of(request.schedule)
     rows, count = loop.rows, request.producer.size
+    last = (len(request.schedule) + rows.ranks + 1) * kernels.TURNS
     known = kernels.Loop(
         forward=rows.forward.ravel(), backward=rows.backward.ravel(), number=rows.number, warm_up=loop.warm_up,
         ranks=rows.ranks, number_of=rows.count, group=loop.group, several=int(loop.chunks > 1),
         overlap=int(switches.overlap), flush=int(switches.flush), frees=int(switches.free_outputs),
         batch=int(switches.batch),
     )  # fmt: skip
-    moments = np.empty((4, count), dtype=np.int64)
+    moments = np.empty((4, count), dtype=np.int32 if last < 2**31 else np.int64)
     calls = kernels.Calls(moments[0], moments[1], moments[2], moments[3], np.zeros(count, dtype=np.int32))
     messages = kernels.Messages(
         request.producer, request.consumer, request.source, request.target, request.gradient.astype(np.int8)
