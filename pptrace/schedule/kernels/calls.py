@@ -97,33 +97,29 @@ def _is_wrong_wait(waited, launched, last):
     return waited != NEVER and (waited < launched or waited // TURNS > last)
 
 
-def _moment(end, plan):
-    count = len(plan.send)
-    return plan.send[end] if end < count else plan.receive[end - count]
-
-
-def _key(end, plan, communicators):
-    """Return an end's place in its slot: ends of one key are one call."""
-    turn = _moment(end, plan) % TURNS
-    if communicators == 1:
-        return turn
-    count = len(plan.send)
-    return turn * communicators + plan.communicator[end if end < count else end - count]
+def _put(moment, end, communicator, communicators, first, order, key):
+    """Put an end behind those of its slot so far, with its place there: ends of one key are one call."""
+    slot = moment // TURNS
+    at = first[slot]
+    first[slot] = at + 1
+    order[at] = end
+    key[at] = moment % TURNS * communicators + communicator
 
 
 def sort_ends(plan, communicators, first, order, key):
     """Order ends by slot, then by key; ``first`` comes zeroed with one entry more than slots."""
-    ends = 2 * len(plan.send)
-    for end in range(ends):
-        first[_moment(end, plan) // TURNS + 1] += 1
+    send, receive, communicator = plan.send, plan.receive, plan.communicator
+    count = len(send)
+    for m in range(count):
+        first[send[m] // TURNS + 1] += 1
+        first[receive[m] // TURNS + 1] += 1
     for s in range(len(first) - 1):
         first[s + 1] += first[s]
-    for end in range(ends):
-        s = _moment(end, plan) // TURNS
-        at, own = first[s], _key(end, plan, communicators)
-        order[at] = end
-        key[at] = own
-        first[s] = at + 1
+    for m in range(count):
+        _put(send[m], m, communicator[m] if communicators > 1 else 0, communicators, first, order, key)
+    for m in range(count):
+        own = communicator[m] if communicators > 1 else 0
+        _put(receive[m], count + m, own, communicators, first, order, key)
     for s in range(len(first) - 1, 0, -1):
         first[s] = first[s - 1]
     first[0] = 0
@@ -179,24 +175,20 @@ def issue_ends(
 def _write(end, cells, messages, out, edge, n):
     """Write one end of a message."""
     count = len(messages.producer)
-    m = end if end < count else end - count
+    sends = end < count
+    m = end if sends else end - count
     row, way = messages.producer[m], messages.way[m]
-    out.kind[n] = SEND[way] if end < count else RECEIVE[way]
-    out.stage[n] = cells.stage[row] if end < count else cells.stage[messages.consumer[m]]
+    out.kind[n] = SEND[way] if sends else RECEIVE[way]
+    out.stage[n] = cells.stage[row if sends else messages.consumer[m]]
     out.microbatch[n] = cells.microbatch[row]
     out.span[n] = cells.span[row]
     out.pair[n] = -1
     edge[n] = messages.edge[m]
 
 
-def _waited(end, messages, plan):
-    """Return from when on an end's call is waited for: at the latest by what needs the message."""
-    count = len(plan.send)
-    if end < count:
-        return plan.send_waited[end]
-    waited = plan.receive_waited[end - count]
-    needed = (messages.consumer[end - count] + messages.target[end - count]) * TURNS + TURNS - 1
-    return needed if waited < 0 else min(waited, needed)
+def _needed(m, messages):
+    """Return when at the latest a message's receiver waits: before what needs it."""
+    return (messages.consumer[m] + messages.target[m]) * TURNS + TURNS - 1
 
 
 def wait_for_calls(
@@ -207,25 +199,33 @@ def wait_for_calls(
     The first computation behind the moment of a wait waits, and what is issued before it at a later turn.
     ``waiting`` comes as -1, per call.
     """
-    n, m, count = 0, 0, len(plan.send)
+    send_waited, receive_waited = plan.send_waited, plan.receive_waited
+    role, kind = kinds.role, cells.kind
+    n, m, count = 0, 0, len(send_waited)
     for end in range(2 * count):
-        waited = _waited(end, messages, plan)
-        if waited < 0:
-            continue
-        awaited, slot, turn = of_end[end], waited // TURNS, waited % TURNS
-        rank = messages.source[end] if end < count else messages.target[end - count]
-        row = slot - rank
-        while row < row_ptr[rank + 1] and kinds.role[cells.kind[row]] != COMPUTES:
+        if end < count:
+            waited, rank = send_waited[end], messages.source[end]
+            if waited < 0:
+                continue
+        else:
+            waited, needed = receive_waited[end - count], _needed(end - count, messages)
+            rank = messages.target[end - count]
+            waited = needed if waited < 0 else min(waited, needed)
+        awaited, slot = of_end[end], waited // TURNS
+        row, last = slot - rank, row_ptr[rank + 1]
+        while row < last and role[kind[row]] != COMPUTES:
             row += 1
-        if row < row_ptr[rank + 1] and waiting[awaited] != row:
+        if row < last and waiting[awaited] != row:
             waiting[awaited] = row
             rows.source[n] = awaited
             rows.target[n] = row
             n += 1
-        launched = -1
+        launched, behind = -1, (waited % TURNS + 1) * communicators
         for i in range(first[slot], first[slot + 1]):
+            if key[i] < behind:
+                continue
             later = of_end[order[i]]
-            if key[i] >= (turn + 1) * communicators and later != launched:
+            if later != launched:
                 launched = later
                 if m < len(calls.source):
                     calls.source[m] = awaited
