@@ -146,12 +146,18 @@ def _times(
     stages: Sequence[_Stage],
 ) -> dict[str, list[int]]:
     grad = memory.gradient_bytes(options)
-    dense = timing.layer_cost(model, part, device, groups, moe=False, grad=grad)
-    moe = timing.layer_cost(model, part, device, groups, moe=True, grad=grad)
+    layers = {
+        moe: timing.layer_cost(model, part, device, groups, moe=moe, grad=grad)
+        for moe in {moe for stage in stages for moe in stage.layers}
+    }
     first = timing.embedding_cost(model, part, device, groups, grad)
     last = timing.head_cost(model, part, device, groups, grad)
-    costs = [dense.times(s.dense) + moe.times(s.moe) + first.times(s.first) + last.times(s.last) for s in stages]
-    added = [memory.accumulation_ns(model, device, options, _held(model, part, s)) for s in stages]
+    cost_of, added_to = {}, {}
+    for stage in {*stages}:  # most are alike
+        ends = first.times(stage.first) + last.times(stage.last)
+        cost_of[stage] = sum((cost.times(stage.layers.count(moe)) for moe, cost in layers.items()), ends)
+        added_to[stage] = memory.accumulation_ns(model, device, options, _held(model, part, stage))
+    costs, added = [cost_of[stage] for stage in stages], [added_to[stage] for stage in stages]
     return {
         "f_ns": [cost.f for cost in costs],
         "b_ns": [cost.i + cost.w + add for cost, add in zip(costs, added, strict=True)],
@@ -191,7 +197,8 @@ def _state(
     groups: Groups,
     stages: Sequence[_Stage],
 ) -> dict[str, list[int]]:
-    states = [memory.state(model, part, device, options, groups, _held(model, part, s)) for s in stages]
+    state_of = {s: memory.state(model, part, device, options, groups, _held(model, part, s)) for s in {*stages}}
+    states = [state_of[stage] for stage in stages]
     return {
         "weights_bytes": [state.weights for state in states],
         "gradients_bytes": [state.gradients for state in states],
