@@ -214,19 +214,19 @@ def _waits(
     number: int,
 ) -> tuple[_Waits, _Waits]:
     """Return which calls the rows of the table wait for, and which calls other calls do."""
-    counted = np.full(2, 2 * plan.send.size)
+    room = 2 * plan.send.size
+    rows = _Waits(*np.empty((2, room), dtype=np.int32))
     while True:
-        room = counted
-        rows, later = (_Waits(*np.empty((2, size), dtype=np.int32)) for size in room.tolist())
-        counted = np.zeros(2, dtype=np.int64)
+        later, counted = _Waits(*np.empty((2, room), dtype=np.int32)), np.zeros(2, dtype=np.int64)
         run(
             kernels.wait_for_calls,
             (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end),
             (np.full(number, -1, dtype=np.int32), rows, later, counted),
             work=len(schedule),
         )
-        if (counted <= room).all():  # else, seldom, more calls wait for calls than there are ends of messages
+        if counted[1] <= room:
             return _Waits(*(side[: counted[0]] for side in rows)), _Waits(*(side[: counted[1]] for side in later))
+        room = int(counted[1])  # seldom: more calls wait for calls than messages have ends
 
 
 def _around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:

@@ -62,7 +62,5 @@ def calling(issued: IssueOrder, place: Int32s, fork: Int32s) -> Calling:
     own = issued.calls
     calls = _Calls(own.of_row, own.before, own.communicator, own.awaited, own.row, own.earlier, own.later)
     known = _Known(np.full(len(own), -1, dtype=np.int32), np.zeros(len(own), dtype=np.int8))
-    tasks = run(
-        tell_calls, (issued.row_ptr, issued.cells, TABLE, calls, place, fork), known, work=len(issued)
-    )
+    tasks = run(tell_calls, (issued.row_ptr, issued.cells, TABLE, calls, place, fork), known, work=len(issued))
     return Calling(calls, known, tasks)

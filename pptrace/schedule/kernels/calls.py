@@ -140,8 +140,9 @@ def issue_ends(
 ):  # fmt: skip
     """Copy each rank's rows with the messages of a slot before the row behind it; return the number of calls.
 
-    Ends of one slot and key are one call; ``communicators`` is a power of two. ``at`` becomes each row's new position, ``of_end`` each end's call,
-    ``over`` the communicator of each call and ``before`` the one before it there; ``last`` is scratch.
+    Ends of one slot and key are one call; ``communicators`` is a power of two. ``at`` becomes each row's new
+    position, ``of_end`` each end's call, ``over`` the communicator of each call and ``before`` the one before it
+    there; ``last`` is scratch.
     """
     calls, n = 0, 0
     for rank in range(len(row_ptr) - 1):
@@ -194,7 +195,7 @@ def _needed(m, messages):
 def wait_for_calls(
     row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, waiting, rows, calls, counted
 ):
-    """List which rows and calls wait for which calls, as many as there is room for, and count both.
+    """List which rows and calls wait for which calls, of calls as many as there is room for, and count both.
 
     The first computation behind the moment of a wait waits, and what is issued before it at a later turn.
     ``waiting`` comes as -1, per call.

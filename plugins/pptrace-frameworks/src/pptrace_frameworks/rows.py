@@ -41,7 +41,7 @@ class Rows:
     number: Ints
     """Shape (actions,): which forward or backward of its rank each is, -1 for other actions."""
     is_one_order: bool
-    """Whether all ranks run the same microbatches of the same chunks in one order, rank r stage r of each chunk."""
+    """Whether all ranks run the same microbatches of the same chunks in one order, on rank r stage r of each."""
 
     @property
     def leading(self) -> Ints:
