@@ -143,6 +143,11 @@ class Parallel(_Section):
     dp: _Count = Field(default=1, description=FLAGS["dp"].text)
     cp: _Count = Field(default=1, description=FLAGS["cp"].text)
     ep: _Count = Field(default=1, description=FLAGS["ep"].text)
+    etp: _Count | None = Field(
+        default=None,
+        description="Processes that an expert's matrices are split over; as many as tp unless given. With another "
+        "number ep divides tp x cp x dp / etp.",
+    )
     vp: _Count = Field(default=1, description=FLAGS["vp"].text)
     sequence_parallel: bool = Field(
         default=False, description="Split activations between tensor-parallel regions over the sequence."

@@ -90,7 +90,7 @@ def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
     request = CostRequest(
         ranks=ranks, stages=ranks * parallel.vp, microbatches=batch.known_microbatches,
         model=model, device=device, options=options,
-        tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, ep=parallel.ep,
+        tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, ep=parallel.ep, etp=parallel.etp or 0,
         sequence_parallel=parallel.sequence_parallel, micro=batch.micro, sequence=batch.sequence or 0,
         global_batch=batch.global_batch or 0,
         collectives=LinkCollectives(network=job.cluster, layout=job.layout) if job else None,

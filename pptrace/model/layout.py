@@ -49,14 +49,27 @@ class Layout:
     """Expert-parallel size; divides ``dp x cp``."""
     tp: int = 1
     """Tensor-parallel size."""
+    etp: int = 0
+    """GPUs that an expert's matrices are split over; 0 for as many as ``tp``, else expert groups are neighbours along
+    ``tp``, ``cp`` and ``dp`` together, as Megatron-LM folds them."""
     order: tuple[str, ...] = AXES
     """The axes, the one whose neighbours are neighbouring GPUs first."""
 
     def __post_init__(self) -> None:
         _check_order(self.order)
-        if (self.dp * self.cp) % self.ep:
+        if self.folded:
+            whole = self.tp * self.cp * self.dp
+            if whole % (self.ep * self.etp):
+                message = f"{self.ep} x etp ({self.etp}) does not divide tp x cp x dp = {whole}"
+                raise ConfigError(message, key="parallel.ep")
+        elif (self.dp * self.cp) % self.ep:
             message = f"{self.ep} does not divide dp x cp = {self.dp} x {self.cp}"
             raise ConfigError(message, key="parallel.ep")
+
+    @property
+    def folded(self) -> bool:
+        """Whether experts are split otherwise than attention is."""
+        return self.etp not in {0, self.tp}
 
     @property
     def gpus(self) -> int:
@@ -78,7 +91,7 @@ class Layout:
 
     def grid(self) -> NDArray[np.int32]:
         """Return every GPU by place, shape (pp, dp, cp, tp)."""
-        inner = gcd(self.ep, self.dp)
+        inner = 1 if self.folded else gcd(self.ep, self.dp)
         sizes = {"tp": self.tp, "cp": self.cp, "ep": inner, "dp": self.dp // inner, "pp": self.pp}
         numbered = np.arange(self.gpus, dtype=np.int32).reshape([sizes[axis] for axis in reversed(self.order)])
         axes = [list(reversed(self.order)).index(axis) for axis in ("pp", "dp", "ep", "cp", "tp")]
@@ -89,7 +102,7 @@ class Layout:
         return self.grid().reshape(self.pp, -1)
 
     def groups(self, axis: str) -> Int32s:
-        """Return the groups of ``tp``, ``cp``, ``ep``, ``dp`` or ``edp``, one per row, in the order of members.
+        """Return the groups of ``tp``, ``cp``, ``ep``, ``etp``, ``dp`` or ``edp``, one per row, in the order of members.
 
         A ``dp`` group holds whoever reduces the same dense gradients: all replicas and context-parallel parts.
         An ``edp`` group holds those of them that have the same experts: one of each expert group.
@@ -105,14 +118,23 @@ class Layout:
         whole = grid.transpose(0, 3, 1, 2)
         if axis == "dp":
             return whole.reshape(-1, self.dp * self.cp)
-        if axis not in {"ep", "edp"}:
-            raise ValueError(f"no groups along {axis!r}: tp, cp, ep, dp or edp")
+        if axis not in {"ep", "edp", "etp"}:
+            raise ValueError(f"no groups along {axis!r}: tp, cp, ep, etp, dp or edp")
+        if self.folded:
+            return self._folded(axis)
+        if axis == "etp":
+            return grid.reshape(-1, self.tp)
         inner = gcd(self.ep, self.dp)
         outer = self.ep // inner
         parts = whole.reshape(self.pp, self.tp, self.dp // inner, inner, self.cp // outer, outer)
         if axis == "ep":
             return parts.transpose(0, 1, 2, 4, 3, 5).reshape(-1, self.ep)
         return parts.transpose(0, 1, 3, 5, 2, 4).reshape(-1, self.dp * self.cp // self.ep)
+
+    def _folded(self, axis: str) -> Int32s:
+        members = np.sort(self.members(), axis=1).reshape(self.pp, -1, self.ep, self.etp)
+        along = {"edp": 1, "ep": 2, "etp": 3}[axis]
+        return np.moveaxis(members, along, 3).reshape(-1, members.shape[along])
 
 
 def _check_order(order: tuple[str, ...]) -> None:

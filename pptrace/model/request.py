@@ -20,8 +20,8 @@ class GroupCollectives(Protocol):
 
         Args:
             collective: ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``.
-            axis: ``tp``, ``cp``, ``ep``, ``dp`` for the replicas that reduce gradients (dp x cp), or ``edp``
-                for those that reduce an expert's (dp x cp / ep).
+            axis: ``tp``, ``cp``, ``ep``, ``etp`` for those that split an expert's matrices, ``dp`` for the
+                replicas that reduce gradients (dp x cp), or ``edp`` for those that reduce an expert's.
             size_bytes: bytes of the whole vector: what each GPU holds before an all-reduce, a reduce-scatter
                 or an all-to-all, and after an all-gather.
         """
@@ -104,6 +104,8 @@ class CostRequest:
     """Data-parallel replicas of the pipeline."""
     ep: int = 1
     """Expert-parallel size."""
+    etp: int = 0
+    """Devices that an expert's matrices are split over; 0 for as many as ``tp``."""
     sequence_parallel: bool = False
     """Whether activations between tensor-parallel regions are split over the sequence."""
     micro: int = 1

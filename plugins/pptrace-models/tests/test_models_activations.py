@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def kept(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> activations.Kept:
     model = checked(Transformer, values, "model")
     request = CostRequest(**{"ranks": 1, "stages": 1, "microbatches": 1, "sequence": 2048, **sizes})
-    return activations.layer_kept(model, shard(model, request), moe=moe)
+    return activations.layer_kept(model, shard(model, request), experts=moe)
 
 
 @given(

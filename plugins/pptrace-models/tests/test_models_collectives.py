@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace_models.collectives import Fabric, group_fabric
+from pptrace_models.fabric import Fabric, group_fabric
 
 if TYPE_CHECKING:
     from collections.abc import Callable

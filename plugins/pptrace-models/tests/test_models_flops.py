@@ -13,7 +13,7 @@ from pptrace.model.request import CostRequest
 from pptrace_models import flops
 from pptrace_models.checked import checked
 from pptrace_models.shard import shard
-from pptrace_models.transformer import Transformer
+from pptrace_models.transformer import Layer, Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def layer_flops(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> list[int]:
     model = checked(Transformer, values, "model")
     request = CostRequest(**{"ranks": 1, "stages": 1, "microbatches": 1, "sequence": 2048, **sizes})
-    operations = flops.layer(model, shard(model, request), 4, moe=moe)
+    operations = flops.layer(model, shard(model, request), 4, Layer(experts=moe))
     return [
         sum(getattr(operation, name).flops for operation in operations)
         for name in ("forward", "input_gradient", "weight_gradient")

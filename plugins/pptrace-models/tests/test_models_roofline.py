@@ -13,7 +13,7 @@ from pptrace.model.request import CostRequest
 from pptrace_models.checked import checked
 from pptrace_models.plugin import pptrace_cost_models, pptrace_devices, pptrace_models
 from pptrace_models.roofline import build
-from pptrace_models.shard import partition
+from pptrace_models.stages import partition
 from pptrace_models.transformer import Transformer
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pptrace_models.checked import checked
 from pptrace_models.extremes import expected_maximum
 from pptrace_models.plugin import pptrace_devices
 from pptrace_models.shapes import Shaped, shaped_ns
-from pptrace_models.shard import partition
+from pptrace_models.stages import partition
 from pptrace_models.transformer import Transformer
 from pptrace_models.work import Core, Product, Work
 

@@ -20,6 +20,9 @@ Latency = Annotated[Duration, Field(ge=0, le=10**12)]
 Efficiency = Annotated[float, Field(gt=0, le=1)]
 
 
+_GIVES = {"mxfp8": "device.peak_fp8 and device.attainable_mxfp8", "nvfp4": "device.peak_fp4"}
+
+
 class Accelerator(Parameters):
     """One device of a rank's group; peaks are dense and bandwidths are per direction.
 
@@ -31,7 +34,9 @@ class Accelerator(Parameters):
     peak_fp16: Peak | None = None
     """Dense FP16 peak; by default that of BF16."""
     peak_fp8: Peak | None = None
-    """Dense FP8 peak; none where the device has no FP8."""
+    """Dense FP8 peak, that of MXFP8 too; none where the device has no FP8."""
+    peak_fp4: Peak | None = None
+    """Dense FP4 peak; none where the device has no FP4."""
     peak_fp32: Peak | None = None
     """FP32 peak, without TF32; none where unknown."""
     memory: Annotated[Size, Field(ge=1)]
@@ -65,18 +70,25 @@ class Accelerator(Parameters):
     """Share of the BF16 and FP16 peak that a large matrix product attains (``kernels: shapes``)."""
     attainable_fp8: Efficiency = 0.65
     """Share of the FP8 peak that a large matrix product attains (``kernels: shapes``)."""
+    attainable_mxfp8: Efficiency | None = None
+    """Share of the FP8 peak that a large MXFP8 product attains; none where the device has no MXFP8. With ``kernels:
+    groups`` it is ``compute_efficiency``, as for all."""
+    attainable_nvfp4: Efficiency = 0.5
+    """Share of the FP4 peak that a large NVFP4 product attains (``kernels: shapes``)."""
     attention_attainable: Efficiency = 0.55
     """Share of the BF16 peak that the forward of flash attention attains on heads of 128 (``kernels: shapes``)."""
 
     def slowed(self, times: float) -> Self:
         """Return a device whose computation takes so many times as long; its peaks stay."""
         shares = ("compute_efficiency", "attention_efficiency", "memory_efficiency", "attention_attainable")
-        names = (*shares, "attainable_bf16", "attainable_fp8")
-        return self.model_copy(update={name: getattr(self, name) / times for name in names})
+        names = (*shares, "attainable_bf16", "attainable_fp8", "attainable_mxfp8", "attainable_nvfp4")
+        given = {name: getattr(self, name) for name in names}
+        return self.model_copy(update={name: share / times for name, share in given.items() if share})
 
     def attainable(self, precision: Precision) -> float:
         """Return the share of a precision's peak that a large matrix product attains."""
-        return self.attainable_fp8 if precision == "fp8" else self.attainable_bf16
+        shares = {"fp8": self.attainable_fp8, "mxfp8": self.attainable_mxfp8, "nvfp4": self.attainable_nvfp4}
+        return shares.get(precision) or self.attainable_bf16
 
     def peak(self, precision: Precision) -> int:
         """Return the dense peak in FLOP/s of a precision.
@@ -88,11 +100,13 @@ class Accelerator(Parameters):
             "bf16": self.peak_bf16,
             "fp16": self.peak_fp16 or self.peak_bf16,
             "fp8": self.peak_fp8,
+            "mxfp8": self.peak_fp8 if self.attainable_mxfp8 else None,
+            "nvfp4": self.peak_fp4,
             "fp32": self.peak_fp32,
         }
         peak = peaks[precision]
         if peak is None:
             known = ", ".join(name for name, value in peaks.items() if value)
-            message = f"{precision} has no peak on this device; use {known}, or give device.peak_{precision}"
+            message = f"{precision} has no peak on this device; use {known}, or give {_GIVES.get(precision, f'device.peak_{precision}')}"
             raise ConfigError(message, key="model.precision")
         return peak

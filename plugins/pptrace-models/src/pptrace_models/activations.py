@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Transformer
 
-__all__ = ["Kept", "embedding_kept", "head_kept", "layer_kept"]
+__all__ = ["Kept", "embedding_kept", "head_kept", "layer_kept", "prediction_kept"]
 
 _FP32 = 4
 
@@ -31,18 +31,29 @@ class Kept:
     transient: int = 0
     """Only while the backward computes the layer again, beyond ``activation``."""
 
+    def __add__(self, other: Kept) -> Kept:
+        return Kept(
+            activation=self.activation + other.activation,
+            weight_part=self.weight_part + other.weight_part,
+            transient=max(self.transient, other.transient),
+        )
 
-def layer_kept(model: Transformer, shard: Shard, *, moe: bool) -> Kept:
+
+def layer_kept(model: Transformer, shard: Shard, *, experts: bool) -> Kept:
     """Return what a layer keeps."""
     scores = _scores(model, shard)
-    whole = _between(model, shard) + _attention(model, shard) + _mlp(model, shard, moe=moe) + scores
-    weight_part = _weight_part(model, shard, moe=moe)
-    kept = whole
-    if model.recompute == "selective":
-        kept = whole - scores
-    elif model.recompute == "full":
+    whole = _between(model, shard) + _attention(model, shard) + _mlp(model, shard, experts=experts) + scores
+    weight_part = _weight_part(model, shard, experts=experts)
+    kept = whole - _freed(model, shard, experts=experts)
+    if model.recompute == "full":
         kept = shard.split_tokens * model.hidden * model.element_bytes
     return Kept(activation=kept, weight_part=weight_part, transient=whole - kept)
+
+
+def prediction_kept(model: Transformer, shard: Shard) -> Kept:
+    """Return what a module of multi-token prediction keeps beside its layer: inputs of norms and projection."""
+    row = shard.split_tokens * model.hidden * model.element_bytes
+    return Kept(activation=4 * row, weight_part=3 * row)
 
 
 def embedding_kept(model: Transformer, shard: Shard) -> Kept:
@@ -66,7 +77,29 @@ def _between(model: Transformer, shard: Shard) -> int:
 
 
 def _attention(model: Transformer, shard: Shard) -> int:
-    return shard.tokens * 2 * (shard.query + shard.kv) * model.element_bytes
+    """Return queries, keys, values and their output, and what latent attention compresses, before and behind norms."""
+    compressed = 2 * (model.query_rank + model.kv_rank) * shard.split_tokens
+    return (shard.tokens * (_expanded(shard) + shard.output) + compressed) * model.element_bytes
+
+
+def _expanded(shard: Shard) -> int:
+    return shard.query + shard.kv + shard.value
+
+
+def _freed(model: Transformer, shard: Shard, *, experts: bool) -> int:
+    """Return the bytes of what modules that are computed again do not keep."""
+    mlp = _mlp(model, shard, experts=experts)
+    freed = {
+        "core_attn": _scores(model, shard),
+        "mla_up_proj": shard.tokens * _expanded(shard) * model.element_bytes if model.kv_rank else 0,
+        "layernorm": 2 * shard.split_tokens * model.hidden * model.element_bytes,
+        "mlp": 0 if experts else mlp,
+        "moe": mlp if experts else 0,
+        "moe_act": shard.routed * shard.expert_ffn * model.element_bytes if experts else 0,
+        "shared_experts": _shared(model, shard) if experts else 0,
+    }
+    within = {"moe_act", "shared_experts"} if "moe" in model.again else set()
+    return sum(freed[name] for name in model.again - within)
 
 
 def _scores(model: Transformer, shard: Shard) -> int:
@@ -76,19 +109,25 @@ def _scores(model: Transformer, shard: Shard) -> int:
     return per_score * shard.heads * shard.tokens * shard.sequence
 
 
-def _mlp(model: Transformer, shard: Shard, *, moe: bool) -> int:
-    if not moe:
+def _mlp(model: Transformer, shard: Shard, *, experts: bool) -> int:
+    if not experts:
         return shard.tokens * model.matrices * shard.ffn * model.element_bytes
-    routed = shard.tokens * model.top_k * (model.matrices * shard.expert_ffn + 2 * model.hidden)
-    return routed * model.element_bytes + shard.tokens * model.num_experts * _FP32
+    routed = shard.routed * (model.matrices * shard.expert_ffn + 2 * model.hidden) * model.element_bytes
+    return routed + _shared(model, shard) + shard.split_tokens * model.num_experts * _FP32
 
 
-def _weight_part(model: Transformer, shard: Shard, *, moe: bool) -> int:
+def _shared(model: Transformer, shard: Shard) -> int:
+    return shard.tokens * model.matrices * shard.shared_ffn * model.element_bytes
+
+
+def _weight_part(model: Transformer, shard: Shard, *, experts: bool) -> int:
     """Return inputs and output gradients of a layer's matrices."""
     # Inputs of column-parallel and output gradients of row-parallel matrices lie between the regions.
-    between = shard.split_tokens * model.hidden * (3 if moe else 4)
-    attention = shard.tokens * 2 * (shard.query + shard.kv)
-    if moe:
-        routed = model.top_k * (model.matrices * shard.expert_ffn + 2 * model.hidden)
-        return (between + attention + shard.tokens * (routed + model.num_experts)) * model.element_bytes
+    between = shard.split_tokens * model.hidden * (3 if experts else 4)
+    attention = shard.tokens * (_expanded(shard) + shard.output)
+    attention += 2 * (model.query_rank + model.kv_rank) * shard.split_tokens
+    if experts:
+        routed = shard.routed * (model.matrices * shard.expert_ffn + 2 * model.hidden)
+        visited = routed + shard.split_tokens * model.num_experts
+        return (between + attention + visited) * model.element_bytes + _shared(model, shard)
     return (between + attention + shard.tokens * model.matrices * shard.ffn) * model.element_bytes

@@ -1,30 +1,21 @@
-"""Collectives of a rank's own group, all exposed, and the ring's formula for where no cluster is described.
-
-Over n devices a ring's gather or scatter of V bytes takes n - 1 steps: (n - 1) latency + (n - 1)/n V / rate; an
-all-reduce is both. An all-to-all in which each device holds V bytes takes as long as a gather.
-"""
+"""Collectives of a rank's own group, all exposed: tensor, context and expert parallel, by layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from pptrace_models.fabric import Exchange
 
-    from pptrace_models.accelerator import Accelerator
+if TYPE_CHECKING:
     from pptrace_models.groups import Groups
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Transformer
 
 __all__ = [
-    "Fabric",
     "LayerCollectives",
     "Passes",
-    "data_parallel_fabric",
     "embedding_ns",
-    "group_fabric",
     "head_ns",
     "is_split",
     "layer_collectives",
@@ -32,38 +23,8 @@ __all__ = [
     "loss_ns",
 ]
 
-_SECOND_NS = 10**9
-_KILO = 1000
 _ROW_BYTES = 4
 """A row's maximum, sum and target logit are reduced in fp32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
-    """What a group's messages travel over."""
-
-    rate: Fraction
-    """Bytes per second and direction; 0 for no limit."""
-    latency_ns: int
-    """Latency of one step."""
-
-    def gather_ns(self, size_bytes: int, devices: int) -> int:
-        """Return the time to gather, scatter or exchange ``size_bytes`` over the group."""
-        return self.ring_ns(size_bytes, devices, 1)
-
-    def all_reduce_ns(self, size_bytes: int, devices: int) -> int:
-        """Return the time to sum ``size_bytes`` on each device over the group.
-
-        >>> Fabric(rate=Fraction(10**9), latency_ns=10).all_reduce_ns(800, 4)
-        1260
-        """
-        return self.ring_ns(size_bytes, devices, 2)
-
-    def ring_ns(self, size_bytes: int, devices: int, rounds: int) -> int:
-        """Return the time of a ring that passes ``size_bytes`` ``rounds`` times."""
-        steps = rounds * (devices - 1)
-        carried = Fraction(steps * size_bytes * _SECOND_NS, devices) / self.rate if self.rate else 0
-        return steps * self.latency_ns + -(-carried // 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +35,22 @@ class Passes:
     """Time in the forward."""
     backward_ns: int = 0
     """Time in the backward for the input gradient."""
-    core_ns: int = 0
-    """The part of ``forward_ns`` that recomputing the attention core repeats."""
+    again_ns: int = 0
+    """The part of ``forward_ns`` that modules which are computed again repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCollectives:
-    """Time of each collective of a layer; all but the last two run once before or after either of its halves."""
+    """Time of each collective of a layer: attention's, those of the MLP or of experts, and those of keys."""
 
     gather_ns: int
     """Gathering the tokens that sequence parallelism splits; 0 without it."""
     reduce_ns: int
     """Summing over the tensor-parallel group: an all-reduce, or with sequence parallelism a reduce-scatter."""
+    second_gather_ns: int
+    """Gathering for the layer's second half: the MLP's tokens, or those of experts and of shared experts."""
+    second_reduce_ns: int
+    """Summing behind the second half."""
     exchange_ns: int
     """Tokens to their experts, or back; 0 without experts."""
     keys_ns: int
@@ -94,40 +59,63 @@ class LayerCollectives:
     """Scattering their gradients."""
 
 
-def group_fabric(device: Accelerator, network: Mapping[str, int], extent: int) -> Fabric:
-    """Return what a group that spans ``extent`` neighbouring devices uses: the node's links, or the network."""
-    if extent > device.scale_up_size and network:
-        return data_parallel_fabric(network)
-    rate = device.scale_up_bandwidth * Fraction(str(device.network_efficiency))
-    return Fabric(rate=rate, latency_ns=device.scale_up_latency)
-
-
-def data_parallel_fabric(network: Mapping[str, int]) -> Fabric:
-    """Return the data-parallel group's network; one that is not described takes no time."""
-    return Fabric(rate=Fraction(network.get("rate_kbps", 0) * _KILO), latency_ns=int(network.get("latency_ns", 0)))
-
-
-def layer_collectives(model: Transformer, shard: Shard, groups: Groups, *, moe: bool) -> LayerCollectives:
+def layer_collectives(model: Transformer, shard: Shard, groups: Groups, *, experts: bool) -> LayerCollectives:
     """Return each collective of a layer: tensor, context and expert parallel."""
     size = _hidden_bytes(model, shard)
-    gathered = groups.ns("tp", size, "all-gather") if is_split(shard) else 0
-    tensor = groups.ns("tp", size, *(("all-gather", "reduce-scatter") if is_split(shard) else ("all-reduce",)))
-    keys_values = 2 * shard.cp * shard.tokens * shard.kv * model.element_bytes
-    routed = shard.split_tokens * model.top_k * model.hidden * model.element_bytes
+    gather, reduce = _tensor_ns(shard, groups, "tp", size)
+    second_gather, second_reduce = gather, reduce
+    exchange = 0
+    if experts:
+        second_gather, second_reduce = _experts_ns(model, shard, groups, (gather, reduce))
+        exchange = groups.exchange_ns(_exchange(model, shard))
+    keys_values = shard.cp * shard.tokens * (shard.kv + shard.value) * model.element_bytes
     return LayerCollectives(
-        gather_ns=gathered,
-        reduce_ns=tensor - gathered,
+        gather_ns=gather,
+        reduce_ns=reduce,
+        second_gather_ns=second_gather,
+        second_reduce_ns=second_reduce,
         keys_ns=groups.ns("cp", keys_values, "all-gather"),
         key_gradients_ns=groups.ns("cp", keys_values, "reduce-scatter"),
-        exchange_ns=groups.ns("ep", routed, "all-to-all") if moe else 0,
+        exchange_ns=exchange,
     )
 
 
-def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, moe: bool) -> Passes:
+def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, experts: bool) -> Passes:
     """Return a layer's collectives in sum."""
-    each = layer_collectives(model, shard, groups, moe=moe)
-    forward = 2 * (each.gather_ns + each.reduce_ns + each.exchange_ns) + each.keys_ns
-    return Passes(forward_ns=forward, backward_ns=forward + each.key_gradients_ns, core_ns=each.keys_ns)
+    each = layer_collectives(model, shard, groups, experts=experts)
+    tensor = each.gather_ns + each.reduce_ns + each.second_gather_ns + each.second_reduce_ns
+    forward = tensor + 2 * each.exchange_ns + each.keys_ns
+    again = each.keys_ns * ("core_attn" in model.again)
+    if experts and "moe" in model.again:
+        again += each.second_gather_ns + each.second_reduce_ns + 2 * each.exchange_ns
+    if not experts and "mlp" in model.again:
+        again += each.second_gather_ns + each.second_reduce_ns
+    return Passes(forward_ns=forward, backward_ns=forward + each.key_gradients_ns, again_ns=again)
+
+
+def _tensor_ns(shard: Shard, groups: Groups, axis: str, size: int) -> tuple[int, int]:
+    """Return what gathering and summing take: with sequence parallelism both, without it one all-reduce."""
+    if is_split(shard):
+        return groups.ns(axis, size, "all-gather"), groups.ns(axis, size, "reduce-scatter")
+    return 0, groups.ns(axis, size, "all-reduce")
+
+
+def _experts_ns(model: Transformer, shard: Shard, groups: Groups, whole: tuple[int, int]) -> tuple[int, int]:
+    """Return gathering and summing around experts: of what each holds of a token, and of the shared ones' tokens."""
+    if not is_split(shard):
+        return whole if shard.etp > 1 or shard.shared_ffn else (0, 0)
+    gather = reduce = 0
+    if shard.etp > 1:
+        size = shard.routed * model.hidden * model.element_bytes
+        gather, reduce = _tensor_ns(shard, groups, "tp" if shard.etp == shard.tp else "etp", size)
+    if shard.shared_ffn:
+        gather, reduce = gather + whole[0], reduce + whole[1]
+    return gather, reduce
+
+
+def _exchange(model: Transformer, shard: Shard) -> Exchange:
+    size = shard.sent * model.hidden * model.element_bytes
+    return Exchange(size_bytes=size, top_k=model.top_k, experts=model.num_experts)
 
 
 def embedding_ns(model: Transformer, shard: Shard, groups: Groups) -> Passes:

@@ -26,6 +26,12 @@ _SHAPES_HOPPER = (
     "what products attain: BF16 fitted to published steps (dgxc-benchmarking 25.04), FP8 the best product that "
     "mamf-finder found (ml-engineering); attention: Shah et al., FlashAttention-3 (2024), figure 5"
 )
+_SHAPES_BLACKWELL = (
+    "what products attain: BF16 fitted to published steps (SimuMax 1.2), 5 % under its measured large products; "
+    "FP8, MXFP8 and NVFP4 to published steps (Megatron-Bridge); attention as SimuMax measured it"
+)
+_SHAPES_AMD = "what products attain: the best ones that mamf-finder found (ml-engineering); attention: ours"
+_NVLINK5 = "NVLink 5: 1800 GB/s both ways, 900 per direction"
 _GB = "memory sizes in GB are read as GiB, as the driver reports them within 1 %"
 
 
@@ -55,6 +61,31 @@ _HOPPER: dict[str, Any] = {
     "memory": 80 * _GIB,
     "memory_bandwidth": 3_350 * _GIGA,
 }
+
+_BLACKWELL: dict[str, Any] = {
+    "multiprocessors": 148,
+    "attainable_bf16": 0.47,
+    "attainable_fp8": 0.49,
+    "attainable_mxfp8": 0.49,
+    "attainable_nvfp4": 0.40,
+    "attention_attainable": 0.48,
+    "peak_bf16": 2_250 * _TERA,
+    "peak_fp16": 2_250 * _TERA,
+    "peak_fp8": 4_500 * _TERA,
+    "peak_fp4": 9_000 * _TERA,
+    "peak_fp32": 80 * _TERA,
+    "memory": 180 * _GIB,
+    "memory_bandwidth": 8_000 * _GIGA,
+    "scale_up_bandwidth": 900 * _GIGA,
+}
+_SUPERCHIP: dict[str, Any] = {
+    "multiprocessors": 152,
+    "peak_bf16": 2_500 * _TERA,
+    "peak_fp16": 2_500 * _TERA,
+    "peak_fp8": 5_000 * _TERA,
+    "scale_up_size": 72,
+}
+"""What a Blackwell device has beside two on a Grace board: a higher power limit and 72 in an NVLink domain."""
 
 DEVICES = (
     _device(
@@ -135,20 +166,70 @@ DEVICES = (
         "NVIDIA Blackwell architecture brief (2024), HGX B200: 4.5 PFLOP/s BF16 and FP16 and 9 FP8 with sparsity, "
         "halved for dense; 80 TFLOP/s FP32",
         "DGX B200 datasheet: 1440 GB and 64 TB/s for eight",
-        "what products attain: fitted to published steps (SimuMax 1.2), 5 % under its measured large products; "
-        "FP8 taken as BF16; attention as measured there",
-        "NVLink 5: 1800 GB/s both ways, 900 per direction",
-        multiprocessors=148,
-        attainable_bf16=0.47,
-        attainable_fp8=0.49,
-        attention_attainable=0.48,
-        peak_bf16=2_250 * _TERA,
-        peak_fp16=2_250 * _TERA,
-        peak_fp8=4_500 * _TERA,
-        peak_fp32=80 * _TERA,
-        memory=180 * _GIB,
-        memory_bandwidth=8_000 * _GIGA,
-        scale_up_bandwidth=900 * _GIGA,
+        _SHAPES_BLACKWELL,
+        "72 PFLOP/s FP4 dense for eight",
+        _NVLINK5,
+        **_BLACKWELL,
     ),
-)
+    _device(
+        "b300",
+        "NVIDIA B300 288 GB, as in HGX B300.",
+        "NVIDIA HGX B300 datasheet (2025), for eight: 36 PFLOP/s BF16 and FP16 and 72 FP8 with sparsity, halved for "
+        "dense; 108 FP4 dense; 2.1 TB of memory as 270 GB each; 8 TB/s",
+        _SHAPES_BLACKWELL,
+        _NVLINK5,
+        **{**_BLACKWELL, "peak_fp4": 13_500 * _TERA, "memory": 270 * _GIB},
+    ),
+    _device(
+        "gb200",
+        "NVIDIA B200 186 GB of a GB200 NVL72.",
+        "NVIDIA GB200 NVL72 datasheet (2024), for 72: 360 PFLOP/s BF16 and FP16, 720 FP8 and 1440 FP4 with sparsity, "
+        "halved for dense; 5.76 PFLOP/s FP32; 13.4 TB of memory, 576 TB/s",
+        _SHAPES_BLACKWELL,
+        _NVLINK5 + " to 72 devices",
+        **{**_BLACKWELL, **_SUPERCHIP, "peak_fp4": 10_000 * _TERA, "memory": 186 * _GIB},
+    ),
+    _device(
+        "gb300",
+        "NVIDIA B300 279 GB of a GB300 NVL72.",
+        "NVIDIA GB300 NVL72 datasheet (2025), for 72: 360 PFLOP/s BF16 and FP16 and 720 FP8 with sparsity, halved for "
+        "dense; 1080 FP4 dense; 20 TB of memory, 576 TB/s",
+        _SHAPES_BLACKWELL,
+        _NVLINK5 + " to 72 devices",
+        **{**_BLACKWELL, **_SUPERCHIP, "peak_fp4": 15_000 * _TERA, "memory": 279 * _GIB},
+    ),
+    _device(
+        "a100-pcie",
+        "NVIDIA A100 PCIe 80 GB.",
+        "NVIDIA A100 80GB PCIe datasheet (2021): peaks of the SXM4 module, 1935 GB/s; PCIe 4.0 x16",
+        "what products attain: fitted to 183 measured ones (SimuMax)",
+        _NO_FP8,
+        **{**_AMPERE, "memory_bandwidth": 1_935 * _GIGA, "attainable_bf16": 0.78},
+        scale_up_bandwidth=31_500 * 10**6,
+    ),
+    _device(
+        "mi300x",
+        "AMD Instinct MI300X 192 GB.",
+        "AMD Instinct MI300X data sheet (2023): 1307.4 TFLOP/s BF16 and FP16, 2614.9 FP8, 163.4 FP32, 192 GB, "
+        "5.3 TB/s, 304 compute units",
+        _SHAPES_AMD,
+        "Infinity Fabric: seven links of 64 GB/s per direction",
+        multiprocessors=304, attainable_bf16=0.53, attainable_fp8=0.45, attention_attainable=0.35,
+        peak_bf16=1_307_400 * _GIGA, peak_fp16=1_307_400 * _GIGA, peak_fp8=2_614_900 * _GIGA,
+        peak_fp32=163_400 * _GIGA, memory=192 * _GIB, memory_bandwidth=5_300 * _GIGA,
+        scale_up_bandwidth=448 * _GIGA,
+    ),
+    _device(
+        "mi355x",
+        "AMD Instinct MI355X 288 GB.",
+        "AMD Instinct MI355X data sheet (2025): 2516.6 TFLOP/s BF16 and FP16, 5033.2 FP8, 10066.3 FP4, 157.3 FP32, "
+        "288 GB, 8 TB/s, 256 compute units",
+        _SHAPES_AMD,
+        "Infinity Fabric: seven links of 76.8 GB/s per direction",
+        multiprocessors=256, attainable_bf16=0.6, attainable_fp8=0.5, attainable_mxfp8=0.5,
+        attention_attainable=0.35, peak_bf16=2_516_600 * _GIGA, peak_fp16=2_516_600 * _GIGA,
+        peak_fp8=5_033_200 * _GIGA, peak_fp4=10_066_300 * _GIGA, peak_fp32=157_300 * _GIGA,
+        memory=288 * _GIB, memory_bandwidth=8_000 * _GIGA, scale_up_bandwidth=537_600 * 10**6,
+    ),
+)  # fmt: skip
 """Every preset, in the order in which they are listed."""

@@ -7,94 +7,48 @@ whole backward counts to I. Where a causal core skips its masked half, its terms
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pptrace_models.work import Core, Product, Work
+from pptrace_models.attention import core_flops, core_operation, doubled_reach
+from pptrace_models.matrices import Linear, linears
+from pptrace_models.work import Operation, Product, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pptrace_models.shard import Shard
-    from pptrace_models.transformer import Transformer
+    from pptrace_models.transformer import Layer, Transformer
 
-__all__ = ["Linear", "Operation", "core_flops", "embedding", "head", "layer", "linears", "step_flops"]
+__all__ = ["embedding", "head", "layer", "prediction", "step_flops"]
 
 _LOGITS_BYTES = 4
 """The loss is computed in fp32."""
+_ROUTING_KERNELS = 8
+"""Scores, choice, counts and offsets, and permutations on both sides of two exchanges."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """A group of kernels in each of the three passes."""
-
-    name: str
-    """What it computes."""
-    unit: str
-    """What bounds its FLOPs: ``linear``, ``head``, ``attention`` or ``memory``."""
-    forward: Work
-    """The forward's work."""
-    input_gradient: Work
-    """The work of the backward for the input gradient."""
-    weight_gradient: Work
-    """The work of the backward for the weight gradient."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
-    """One matrix on one device."""
-
-    group: str
-    """The operation that it belongs to."""
-    inputs: int
-    """Rows."""
-    outputs: int
-    """Columns."""
-    tokens: int
-    """Tokens that pass, over all copies."""
-    copies: int = 1
-    """Experts held."""
-    normed: bool = False
-    """Whether a norm comes right before it."""
-
-    @property
-    def weights(self) -> int:
-        """Weights on this device."""
-        return self.inputs * self.outputs * self.copies
-
-
-def linears(model: Transformer, shard: Shard, *, moe: bool) -> tuple[Linear, ...]:
-    """Return a layer's matrices on one device."""
-    h, tokens = model.hidden, shard.tokens
-    attention = (
-        Linear(
-            group="attention projections", inputs=h, outputs=shard.query + 2 * shard.kv, tokens=tokens, normed=True
-        ),
-        Linear(group="attention projections", inputs=shard.query, outputs=h, tokens=tokens),
-    )
-    wide = model.matrices - 1
-    if not moe:
-        up = Linear(group="mlp", inputs=h, outputs=wide * shard.ffn, tokens=tokens, normed=True)
-        return (*attention, up, Linear(group="mlp", inputs=shard.ffn, outputs=h, tokens=tokens))
-    routed, width, copies = tokens * model.top_k, shard.expert_ffn, shard.experts
-    return (
-        *attention,
-        Linear(group="router", inputs=h, outputs=model.num_experts, tokens=tokens),
-        Linear(group="experts", inputs=h, outputs=wide * width, tokens=routed, copies=copies),
-        Linear(group="experts", inputs=width, outputs=h, tokens=routed, copies=copies),
-    )
-
-
-def layer(model: Transformer, shard: Shard, gradient_bytes: int, *, moe: bool) -> tuple[Operation, ...]:
+def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) -> tuple[Operation, ...]:
     """Return a layer's operations on one device."""
-    matrices = linears(model, shard, moe=moe)
+    matrices = linears(model, shard, experts=kind.experts)
     groups = dict.fromkeys(matrix.group for matrix in matrices)
     element = model.element_bytes
     return (
         *(_linear(name, [m for m in matrices if m.group == name], element, gradient_bytes) for name in groups),
-        _core(model, shard),
-        _activation(model, shard, moe=moe),
+        core_operation(model, shard, kind.window),
+        *_activations(model, shard, experts=kind.experts),
+        *((_routing(model, shard),) if kind.experts else ()),
         _norms(model, shard),
+    )
+
+
+def prediction(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[Operation, ...]:
+    """Return what a module of multi-token prediction has beside its layer: two norms, and a projection of both."""
+    normed = shard.split_tokens * model.hidden * model.element_bytes
+    matrix = Linear(group="prediction", inputs=2 * model.hidden, outputs=model.hidden // shard.tp, tokens=shard.tokens)
+    return (
+        _memory("prediction norms", 4 * normed, 6 * normed, kernels=3),
+        _linear("prediction", [matrix], model.element_bytes, gradient_bytes),
     )
 
 
@@ -125,21 +79,25 @@ def head(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[Operati
     )
 
 
-def core_flops(tokens: int, sequence: int, width: int, *, halved: bool) -> int:
-    """Return the forward FLOPs of scores and values: 4 x tokens x sequence x width, or half of it."""
-    return 4 * tokens * sequence * width // (2 if halved else 1)
-
-
 def step_flops(model: Transformer, sequences: int, sequence: int) -> int:
     """Return a step's model FLOPs: forward and twice that, nothing computed again, a causal core halved."""
     tokens, h = sequences * sequence, model.hidden
-    experts = model.moe_layers(0, model.layers)
-    attention = 4 * h * (model.query_width + model.kv_width)
+    attention = 2 * h * (model.query_width + model.kv_width + model.value_width + model.output_width)
+    if model.kv_rank:
+        keys = model.heads * round(model.head_dim)
+        queries = model.query_rank * (h + model.query_width) if model.query_rank else h * model.query_width
+        compressed = h * (model.kv_rank + model.rope_dim) + model.kv_rank * (keys + model.value_width)
+        attention = 2 * (queries + compressed + h * model.output_width)
     mlp = 2 * h * model.matrices * model.ffn
-    expert = 2 * h * (model.num_experts + model.top_k * model.matrices * model.expert_ffn)
-    core = core_flops(tokens, sequence, model.query_width, halved=model.causal)
-    dense = model.layers * attention + (model.layers - experts) * mlp + experts * expert
-    return 3 * (tokens * (dense + 2 * h * model.vocabulary) + model.layers * core)
+    routed = model.shared_ffn + model.top_k * model.expert_ffn
+    expert = 2 * h * (model.num_experts + model.matrices * routed)
+    width = model.query_width + model.output_width
+    total = 0
+    for kind, count in Counter(model.layer(index) for index in range(model.layers + model.mtp)).items():
+        core = core_flops(tokens, doubled_reach(model, sequence, kind.window), width)
+        total += count * (tokens * (attention + (expert if kind.experts else mlp)) + core)
+    predicted = model.mtp * 4 * h * h
+    return 3 * (total + tokens * (predicted + (1 + model.mtp) * 2 * h * model.vocabulary))
 
 
 def _linear(
@@ -170,60 +128,23 @@ def _linear(
     )
 
 
-def _core(model: Transformer, shard: Shard) -> Operation:
-    halved = model.causal and model.flash_attention
-    flops = core_flops(shard.tokens, shard.sequence, shard.query, halved=halved)
-    queries_bytes = shard.tokens * shard.query * model.element_bytes
-    keys_values = 2 * shard.cp * shard.tokens * shard.kv * model.element_bytes
-    heads, queries = shard.heads * max(shard.tokens * shard.cp // shard.sequence, 1), shard.sequence // shard.cp
-    width = shard.query / shard.heads
-    scores = 0
-    if model.flash_attention:
-        core = Core(heads=heads, queries=queries, keys=shard.sequence, width=width)
-        forward = Work(flops=flops, size_bytes=2 * queries_bytes + keys_values, core=core)
-        back = Work(
-            flops=2 * flops, size_bytes=4 * queries_bytes + 2 * keys_values, core=replace(core, backward=True)
-        )
-    else:
-        # Scores written, read and written by the softmax, read for the values; dropout reads and writes once more.
-        passes = 4 * model.element_bytes + (2 * model.element_bytes + 1) * model.dropout
-        scores = passes * shard.heads * shard.tokens * shard.sequence
-        forward, back = _score_works(model, shard, flops, (2 * queries_bytes + keys_values, scores))
-    return Operation(
-        name="attention core", unit="attention", forward=forward, input_gradient=back, weight_gradient=Work()
-    )
-
-
-def _score_works(model: Transformer, shard: Shard, flops: int, moved: tuple[int, int]) -> tuple[Work, Work]:
-    """Return forward and backward with a score matrix: products for scores and values, and a softmax between."""
-    rest, scores = moved
-    element, width = model.element_bytes, round(shard.query / shard.heads)
-    heads, queries = shard.heads * max(shard.tokens * shard.cp // shard.sequence, 1), shard.sequence // shard.cp
-    sizes: dict[str, Any] = {"copies": heads, "result_bytes": element}
-    inner = Product(m=queries, n=shard.sequence, k=width, **sizes)
-    outer = Product(m=queries, n=width, k=shard.sequence, **sizes)
-    across = Product(m=shard.sequence, n=width, k=queries, **sizes)
-    # The softmax reads and writes, its backward reads twice and writes; dropout reads and writes, and its mask.
-    elements = shard.heads * shard.tokens * shard.sequence
-    drop = (2 * element + 1) * model.dropout
-    kernels = 1 + model.dropout
-    forward = Work(
-        flops=flops, size_bytes=rest + scores, products=(inner, outer),
-        beside_bytes=elements * (2 * element + drop), kernels=kernels,
-    )  # fmt: skip
-    back = Work(
-        flops=2 * flops, size_bytes=2 * (rest + scores), products=(inner, across, outer, across),
-        beside_bytes=elements * (3 * element + drop), kernels=kernels,
-    )  # fmt: skip
-    return forward, back
-
-
-def _activation(model: Transformer, shard: Shard, *, moe: bool) -> Operation:
-    width = shard.expert_ffn * model.top_k if moe else shard.ffn
-    inner = shard.tokens * width * model.element_bytes
+def _activations(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Operation, ...]:
     # Gated: two read and one written, then three read and two written; plain: one and one, then two and one.
     forward, backward = (3, 5) if model.gated else (2, 3)
-    return _memory("activation function", forward * inner, backward * inner)
+    inner = (shard.routed * shard.expert_ffn if experts else shard.tokens * shard.ffn) * model.element_bytes
+    found = [_memory("activation function", forward * inner, backward * inner)]
+    if experts and shard.shared_ffn:
+        shared = shard.tokens * shard.shared_ffn * model.element_bytes
+        found.append(_memory("shared activation function", forward * shared, backward * shared))
+    return tuple(found)
+
+
+def _routing(model: Transformer, shard: Shard) -> Operation:
+    """Return what puts tokens in the order of their experts and back: each copy is read and written on both sides."""
+    row = model.hidden * model.element_bytes
+    copies = (3 * shard.sent + 3 * shard.routed + 2 * shard.split_tokens) * row
+    scores = shard.split_tokens * model.num_experts * _LOGITS_BYTES
+    return _memory("routing", copies + 4 * scores, copies + 4 * scores, kernels=_ROUTING_KERNELS)
 
 
 def _norms(model: Transformer, shard: Shard) -> Operation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pptrace_models.collectives import data_parallel_fabric, group_fabric
+from pptrace_models.fabric import data_parallel_fabric, group_fabric
 from pptrace_models.extremes import expected_maximum
 
 if TYPE_CHECKING:
@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import CostRequest, GroupCollectives
     from pptrace_models.accelerator import Accelerator
+    from pptrace_models.fabric import Exchange
+    from pptrace_models.options import RooflineOptions
     from pptrace_models.shard import Shard
 
 __all__ = ["ByFormula", "Groups", "OnLinks", "Skewed", "groups_of"]
 
-_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
+_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
 """How often a ring's gather is as long as each."""
 
 
@@ -25,7 +27,11 @@ class Groups(Protocol):
     """Times of collectives of every group of an axis at once."""
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
-        """Return the time of ``collectives``, one after another, over ``tp``, ``cp`` or ``ep``."""
+        """Return the time of ``collectives``, one after another, over ``tp``, ``cp`` or ``etp``."""
+        ...
+
+    def exchange_ns(self, exchange: Exchange) -> int:
+        """Return the time of an exchange between the devices of expert parallelism."""
         ...
 
     def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
@@ -44,19 +50,40 @@ class ByFormula:
     shard: Shard
     """Sizes of the groups."""
 
+    deduplicated: bool = False
+    """Whether a token goes but once to a place that holds several of its experts."""
+
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the time of one ring with all of the collectives' rounds."""
-        devices = {"tp": self.shard.tp, "cp": self.shard.cp, "ep": self.shard.ep}[axis]
-        extent = devices if axis == "tp" else self.shard.tp * devices
+        devices = {"tp": self.shard.tp, "cp": self.shard.cp, "etp": self.shard.etp}[axis]
+        extent = self.shard.tp * devices if axis == "cp" else devices
         fabric = group_fabric(self.device, self.network, extent)
         return fabric.ring_ns(size_bytes, devices, sum(_ROUNDS[name] for name in collectives))
+
+    def exchange_ns(self, exchange: Exchange) -> int:
+        """Return the time of messages that leave at once: inside the node beside what goes over the network."""
+        shard = self.shard
+        if shard.ep == 1:
+            return 0
+        near = min(max(self.device.scale_up_size // shard.etp, 1), shard.ep) if self.network else shard.ep
+        nodes = -(-shard.ep // near)
+        inner = group_fabric(self.device, {}, near)
+        if not self.deduplicated:
+            within, across = exchange.size_bytes * (near - 1), exchange.size_bytes * (nodes - 1)
+            time = inner.carry_ns(within, shard.ep)
+        else:
+            within, across = exchange.to_places_bytes(shard.ep), exchange.to_places_bytes(nodes) * (nodes - 1)
+            time = inner.carry_ns(within * (near - 1), near)
+        if nodes > 1:
+            time = max(time, data_parallel_fabric(self.network).carry_ns(across, nodes))
+        return time
 
     def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
         """Return the time over context parallelism in the node, then of each device's share over the network."""
         rounds, shard = _ROUNDS[collective], self.shard
         outer = data_parallel_fabric(self.network)
         if experts:
-            return outer.ring_ns(count * element_bytes, shard.replicas // shard.ep, rounds)
+            return outer.ring_ns(count * element_bytes, shard.expert_replicas, rounds)
         inner = group_fabric(self.device, self.network, shard.tp * shard.cp)
         share = -(-count // shard.cp)
         return inner.ring_ns(count * element_bytes, shard.cp, rounds) + outer.ring_ns(
@@ -70,10 +97,20 @@ class OnLinks:
 
     collectives: GroupCollectives
     """Times of one collective."""
+    shard: Shard
+    """Sizes of the groups."""
+
+    deduplicated: bool = False
+    """Whether a token goes but once to a place that holds several of its experts."""
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the sum of the collectives' times."""
         return sum(self.collectives.ns(name, axis, size_bytes) for name in collectives)
+
+    def exchange_ns(self, exchange: Exchange) -> int:
+        """Return the time of an all-to-all."""
+        size = exchange.to_places_bytes(self.shard.ep) if self.deduplicated else exchange.size_bytes
+        return self.collectives.ns("all-to-all", "ep", size) if self.shard.ep > 1 else 0
 
     def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
         """Return the time over all replicas, ``dp x cp``, or of an expert's; no parameters take none."""
@@ -91,18 +128,23 @@ class Skewed:
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the time with a wait for each collective."""
-        waits = len(collectives) * self.wait_ns if axis == "tp" else 0
+        waits = len(collectives) * self.wait_ns if axis in {"tp", "etp"} else 0
         return self.groups.ns(axis, size_bytes, *collectives) + waits
+
+    def exchange_ns(self, exchange: Exchange) -> int:
+        """Return the time of an exchange, which is the same."""
+        return self.groups.exchange_ns(exchange)
 
     def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
         """Return the time over the replicas, which is the same."""
         return self.groups.replicas_ns(collective, count, element_bytes, experts=experts)
 
 
-def groups_of(request: CostRequest, shard: Shard, device: Accelerator, skew_ns: int = 0) -> Groups:
-    """Return the cluster's times where the request has them; ``skew_ns`` is how far devices lie apart."""
-    groups: Groups = ByFormula(device=device, network=request.data_parallel, shard=shard)
+def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: RooflineOptions) -> Groups:
+    """Return the cluster's times where the request has them."""
+    once = options.dispatcher == "deduplicated"
+    groups: Groups = ByFormula(device=device, network=request.data_parallel, shard=shard, deduplicated=once)
     if request.collectives is not None:
-        groups = OnLinks(collectives=request.collectives)
-    wait_ns = round(skew_ns * expected_maximum(shard.tp))
+        groups = OnLinks(collectives=request.collectives, shard=shard, deduplicated=once)
+    wait_ns = round(options.skew * expected_maximum(shard.tp))
     return Skewed(groups=groups, wait_ns=wait_ns) if wait_ns else groups

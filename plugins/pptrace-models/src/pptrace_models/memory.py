@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace_models.flops import linears
+from pptrace_models.matrices import linears
 
 if TYPE_CHECKING:
     from pptrace_models.accelerator import Accelerator
@@ -23,6 +23,7 @@ __all__ = [
     "gradient_bytes",
     "head_held",
     "layer_held",
+    "prediction_held",
     "state",
 ]
 
@@ -68,17 +69,22 @@ def gradient_bytes(options: RooflineOptions) -> int:
     return _FP32 if options.gradients == "fp32" else 2
 
 
-def layer_held(model: Transformer, shard: Shard, *, moe: bool) -> Held:
-    """Return a layer's parameters; norms and the router are on every tensor-parallel device."""
-    dense = 2 * _norm(model)
-    experts = 0
-    for matrix in linears(model, shard, moe=moe):
-        bias = (matrix.outputs * matrix.copies) * (model.bias and matrix.group != "router")
+def layer_held(model: Transformer, shard: Shard, *, experts: bool) -> Held:
+    """Return a layer's parameters; norms, routers and what compresses are on every tensor-parallel device."""
+    dense = 2 * _norm(model) + model.query_rank + model.kv_rank
+    routed = 0
+    for matrix in linears(model, shard, experts=experts):
+        bias = (matrix.outputs * matrix.copies) * (model.bias and not matrix.whole)
         if matrix.group == "experts":
-            experts += matrix.weights + bias
+            routed += matrix.weights + bias
         else:
             dense += matrix.weights + bias
-    return Held(dense=dense, experts=experts)
+    return Held(dense=dense, experts=routed)
+
+
+def prediction_held(model: Transformer, shard: Shard) -> Held:
+    """Return the parameters of a module of multi-token prediction beside its layer's: a projection and three norms."""
+    return Held(dense=2 * model.hidden * model.hidden // shard.tp + 3 * _norm(model))
 
 
 def embedding_held(model: Transformer, shard: Shard) -> Held:
@@ -101,7 +107,7 @@ def state(
     held: Held,
 ) -> State:
     """Return a stage's training state on one device."""
-    parts = [(held.dense, shard.replicas), (held.experts, max(shard.replicas // shard.ep, 1))]
+    parts = [(held.dense, shard.replicas), (held.experts, shard.expert_replicas)]
     master = 0 if model.precision == "fp32" else _FP32
     gradient = gradient_bytes(options)
     owned = [-(-count // replicas) if options.zero else count for count, replicas in parts]

@@ -36,6 +36,9 @@ class RooflineOptions(Parameters):
     skew: Annotated[Duration, Field(ge=0)] = 0
     """Standard deviation of when the devices of a tensor-parallel group reach a collective, which waits for the
     last, in expectation."""
+    dispatcher: Literal["all-to-all", "deduplicated"] = "all-to-all"
+    """How tokens get to their experts: once for each expert, or once to each device and node, which pass them on to
+    several of their experts (DeepEP, HybridEP)."""
     segments: bool = False
     """Whether actions consist of segments, which overlapped pairs run beside each other."""
     alone: Literal["in-order", "overlapped"] = "in-order"

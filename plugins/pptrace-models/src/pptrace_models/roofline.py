@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from pptrace_models.groups import groups_of
 from pptrace_models.options import RooflineOptions
 from pptrace_models.segments import Costing, stage_segments
 from pptrace_models.shapes import Shaped
-from pptrace_models.shard import Shard, partition, shard
+from pptrace_models.shard import Shard, shard
+from pptrace_models.stages import Stage, items_of, stages_of, summed
 from pptrace_models.tables import read_table
 from pptrace_models.transformer import Transformer
 
@@ -26,29 +26,12 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import CostRequest, Kind, Segment
     from pptrace_models.groups import Groups
+    from pptrace_models.transformer import Layer
 
 __all__ = ["build"]
 
 _LARGEST = 2**62
 _NS = 10**9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    """What lies on one stage."""
-
-    layers: tuple[bool, ...]
-    """Whether each layer has experts."""
-    first: bool
-    last: bool
-
-    @property
-    def moe(self) -> int:
-        return sum(self.layers)
-
-    @property
-    def dense(self) -> int:
-        return len(self.layers) - self.moe
 
 
 def build(request: CostRequest) -> Workload:
@@ -71,8 +54,8 @@ def build(request: CostRequest) -> Workload:
     if options.spread:
         devices = request.tp * request.cp * request.dp * request.ranks
         device = device.slowed(1 + options.spread * expected_maximum(devices))
-    groups = groups_of(request, part, device, options.skew)
-    stages = _stages(model, request.stages)
+    groups = groups_of(request, part, device, options)
+    stages = stages_of(model, request.stages)
     peak = device.peak(model.precision)
     boundary = part.split_tokens * model.hidden * model.element_bytes
     if options.scatter_gather and part.split_tokens == part.tokens:
@@ -82,12 +65,10 @@ def build(request: CostRequest) -> Workload:
         **_kept(model, part, stages),
         **_state(model, part, device, options, groups, stages),
     }
-    columns["checkpoint_bytes"] = [
-        0 if stage.first else min(boundary, kept)
-        for stage, kept in zip(stages, columns["activation_bytes"], strict=True)
-    ]
+    kept = columns["activation_bytes"]
+    columns["checkpoint_bytes"] = [min(boundary, size) if stage else 0 for stage, size in enumerate(kept)]
     if device.host_bandwidth:
-        copies = [-(-kept * _NS // device.host_bandwidth) for kept in columns["activation_bytes"]]
+        copies = [-(-size * _NS // device.host_bandwidth) for size in kept]
         columns |= {"offload_ns": copies, "reload_ns": copies}
     _check_range([*(value for column in columns.values() for value in column), boundary])
     arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
@@ -95,7 +76,7 @@ def build(request: CostRequest) -> Workload:
     workload = Workload(
         **arrays,
         boundary_bytes=np.full(_edges(request), boundary, dtype=np.int64),
-        reserved_bytes=options.reserved + _transient(model, part),
+        reserved_bytes=options.reserved + _transient(model, part, stages),
         capacity_bytes=device.memory,
         tokens=sequences * request.sequence,
         model_flops=step_flops(model, sequences, request.sequence),
@@ -123,18 +104,9 @@ def _device(request: CostRequest, options: RooflineOptions) -> Accelerator:
     return device.model_copy(update={"table": read_table(options.kernel_table, device)})
 
 
-def _segments(costing: Costing, stages: Sequence[_Stage]) -> dict[Kind, list[tuple[Segment, ...]]]:
-    by_stage = [stage_segments(costing, s.layers, first=s.first, last=s.last) for s in stages]
+def _segments(costing: Costing, stages: Sequence[Stage]) -> dict[Kind, list[tuple[Segment, ...]]]:
+    by_stage = [stage_segments(costing, stage) for stage in stages]
     return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
-
-
-def _stages(model: Transformer, stages: int) -> list[_Stage]:
-    split, found, first = partition(model, stages), [], 0
-    for stage, count in enumerate(split):
-        layers = tuple(bool(model.moe_layers(layer, 1)) for layer in range(first, first + count))
-        found.append(_Stage(layers=layers, first=stage == 0, last=stage == stages - 1))
-        first += count
-    return found
 
 
 def _times(
@@ -143,21 +115,21 @@ def _times(
     device: Accelerator,
     options: RooflineOptions,
     groups: Groups,
-    stages: Sequence[_Stage],
+    stages: Sequence[Stage],
 ) -> dict[str, list[int]]:
     grad = memory.gradient_bytes(options)
-    layers = {
-        moe: timing.layer_cost(model, part, device, groups, moe=moe, grad=grad)
-        for moe in {moe for stage in stages for moe in stage.layers}
-    }
-    first = timing.embedding_cost(model, part, device, groups, grad)
-    last = timing.head_cost(model, part, device, groups, grad)
-    cost_of, added_to = {}, {}
-    for stage in {*stages}:  # most are alike
-        ends = first.times(stage.first) + last.times(stage.last)
-        cost_of[stage] = sum((cost.times(stage.layers.count(moe)) for moe, cost in layers.items()), ends)
-        added_to[stage] = memory.accumulation_ns(model, device, options, _held(model, part, stage))
-    costs, added = [cost_of[stage] for stage in stages], [added_to[stage] for stage in stages]
+
+    def layer(kind: Layer) -> timing.Cost:
+        return timing.layer_cost(model, part, device, groups, kind, grad=grad)
+
+    items = items_of(
+        model, stages, layer=layer,
+        embedding=timing.embedding_cost(model, part, device, groups, grad),
+        prediction=timing.prediction_cost(model, part, device, groups, grad),
+        head=timing.head_cost(model, part, device, groups, grad),
+    )  # fmt: skip
+    costs = [summed(timing.Cost(), own) for own in items]
+    added = [memory.accumulation_ns(model, device, options, _held(model, part, s)) for s in stages]
     return {
         "f_ns": [cost.f for cost in costs],
         "b_ns": [cost.i + cost.w + add for cost, add in zip(costs, added, strict=True)],
@@ -171,21 +143,18 @@ def _times(
     }
 
 
-def _kept(model: Transformer, part: Shard, stages: Sequence[_Stage]) -> dict[str, list[int]]:
-    dense = activations.layer_kept(model, part, moe=False)
-    moe = activations.layer_kept(model, part, moe=True)
-    first, last = activations.embedding_kept(model, part), activations.head_kept(model, part)
+def _kept(model: Transformer, part: Shard, stages: Sequence[Stage]) -> dict[str, list[int]]:
+    def layer(kind: Layer) -> activations.Kept:
+        return activations.layer_kept(model, part, experts=kind.experts)
 
-    def over_stages(name: str) -> list[int]:
-        parts = [getattr(kept, name) for kept in (dense, moe, first, last)]
-        return [
-            sum(size * count for size, count in zip(parts, (s.dense, s.moe, s.first, s.last), strict=True))
-            for s in stages
-        ]
-
+    items = items_of(
+        model, stages, layer=layer, embedding=activations.embedding_kept(model, part),
+        prediction=activations.prediction_kept(model, part), head=activations.head_kept(model, part),
+    )  # fmt: skip
+    sums = [summed(activations.Kept(), own) for own in items]
     return {
-        "activation_bytes": over_stages("activation"),
-        "weight_activation_bytes": over_stages("weight_part"),
+        "activation_bytes": [kept.activation for kept in sums],
+        "weight_activation_bytes": [kept.weight_part for kept in sums],
     }
 
 
@@ -195,7 +164,7 @@ def _state(
     device: Accelerator,
     options: RooflineOptions,
     groups: Groups,
-    stages: Sequence[_Stage],
+    stages: Sequence[Stage],
 ) -> dict[str, list[int]]:
     state_of = {s: memory.state(model, part, device, options, groups, _held(model, part, s)) for s in {*stages}}
     states = [state_of[stage] for stage in stages]
@@ -208,16 +177,23 @@ def _state(
     }
 
 
-def _held(model: Transformer, part: Shard, stage: _Stage) -> memory.Held:
-    """Return the parameters of a stage on one device."""
-    dense = memory.layer_held(model, part, moe=False).times(stage.dense)
-    moe = memory.layer_held(model, part, moe=True).times(stage.moe)
-    last = memory.head_held(model, part, with_embedding=stage.first)
-    return dense + moe + memory.embedding_held(model, part).times(stage.first) + last.times(stage.last)
+def _held(model: Transformer, part: Shard, stage: Stage) -> memory.Held:
+    """Return the parameters of a stage on one device; modules of multi-token prediction embed tokens, too."""
+    def layer(kind: Layer) -> memory.Held:
+        return memory.layer_held(model, part, experts=kind.experts)
+
+    embedding = memory.embedding_held(model, part)
+    (items,) = items_of(
+        model, [stage], layer=layer, embedding=embedding, prediction=memory.prediction_held(model, part),
+        head=memory.head_held(model, part, with_embedding=stage.embedding), heads=1,
+    )  # fmt: skip
+    copied = embedding.times(int(stage.mtp > 0 and not stage.embedding))
+    return summed(memory.Held(), items) + copied
 
 
-def _transient(model: Transformer, part: Shard) -> int:
-    return max(activations.layer_kept(model, part, moe=moe).transient for moe in {False, model.num_experts > 0})
+def _transient(model: Transformer, part: Shard, stages: Sequence[Stage]) -> int:
+    kinds = {kind.experts for stage in stages for kind in stage.layers}
+    return max((activations.layer_kept(model, part, experts=experts).transient for experts in kinds), default=0)
 
 
 def _edges(request: CostRequest) -> int:
@@ -248,7 +224,7 @@ def _notes(
         )
     if options.spread:
         notes.append("Computation takes as long as on the slowest of the job's devices, in expectation.")
-    if model.recompute == "selective" and model.flash_attention:
+    if model.again == {"core_attn"} and model.flash_attention:
         notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
     return (*notes, *_network_notes(device, request))
 
@@ -260,7 +236,7 @@ def _network_notes(device: Accelerator, request: CostRequest) -> list[str]:
     notes = []
     if request.dp > 1 and not request.data_parallel:
         notes.append("The data-parallel network is not described: reducing gradients over it takes no time.")
-    wide = max(request.tp * request.cp, request.tp * request.ep)
+    wide = max(request.tp * request.cp, (request.etp or request.tp) * request.ep)
     if wide > device.scale_up_size:
         place = "the data-parallel network" if request.data_parallel else "links taken to be as fast as the node's"
         notes.append(f"Groups that span {wide} devices pass the node's {device.scale_up_size} and use {place}.")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import Kind, Segment, Stream
 from pptrace_models import collectives, flops
-from pptrace_models.timing import work_ns
+from pptrace_models.stages import items_of
+from pptrace_models.timing import again_ns, work_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.groups import Groups
     from pptrace_models.shard import Shard
-    from pptrace_models.transformer import Transformer
+    from pptrace_models.stages import Stage
+    from pptrace_models.transformer import Layer, Transformer
+    from pptrace_models.work import Operation
 
 __all__ = ["Costing", "stage_segments"]
 
-_ATTENTION = {"attention projections", "attention core", "router"}
+_SECOND_HALF = {"mlp", "moe", "moe_act", "shared_experts"}
+_ATTENTION = {"attention projections", "attention core", "compression", "expansion", "router"}
 
 
 class _Part(NamedTuple):
@@ -83,7 +87,7 @@ class Costing:
     delay_wgrad: bool = True
     """Whether exchanges leave before weight gradients."""
 
-    def passes(self, operations: Iterable[flops.Operation]) -> _Passes:
+    def passes(self, operations: Iterable[Operation]) -> _Passes:
         """Return what operations take in each pass."""
         total = _Passes()
         for one in operations:
@@ -92,20 +96,12 @@ class Costing:
         return total
 
 
-def stage_segments(
-    costing: Costing, layers: Sequence[bool], *, first: bool, last: bool
-) -> dict[Kind, tuple[Segment, ...]]:
-    """Return the segments of a stage's actions by kind.
-
-    Args:
-        costing: what they depend on.
-        layers: for each layer in order, whether it has experts.
-        first: whether the embedding is on the stage.
-        last: whether the LM head is.
-    """
-    units = {moe: _layer(costing, moe=moe) for moe in set(layers)}
-    order = [*([_embedding(costing)] if first else []), *(units[moe] for moe in layers),
-             *([_head(costing)] if last else [])]  # fmt: skip
+def stage_segments(costing: Costing, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
+    """Return the segments of a stage's actions by kind."""
+    (order,) = items_of(
+        costing.model, [stage], layer=lambda kind: _layer(costing, kind), embedding=_embedding(costing),
+        prediction=_prediction(costing), head=_head(costing),
+    )  # fmt: skip
     forward = [part for one in order for part in one.forward]
     backward = [part for one in reversed(order) for part in one.backward]
     found = {
@@ -147,38 +143,66 @@ def _chained(parts: Sequence[_Part], *, delay_wgrad: bool = True) -> tuple[Segme
     return tuple(found)
 
 
-def _layer(costing: Costing, *, moe: bool) -> _Unit:
+def _layer(costing: Costing, kind: Layer) -> _Unit:
     model, shard = costing.model, costing.shard
-    operations = flops.layer(model, shard, costing.grad, moe=moe)
-    each = collectives.layer_collectives(model, shard, costing.groups, moe=moe)
+    operations = flops.layer(model, shard, costing.grad, kind)
+    each = collectives.layer_collectives(model, shard, costing.groups, experts=kind.experts)
     norms = costing.passes(one for one in operations if one.name == "norms and residuals")
     own = costing.passes(one for one in operations if one.name in _ATTENTION).plus(norms.share(1, 2))
     inner = costing.passes(operations).minus(own)
-    core = costing.passes(one for one in operations if one.unit == "attention")
-    name = "experts" if moe else "mlp"
-    gather, reduce = _tensor_parallel(each.gather_ns, each.reduce_ns, split=collectives.is_split(shard))
+    name = "experts" if kind.experts else "mlp"
+    split = collectives.is_split(shard)
+    gather, reduce = _tensor_parallel(each.gather_ns, each.reduce_ns, split=split)
+    second_gather, second_reduce = _tensor_parallel(each.second_gather_ns, each.second_reduce_ns, split=split)
     keys = _Part("key-value-gather", each.keys_ns, Stream.CONTEXT_PARALLEL)
     key_gradients = _Part("key-value-scatter", each.key_gradients_ns, Stream.CONTEXT_PARALLEL)
     dispatch, combine = (_Part(way, each.exchange_ns, Stream.EXPERT_PARALLEL) for way in ("dispatch", "combine"))
     before = _projections(costing, operations).plus(norms.share(1, 2)) if each.keys_ns else _Passes()
     rest = own.minus(before)
-    forward = (
-        gather, _Part("projections", before.f), keys, _Part("attention", rest.f), reduce,
-        dispatch, gather, _Part(name, inner.f), reduce, combine,
-    )  # fmt: skip
-    again = tuple(
-        part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part for part in forward
-    )
-    once_more = {"none": (), "selective": (keys, _Part("recompute-core", core.f)), "full": again}[model.recompute]
+    second = (dispatch, second_gather, _Part(name, inner.f), second_reduce, combine)
+    forward = (gather, _Part("projections", before.f), keys, _Part("attention", rest.f), reduce, *second)
+    once_more = _again(costing, kind, operations, forward, second)
     weight = _Part(f"{name}-weight", inner.w, for_weights=True)
     backward = (
-        combine, gather, _Part(f"{name}-input", inner.i), reduce,
+        combine, second_gather, _Part(f"{name}-input", inner.i), second_reduce,
         *((dispatch, weight) if costing.delay_wgrad else (weight, dispatch)),
         gather, keys, _Part("attention-input", rest.i), key_gradients, _Part("projections-input", before.i),
         reduce, _Part("attention-weight", own.w, for_weights=True),
     )  # fmt: skip
-    at = 0 if model.recompute == "full" else max(_place(backward, f"{name}-weight"), _place(backward, "dispatch"))
+    early = model.recompute == "full" or bool(model.again & _SECOND_HALF)
+    at = 0 if early else max(_place(backward, f"{name}-weight"), _place(backward, "dispatch"))
     return _Unit(forward=forward, backward=(*backward[:at], *once_more, *backward[at:]))
+
+
+def _again(
+    costing: Costing,
+    kind: Layer,
+    operations: Sequence[Operation],
+    forward: Sequence[_Part],
+    second: Sequence[_Part],
+) -> tuple[_Part, ...]:
+    """Return what the backward computes again: the whole forward, or modules with the collectives inside them."""
+    model = costing.model
+    if model.recompute == "full":
+        return tuple(
+            part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part
+            for part in forward
+        )
+    around = ()
+    if ("moe" if kind.experts else "mlp") in model.again:
+        around = tuple(part for part in second if part.stream is not Stream.COMPUTE)
+    if "core_attn" in model.again:
+        around = (*(part for part in forward if part.name == "key-value-gather"), *around)
+    name = "core" if model.again == {"core_attn"} else "modules"
+    return (*around, _Part(f"recompute-{name}", again_ns(operations, model, costing.device, kind)))
+
+
+def _prediction(costing: Costing) -> _Unit:
+    own = costing.passes(flops.prediction(costing.model, costing.shard, costing.grad))
+    return _Unit(
+        forward=(_Part("prediction", own.f),),
+        backward=(_Part("prediction-input", own.i), _Part("prediction-weight", own.w, for_weights=True)),
+    )
 
 
 def _place(parts: Sequence[_Part], name: str) -> int:
@@ -193,11 +217,13 @@ def _tensor_parallel(gather_ns: int, reduce_ns: int, *, split: bool) -> tuple[_P
     )
 
 
-def _projections(costing: Costing, operations: Iterable[flops.Operation]) -> _Passes:
+def _projections(costing: Costing, operations: Iterable[Operation]) -> _Passes:
     """Return what projecting queries, keys and values takes of a layer's projections, by their widths."""
     shard = costing.shard
     whole = costing.passes(one for one in operations if one.name == "attention projections")
-    return whole.share(shard.query + 2 * shard.kv, 2 * shard.query + 2 * shard.kv)
+    inward = shard.query + shard.kv + shard.value
+    latent = costing.passes(one for one in operations if one.name in {"compression", "expansion"})
+    return latent if costing.model.kv_rank else whole.share(inward, inward + shard.output)
 
 
 def _embedding(costing: Costing) -> _Unit:

@@ -17,6 +17,7 @@ from pydantic import ConfigDict
 
 from pptrace_models.accelerator import Accelerator
 from pptrace_models.tables import KernelTable  # noqa: TC001 - pydantic reads it
+from pptrace_models.transformer import NARROW, kept
 
 if TYPE_CHECKING:
     from pptrace_models.transformer import Precision
@@ -39,8 +40,9 @@ _NARROW = 32
 _WIDE = 128
 _BACKWARD = 0.85
 """What the backward of flash attention attains of the forward's rate (same measurements, A100 and B200)."""
-_CAST_BYTES = 4
-"""Read in two bytes, written in one, and once more transposed."""
+_OPERAND_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "nvfp4": 9 / 16, "fp32": 4.0}
+"""Bytes that a factor's element takes: MXFP8 has a scale of a byte for 32 elements, NVFP4 for 16 of half a byte."""
+_READ_BYTES = 2
 _SECOND_NS = 1e9
 
 
@@ -70,8 +72,8 @@ def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> in
     """
     if not work.flops and not work.size_bytes:
         return 0
-    if precision == "fp8" and unit != "linear":
-        precision = "bf16"
+    if unit != "linear":
+        precision = kept(precision)
     total = 0.0
     for product in work.products:
         total += _product_ns(product, precision, device, padded=unit == "head")
@@ -99,11 +101,12 @@ def _product_ns(product: Product, precision: Precision, device: Shaped, *, padde
     compute = 2 * waves_flops * (k + _DEPTH) * _SECOND_NS / rate
     if precision != "fp32" and not padded and (k % _ALIGNED or n % _ALIGNED):
         compute /= _UNALIGNED
-    factor = 1 if precision == "fp8" else 4 if precision == "fp32" else 2
+    factor = _OPERAND_BYTES[precision]
     moved = product.copies * (factor * (m * k + k * n) + product.result_bytes * m * n)
     cast = 0.0
-    if precision == "fp8" and product.cast:
-        cast = _memory_ns(product.copies * m * k * _CAST_BYTES, 1, device)
+    if precision in NARROW and product.cast:
+        # Read as it is, written, and written once more transposed.
+        cast = _memory_ns(round(product.copies * m * k * (_READ_BYTES + 2 * factor)), 1, device)
     return device.launch_latency + max(compute, moved * _SECOND_NS / _memory_rate(device)) + cast
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConfigError, ConstraintError
@@ -12,11 +13,7 @@ if TYPE_CHECKING:
     from pptrace.plugin import CostRequest
     from pptrace_models.transformer import Transformer
 
-__all__ = ["Shard", "partition", "shard"]
-
-_ENDS = 2
-"""Ends of a pipeline that may hold no layer: the embedding's and the LM head's."""
-
+__all__ = ["Shard", "shard"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
@@ -34,18 +31,32 @@ class Shard:
     """Context-parallel size."""
     ep: int
     """Expert-parallel size."""
+    etp: int
+    """Devices that an expert's matrices are split over."""
     replicas: int
     """Devices with the same dense weights: data times context parallel."""
+    expert_replicas: int
+    """Devices with the same experts."""
     heads: int
     """Query heads."""
     query: int
     """Width of the query heads."""
     kv: int
-    """Width of the key heads, and of the value heads."""
+    """Width of the key heads."""
+    value: int
+    """Width of the value heads."""
+    output: int
+    """Width of what the heads put out."""
     ffn: int
     """Inner width of the MLP."""
     expert_ffn: int
     """Inner width of an expert."""
+    shared_ffn: int
+    """Inner width of the shared experts."""
+    routed: int
+    """Tokens that pass the experts held, those of the busiest device; each counts once per expert."""
+    sent: int
+    """Tokens that one device sends to experts; each counts once per expert."""
     experts: int
     """Experts held."""
     vocabulary: int
@@ -63,55 +74,32 @@ def shard(model: Transformer, request: CostRequest) -> Shard:
     _check_divisions(model, request)
     tokens = request.micro * request.sequence // request.cp
     kv_share = min(request.tp, model.kv_heads)
+    etp = request.etp or request.tp
+    split = tokens // request.tp if request.sequence_parallel else tokens
     return Shard(
         tokens=tokens,
-        split_tokens=tokens // request.tp if request.sequence_parallel else tokens,
+        split_tokens=split,
         sequence=request.sequence,
         tp=request.tp,
         cp=request.cp,
         ep=request.ep,
+        etp=etp,
         replicas=request.dp * request.cp,
+        expert_replicas=max(request.dp * request.cp * request.tp // (request.ep * etp), 1),
         heads=model.heads // request.tp,
         query=model.query_width // request.tp,
         kv=model.kv_width // kv_share,
+        value=model.value_width // kv_share,
+        output=model.output_width // request.tp,
         ffn=model.ffn // request.tp,
-        expert_ffn=model.expert_ffn // request.tp,
+        expert_ffn=model.expert_ffn // etp,
+        shared_ffn=model.shared_ffn // request.tp,
+        # Each device routes its part of the tokens, and those that split an expert gather theirs.
+        routed=ceil(tokens * model.top_k * etp * model.load / request.tp),
+        sent=ceil(split * model.top_k * (model.capacity or 1)),
         experts=model.num_experts // request.ep,
         vocabulary=-(-model.vocabulary // request.tp),
     )
-
-
-def partition(model: Transformer, stages: int) -> list[int]:
-    """Return the layers of each stage: those given, or an even split.
-
-    The remainder goes to the middle stages, later ones first: the last stage has the LM head, the first the
-    embedding, and earlier stages hold more microbatches. One or two stages more than layers leave the last without
-    a layer, then the first: head and embedding take a slot each, as Megatron-LM's accounting for them in the
-    pipeline's split has it.
-
-    Raises:
-        ConfigError: a given split of another length or sum.
-        ConstraintError: more stages than layers.
-    """
-    given = model.layers_per_stage
-    if given is not None:
-        key = "model.layers_per_stage"
-        if len(given) != stages:
-            raise ConfigError(f"{len(given)} entries for {stages} stages; give one per stage", key=key)
-        if sum(given) != model.layers:
-            message = f"sums to {sum(given)}, not to model.layers ({model.layers}); "
-            away = model.layers - sum(given)
-            raise ConfigError(f"{message}{'add' if away > 0 else 'take away'} {abs(away)}", key=key)
-        return list(given)
-    ends = stages - model.layers
-    if 0 < ends <= min(_ENDS, stages - 1):
-        return [int(ends < _ENDS), *[1] * (stages - 2), 0]
-    if stages > model.layers:
-        message = f"{stages} stages are more than model.layers ({model.layers})"
-        raise ConstraintError(message, nearest=f"{model.layers} stages", key="parallel")
-    base, remainder = divmod(model.layers, stages)
-    favoured = [*range(stages - 2, 0, -1), 0, stages - 1][:remainder]
-    return [base + (stage in favoured) for stage in range(stages)]
 
 
 def _check_sizes(request: CostRequest) -> None:
@@ -134,8 +122,10 @@ def _check_sizes(request: CostRequest) -> None:
 def _check_divisions(model: Transformer, request: CostRequest) -> None:
     tp, kv = request.tp, model.kv_heads
     wide = {"heads": model.heads, "ffn": model.ffn}
-    if model.num_experts:
+    if model.num_experts and not request.etp:
         wide["expert_ffn"] = model.expert_ffn
+    if model.shared_ffn:
+        wide["shared_ffn"] = model.shared_ffn
     for name, size in wide.items():
         _divide("parallel.tp", tp, f"model.{name}", size, divisors_near(tp, *wide.values()))
     if kv % tp and tp % kv:
@@ -153,14 +143,23 @@ def _check_divisions(model: Transformer, request: CostRequest) -> None:
 
 
 def _check_experts(model: Transformer, request: CostRequest) -> None:
+    etp = request.etp or request.tp
+    for key, size in (("ep", request.ep), ("etp", request.etp)):
+        if size > 1 and not model.num_experts:
+            message = f"{size} splits experts, and the model has none (model.num_experts)"
+            raise ConstraintError(message, nearest="1", key=f"parallel.{key}")
+    if request.etp:
+        _divide("parallel.etp", etp, "model.expert_ffn", model.expert_ffn)
     if request.ep == 1:
         return
-    if not model.num_experts:
-        message = f"{request.ep} splits experts, and the model has none (model.num_experts)"
-        raise ConstraintError(message, nearest="1", key="parallel.ep")
-    near = divisors_near(request.ep, model.num_experts, request.dp * request.cp)
+    if etp == request.tp:
+        whole, name = request.dp * request.cp, "parallel.dp x parallel.cp"
+    else:
+        whole, name = request.tp * request.dp * request.cp, "parallel.tp x parallel.dp x parallel.cp"
+    _divide("parallel.etp", etp, name, whole)
+    near = divisors_near(request.ep, model.num_experts, whole // etp if etp != request.tp else whole)
     _divide("parallel.ep", request.ep, "model.num_experts", model.num_experts, near)
-    _divide("parallel.ep", request.ep, "parallel.dp x parallel.cp", request.dp * request.cp, near)
+    _divide("parallel.ep", request.ep, name, whole // (etp if etp != request.tp else 1), near)
 
 
 def _divide(key: str, size: int, name: str, whole: int, near: str = "") -> None:

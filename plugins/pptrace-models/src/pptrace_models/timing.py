@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pptrace_models import collectives, flops
 from pptrace_models.shapes import Shaped, shaped_ns
+from pptrace_models.transformer import kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,12 +20,24 @@ if TYPE_CHECKING:
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.groups import Groups
     from pptrace_models.shard import Shard
-    from pptrace_models.transformer import Precision, Transformer
-    from pptrace_models.work import Work
+    from pptrace_models.transformer import Layer, Precision, Transformer
+    from pptrace_models.work import Operation, Work
 
-__all__ = ["Cost", "embedding_cost", "head_cost", "layer_cost", "work_ns"]
+__all__ = ["Cost", "again_ns", "embedding_cost", "head_cost", "layer_cost", "prediction_cost", "work_ns"]
 
 _SECOND_NS = 10**9
+_NORMS_OF_TEN = 4
+"""Of ten bytes that norms and residual sums move forward, those of norms."""
+_SHARED = ("shared experts", "shared activation function")
+_MODULES = {
+    "core_attn": ("attention core",),
+    "mla_up_proj": ("expansion",),
+    "layernorm": ("norms and residuals",),
+    "mlp": ("mlp", "activation function"),
+    "moe": ("router", "experts", "routing", "activation function", *_SHARED),
+    "moe_act": ("activation function",),
+    "shared_experts": _SHARED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +79,39 @@ def work_ns(work: Work, unit: str, model: Transformer, device: Accelerator) -> i
 
 
 def layer_cost(
-    model: Transformer, shard: Shard, device: Accelerator, groups: Groups, *, moe: bool, grad: int
+    model: Transformer, shard: Shard, device: Accelerator, groups: Groups, kind: Layer, *, grad: int
 ) -> Cost:
     """Return a layer's time, with what its backward computes again; ``grad`` is a gradient's bytes."""
-    operations = flops.layer(model, shard, grad, moe=moe)
-    group = collectives.layer_ns(model, shard, groups, moe=moe)
+    operations = flops.layer(model, shard, grad, kind)
+    group = collectives.layer_ns(model, shard, groups, experts=kind.experts)
     cost = _cost(operations, group, model, device)
     if model.recompute == "full":
         return cost + Cost(i=cost.f, i_collective=cost.f_collective)
-    if model.recompute == "selective":
-        core = next(operation for operation in operations if operation.unit == "attention")
-        again = work_ns(core.forward, core.unit, model, device) + group.core_ns
-        return cost + Cost(i=again, i_collective=group.core_ns)
-    return cost
+    again = group.again_ns + again_ns(operations, model, device, kind)
+    return cost + Cost(i=again, i_collective=group.again_ns)
+
+
+def again_ns(operations: Iterable[Operation], model: Transformer, device: Accelerator, kind: Layer) -> int:
+    """Return what the modules that the backward computes again take, their collectives left out."""
+    total = 0
+    for one in operations:
+        if again_of(one.name, experts=kind.experts) & model.again:
+            time = work_ns(one.forward, one.unit, model, device)
+            total += time * _NORMS_OF_TEN // 10 if one.name == "norms and residuals" else time
+    return total
+
+
+def again_of(operation: str, *, experts: bool) -> frozenset[str]:
+    """Return which modules have an operation of a layer in them."""
+    inside = {name for name, operations in _MODULES.items() if operation in operations}
+    if experts:
+        return frozenset(inside - {"mlp"})
+    return frozenset(inside & {"mlp", "core_attn", "mla_up_proj", "layernorm"})
+
+
+def prediction_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Groups, grad: int) -> Cost:
+    """Return what a module of multi-token prediction takes beside its layer."""
+    return _cost(flops.prediction(model, shard, grad), collectives.Passes(), model, device)
 
 
 def embedding_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Groups, grad: int) -> Cost:
@@ -94,7 +127,7 @@ def head_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Gro
 
 
 def _cost(
-    operations: Iterable[flops.Operation],
+    operations: Iterable[Operation],
     group: collectives.Passes,
     model: Transformer,
     device: Accelerator,
@@ -109,7 +142,7 @@ def _cost(
 
 def _flops_rate(unit: str, model: Transformer, device: Accelerator) -> Fraction:
     precision: Precision = model.precision
-    if precision == "fp8" and unit != "linear":
-        precision = "bf16"
+    if unit != "linear":
+        precision = kept(precision)
     share = device.attention_efficiency if unit == "attention" else device.compute_efficiency
     return device.peak(precision) * Fraction(str(share))

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from pptrace_models.checked import Parameters
 
-__all__ = ["PRECISION_BYTES", "Count", "Precision", "Transformer", "Width"]
+__all__ = ["NARROW", "PRECISION_BYTES", "Again", "Count", "Layer", "Precision", "Transformer", "Width", "kept"]
 
-Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
+Again = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Width = Annotated[int, Field(ge=1, le=10_000_000)]
 
-PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4}
-"""Bytes of a weight or an activation; fp8 multiplies in one byte and keeps two."""
+PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "mxfp8": 2, "nvfp4": 2, "fp32": 4}
+"""Bytes of a weight or an activation; narrower formats are multiplied in, and two bytes are kept."""
+
+NARROW = frozenset({"fp8", "mxfp8", "nvfp4"})
+"""Formats that layers' matrices alone are multiplied in."""
 
 _ROUNDING = 1e-6
+
+
+def kept(precision: Precision) -> Precision:
+    """Return what is multiplied outside layers' matrices, and what is kept."""
+    return "bf16" if precision in NARROW else precision
+
+
+class Layer(NamedTuple):
+    """What tells one layer of a model from another."""
+
+    experts: bool = False
+    """Whether it has experts in place of the MLP."""
+    window: int = 0
+    """Tokens that its attention reaches back; 0 for all."""
 
 
 class Transformer(Parameters):
@@ -52,11 +70,36 @@ class Transformer(Parameters):
     flash_attention: bool = True
     """Whether attention keeps no score matrix, and skips the masked half of a causal one."""
     precision: Precision = "bf16"
-    """What linear layers multiply in; fp8 keeps weights, activations, attention and LM head in bf16."""
+    """What linear layers multiply in; with fp8, mxfp8 and nvfp4 weights, activations, attention and LM head are kept
+    in bf16, and what is multiplied is cast."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What the backward computes again: nothing, the attention core, or the layer from its input."""
+    recompute_modules: list[Again] = []
+    """With ``recompute: selective``, the modules computed again in place of the attention core, named as
+    Megatron-LM's ``--recompute-modules`` does."""
     layers_per_stage: list[Annotated[int, Field(ge=0, le=100_000)]] | None = None
     """Layers on each stage in order; by default even, the remainder on the middle stages, later ones first."""
+    layout: str | None = None
+    """What lies on each stage, as Megatron-LM's ``--pipeline-model-parallel-layout`` has it: ``E`` embedding, ``t``
+    layer, ``m`` module of multi-token prediction, ``L`` loss, ``|`` between stages, ``*`` to repeat."""
+    kv_rank: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Width that keys and values are compressed to (multi-head latent attention); 0 for none. ``head_dim`` is then
+    the part of a head without positions."""
+    query_rank: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Width that queries are compressed to; 0 for not at all. Needs ``kv_rank``."""
+    rope_dim: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Width of a head's part with rotary positions beside ``head_dim``. Needs ``kv_rank``."""
+    value_dim: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Width of a head's values; 0 for ``head_dim``. Needs ``kv_rank``."""
+    window: Annotated[int, Field(ge=0, le=100_000_000)] = 0
+    """Tokens that sliding-window attention reaches back; 0 for all."""
+    window_chunks: bool = False
+    """Whether windows are chunks that do not overlap (Llama 4)."""
+    full_attention_every: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Every how many layers attention passes the window: layers n, 2n, ... counted from 1; 0 for none."""
+    mtp: Annotated[int, Field(ge=0, le=100)] = 0
+    """Modules of multi-token prediction: each a layer like the last behind a projection of two widths, and one more
+    pass through the LM head."""
     num_experts: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Experts in a mixture-of-experts layer; 0 for a dense model."""
     top_k: Count = 1
@@ -65,28 +108,69 @@ class Transformer(Parameters):
     """Inner width of an expert; 0 for that of the MLP."""
     moe_every: Count = 1
     """Every how many layers one has experts: layers n, 2n, ... counted from 1."""
+    dense_layers: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Leading layers without experts."""
+    shared_ffn: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Inner width of all shared experts together, which every token visits; 0 for none."""
+    capacity: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    """Tokens that each expert takes, over an even share of them: others are dropped, and missing ones padded; 0 to
+    drop none."""
+    imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    """Tokens of the busiest device's experts, over an even share of them; what is measured, where nothing is
+    dropped."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
         self._fill()
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads: {self.kv_heads} KV heads do not divide heads ({self.heads})")
-        if abs(self.head_dim * self.kv_heads - self.kv_width) > _ROUNDING:
+        if abs(self.head_dim * self.kv_heads - round(self.head_dim * self.kv_heads)) > _ROUNDING:
             msg = f"head_dim: {self.kv_heads} heads of {self.head_dim:g} are no whole width"
             raise ValueError(msg)
         if self.num_experts and self.top_k > self.num_experts:
             raise ValueError(f"top_k: {self.top_k} passes num_experts ({self.num_experts})")
+        for name in ("query_rank", "rope_dim", "value_dim"):
+            if getattr(self, name) and not self.kv_rank:
+                raise ValueError(f"{name}: belongs to latent attention; give kv_rank, too")
+        if self.kv_rank and self.kv_heads != self.heads:
+            raise ValueError("kv_heads: latent attention has as many as heads; take kv_heads away")
+        if self.recompute_modules and self.recompute != "selective":
+            raise ValueError("recompute_modules: write recompute: selective beside them")
+        if self.layout is not None and self.layers_per_stage is not None:
+            raise ValueError("layout: says what layers_per_stage does; give one of them")
+        if self.capacity and self.imbalance > 1:
+            raise ValueError("imbalance: experts with a capacity have as many tokens each; give one of them")
         return self
 
     @property
     def query_width(self) -> int:
         """Width of all query heads."""
-        return round(self.heads * self.head_dim)
+        return round(self.heads * (self.head_dim + self.rope_dim))
 
     @property
     def kv_width(self) -> int:
-        """Width of all key heads, and of all value heads."""
-        return round(self.kv_heads * self.head_dim)
+        """Width of all key heads."""
+        return round(self.kv_heads * (self.head_dim + self.rope_dim))
+
+    @property
+    def value_width(self) -> int:
+        """Width of all value heads."""
+        return round(self.kv_heads * (self.value_dim or self.head_dim))
+
+    @property
+    def output_width(self) -> int:
+        """Width of what all heads put out."""
+        return round(self.heads * (self.value_dim or self.head_dim))
+
+    @property
+    def again(self) -> frozenset[str]:
+        """Modules that the backward computes again, where it is not whole layers."""
+        return frozenset(self.recompute_modules or ["core_attn"]) if self.recompute == "selective" else frozenset()
+
+    @property
+    def load(self) -> float:
+        """Tokens of the busiest device's experts, over an even share of them."""
+        return self.capacity or self.imbalance
 
     @property
     def matrices(self) -> int:
@@ -98,23 +182,23 @@ class Transformer(Parameters):
         """Bytes of a weight or an activation."""
         return PRECISION_BYTES[self.precision]
 
-    def moe_layers(self, first: int, count: int) -> int:
-        """Return how many of ``count`` layers from the 0-based ``first`` have experts."""
-        if not self.num_experts:
-            return 0
-        return (first + count) // self.moe_every - first // self.moe_every
+    def layer(self, index: int) -> Layer:
+        """Return what the layer of an index from 0 is; those from ``layers`` on are multi-token prediction's."""
+        number = min(index, self.layers - 1) + 1
+        experts = self.num_experts > 0 and number > self.dense_layers and number % self.moe_every == 0
+        full = self.full_attention_every and number % self.full_attention_every == 0
+        return Layer(experts=experts, window=0 if full else self.window)
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model, each counted once."""
-        experts = self.moe_layers(0, self.layers)
-        attention = self.hidden * 2 * (self.query_width + self.kv_width)
-        attention += (self.query_width + 2 * self.kv_width + self.hidden) * self.bias
+        """Parameters of the whole model, each counted once; multi-token prediction's are not among them."""
+        experts = sum(self.layer(index).experts for index in range(self.layers))
         mlp = self._mlp(self.ffn)
         expert = self.hidden * self.num_experts + self.num_experts * self._mlp(self.expert_ffn)
+        expert += self._mlp(self.shared_ffn) if self.shared_ffn else 0
         norm = self.hidden * (1 + self.bias)
         embedding = self.hidden * (self.vocabulary * (1 if self.tied_embeddings else 2) + self.learned_positions)
-        layers = self.layers * (attention + 2 * norm) + (self.layers - experts) * mlp + experts * expert
+        layers = self.layers * (self._attention() + 2 * norm) + (self.layers - experts) * mlp + experts * expert
         return layers + embedding + norm
 
     def _fill(self) -> None:
@@ -129,3 +213,13 @@ class Transformer(Parameters):
     def _mlp(self, width: int) -> int:
         biases = ((self.matrices - 1) * width + self.hidden) * self.bias
         return self.hidden * self.matrices * width + biases
+
+    def _attention(self) -> int:
+        h, query = self.hidden, self.query_width
+        if not self.kv_rank:
+            weights = 2 * h * (query + self.kv_width)
+            return weights + (query + 2 * self.kv_width + h) * self.bias
+        queries = self.query_rank * (h + query + 1) if self.query_rank else h * query
+        unrotated = self.heads * round(self.head_dim)
+        compressed = h * (self.kv_rank + self.rope_dim) + self.kv_rank * (1 + unrotated + self.value_width)
+        return queries + compressed + self.output_width * h

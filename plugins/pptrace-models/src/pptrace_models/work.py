@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Core", "Product", "Work"]
+__all__ = ["Core", "Operation", "Product", "Work"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +57,19 @@ class Work:
     """Of kernels beside the products: the part of ``size_bytes`` that is theirs."""
     kernels: int = 1
     """Kernels that have no product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A group of kernels in each of the three passes."""
+
+    name: str
+    """What it computes."""
+    unit: str
+    """What bounds its FLOPs: ``linear``, ``head``, ``attention`` or ``memory``."""
+    forward: Work
+    """The forward's work."""
+    input_gradient: Work
+    """The work of the backward for the input gradient."""
+    weight_gradient: Work
+    """The work of the backward for the weight gradient."""
