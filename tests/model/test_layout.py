@@ -28,6 +28,17 @@ def layouts(draw: st.DrawFn) -> Layout:
     return Layout(pp=pp, dp=dp, cp=cp, ep=ep, tp=tp, order=tuple(draw(st.permutations(AXES))))
 
 
+@st.composite
+def folded(draw: st.DrawFn) -> Layout:
+    """Return a layout whose experts are split otherwise than its attention."""
+    pp, dp, cp = (draw(st.integers(1, most)) for most in (3, 4, 2))
+    tp = draw(st.sampled_from([2, 4]))
+    etp = draw(st.sampled_from([size for size in (1, 2, 4) if size < tp]))
+    whole = dp * cp * tp // etp
+    ep = draw(st.sampled_from([size for size in range(1, whole + 1) if whole % size == 0]))
+    return Layout(pp=pp, dp=dp, cp=cp, ep=ep, tp=tp, etp=etp)
+
+
 def places(job: Layout) -> Iterator[dict[str, int]]:
     for pp, dp, cp, tp in itertools.product(*(range(size) for size in (job.pp, job.dp, job.cp, job.tp))):
         yield {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
@@ -126,9 +137,28 @@ def test_expert_groups_that_do_not_fit_are_refused() -> None:
 
 
 def test_there_are_no_groups_along_other_axes() -> None:
-    with pytest.raises(ValueError, match="no groups along 'pp': tp, cp, ep, dp or edp"):
+    with pytest.raises(ValueError, match="no groups along 'pp': tp, cp, ep, etp, dp or edp"):
         Layout(pp=2).groups("pp")
 
 
 def test_the_examples_in_the_documentation_are_right() -> None:
     assert doctest.testmod(layout).failed == 0
+
+
+@given(folded())
+def test_folded_experts_are_split_over_neighbours_first(job: Layout) -> None:
+    stage = job.tp * job.cp * job.dp
+    rest = stage // (job.etp * job.ep)
+    sizes = {"etp": job.etp, "ep": job.ep, "edp": rest}
+    strides = {"etp": 1, "ep": job.etp, "edp": job.etp * job.ep}
+
+    for axis, size in sizes.items():
+        groups = job.groups(axis)
+        assert sorted(groups.ravel().tolist()) == list(range(job.gpus))
+        assert groups.shape == (job.gpus // size, size)
+        assert (groups - groups[:, :1] == [member * strides[axis] for member in range(size)]).all()
+
+
+def test_folded_experts_that_do_not_fit_are_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"8 x etp \(1\) does not divide tp x cp x dp = 4"):
+        Layout(tp=2, dp=2, ep=8, etp=1)

@@ -67,7 +67,7 @@ def test_context_parallelism_gathers_keys_and_values(costs: Callable[..., Worklo
 def test_experts_exchange_tokens_twice_each_way(costs: Callable[..., Workload]) -> None:
     moe = {"num_experts": 8, "top_k": 2, "moe_every": 2}
     workload = costs(moe, dp=4, ep=4)
-    exchanged = ring(2048 * 2 * 1024 * 2, 4, 1)
+    exchanged = 2000 - (-Fraction(2048 * 2 * 1024 * 2 * 3 * 10**9, 4 * RATE) // 1)
     assert workload.f_collective_ns[1] == workload.i_collective_ns[1] == 2 * exchanged
 
 

@@ -1,50 +1,105 @@
-"""The README's tables have every key of a model, a device and the costs, each with its default and a meaning."""
+"""The README's tables are those of presets and fields (``--regenerate`` writes them)."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
-from pydantic import TypeAdapter
 
 from pptrace_models.accelerator import Accelerator
+from pptrace_models.checked import checked
+from pptrace_models.devices import DEVICES
 from pptrace_models.models import MODELS
 from pptrace_models.options import RooflineOptions
 from pptrace_models.transformer import Transformer
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-    from pydantic.fields import FieldInfo
+    from collections.abc import Callable, Iterable
 
-PAGE = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^##+ (.*)\n((?:(?!#).*\n)*)", PAGE, re.MULTILINE))
-ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| .+ \|$", re.MULTILINE)
+    from pydantic import BaseModel
+
+README = Path(__file__).parents[1] / "README.md"
+KEYS = "| key | default | meaning |"
+DURATIONS = {"memory_latency", "launch_latency", "scale_up_latency", "skew", "host"}
+
+
+def table(head: str, rows: Iterable[Iterable[str]]) -> str:
+    columns = head.count("|") - 1
+    return "\n".join([head, "|---" * columns + "|", *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def models() -> str:
+    rows = []
+    for offer in MODELS:
+        model = checked(Transformer, offer.values, "model")
+        experts = f"{model.num_experts} of {model.expert_ffn}, {model.top_k} chosen" if model.num_experts else ""
+        shared = f", {model.shared_ffn} shared" if model.shared_ffn else ""
+        heads = f"{model.heads} / {'latent' if model.kv_rank else model.kv_heads}"
+        rows.append([
+            f"`{offer.name}`", str(model.layers), str(model.hidden), heads, str(model.ffn), experts + shared,
+            str(model.vocabulary), f"{model.parameters / 1e9:.4g} B", offer.source,
+        ])  # fmt: skip
+    head = "| model | layers | width | heads / KV | FFN | experts | vocabulary | parameters | source |"
+    return table(head, rows)
+
+
+def devices() -> str:
+    rows = []
+    for offer in DEVICES:
+        device = checked(Accelerator, offer.values, "device")
+        peaks = [
+            f"{peak / 1e12:g}" if peak else "" for peak in (device.peak_bf16, device.peak_fp8, device.peak_fp4)
+        ]
+        rows.append([
+            f"`{offer.name}`", *peaks, f"{device.memory / 2**30:g} GiB", f"{device.memory_bandwidth / 1e12:g} TB/s",
+            f"{device.scale_up_bandwidth / 1e9:g} GB/s to {device.scale_up_size}",
+        ])  # fmt: skip
+    head = "| device | BF16, TFLOP/s | FP8 | FP4 | memory | its bandwidth | scale-up, per direction |"
+    return table(head, rows)
+
+
+def default(name: str, value: Any) -> str:
+    if name in DURATIONS:
+        return f"{value / 1000:g} us" if value else "0 s"
+    if name == "reserved":
+        return f"{value / 2**30:g} GiB"
+    if isinstance(value, bool) or value is None:
+        return {None: "none", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def keys(model: type[BaseModel]) -> Callable[[], str]:
+    def made() -> str:
+        rows = []
+        for name, field in model.model_fields.items():
+            shown = "needed" if field.is_required() else default(name, field.default)
+            text = " ".join((field.description or "").replace("``", "`").split())
+            rows.append([f"`{name}`", shown, text])
+        return table(KEYS, rows)
+
+    return made
 
 
 @pytest.mark.parametrize(
-    ("section", "model"), [("model", Transformer), ("device", Accelerator), ("costs: roofline", RooflineOptions)]
+    ("section", "head", "made"),
+    [
+        ("Presets", "| model |", models),
+        ("Presets", "| device |", devices),
+        ("model", KEYS, keys(Transformer)),
+        ("device", KEYS, keys(Accelerator)),
+        ("costs: roofline", KEYS, keys(RooflineOptions)),
+    ],
 )
-def test_every_key_has_a_line_with_its_default(section: str, model: type[BaseModel]) -> None:
-    shown = dict(ROW.findall(SECTIONS[section]))
-
-    assert list(shown) == list(model.model_fields)
-    assert [name for name, field in model.model_fields.items() if not is_default(shown[name], field)] == []
-
-
-def test_every_preset_of_a_model_has_a_row() -> None:
-    assert re.findall(r"^\| `([\w.-]+)` \| \d+ \| \d+ \|", SECTIONS["Presets"], re.MULTILINE) == [
-        offer.name for offer in MODELS
-    ]
-
-
-def is_default(text: str, field: FieldInfo) -> bool:
-    """Return whether a default is what the page says: a value as in a file, ``none`` or ``needed``."""
-    if field.is_required():
-        return text == "needed"
-    if field.default is None:
-        return text == "none"
-    read = TypeAdapter(Annotated[field.annotation, "", *field.metadata]).validate_python(yaml.safe_load(text))
-    return bool(read == field.default)
+def test_a_table_is_what_the_code_has(
+    section: str, head: str, made: Callable[[], str], pytestconfig: pytest.Config
+) -> None:
+    page = README.read_text(encoding="utf-8")
+    pattern = re.compile(rf"(^##+ {section}\n(?:(?!#).*\n)*?)({re.escape(head)}.*\n(?:\|.*\n)+)", re.MULTILINE)
+    found = pattern.search(page)
+    assert found is not None
+    if pytestconfig.getoption("--regenerate", default=False):
+        README.write_text(page[: found.start(2)] + made() + page[found.end(2) :], encoding="utf-8")
+    else:
+        assert found[2] == made()

@@ -21,7 +21,10 @@ MODEL_ERRORS = [
     ({"heads": 80}, "model.heads: 80 do not divide hidden (1024); give head_dim, such as 12.8"),
     ({"kv_heads": 3}, "model.kv_heads: 3 KV heads do not divide heads (16)"),
     ({"head_dim": 0.3}, "model.head_dim: 16 heads of 0.3 are no whole width"),
-    ({"precision": "int8"}, "model.precision: input should be 'bf16', 'fp16', 'fp8' or 'fp32', not 'int8'"),
+    (
+        {"precision": "int8"},
+        "model.precision: input should be 'bf16', 'fp16', 'fp8', 'mxfp8', 'nvfp4' or 'fp32', not 'int8'",
+    ),
     ({"recompute": "some"}, "model.recompute: input should be 'none', 'selective' or 'full', not 'some'"),
     ({"layers_per_stage": [2, 2, 2]}, "model.layers_per_stage: 3 entries for 4 stages; give one per stage"),
     ({"layers_per_stage": [2, 2, 2, 1]}, "model.layers_per_stage: sums to 7, not to model.layers (8); add 1"),

@@ -84,8 +84,20 @@ _SUPERCHIP: dict[str, Any] = {
     "peak_fp16": 2_500 * _TERA,
     "peak_fp8": 5_000 * _TERA,
     "scale_up_size": 72,
+    "attainable_bf16": 0.56,
+    "attainable_fp8": 0.52,
+    "attainable_mxfp8": 0.53,
+    "attainable_nvfp4": 0.43,
+    "attention_attainable": 0.50,
 }
 """What a Blackwell device has beside two on a Grace board: a higher power limit and 72 in an NVLink domain."""
+_ULTRA: dict[str, Any] = {
+    "attainable_fp8": 0.70,
+    "attainable_mxfp8": 0.63,
+    "attainable_nvfp4": 0.35,
+    "attention_attainable": 0.80,
+}
+"""What Blackwell Ultra has: twice the rate of exponentials, which bound attention, and more power."""
 
 DEVICES = (
     _device(
@@ -178,7 +190,7 @@ DEVICES = (
         "dense; 108 FP4 dense; 2.1 TB of memory as 270 GB each; 8 TB/s",
         _SHAPES_BLACKWELL,
         _NVLINK5,
-        **{**_BLACKWELL, "peak_fp4": 13_500 * _TERA, "memory": 270 * _GIB},
+        **{**_BLACKWELL, "attainable_mxfp8": 0.52, "attention_attainable": 0.60, "peak_fp4": 13_500 * _TERA, "memory": 270 * _GIB},
     ),
     _device(
         "gb200",
@@ -196,7 +208,7 @@ DEVICES = (
         "dense; 1080 FP4 dense; 20 TB of memory, 576 TB/s",
         _SHAPES_BLACKWELL,
         _NVLINK5 + " to 72 devices",
-        **{**_BLACKWELL, **_SUPERCHIP, "peak_fp4": 15_000 * _TERA, "memory": 279 * _GIB},
+        **{**_BLACKWELL, **_SUPERCHIP, **_ULTRA, "peak_fp4": 15_000 * _TERA, "memory": 279 * _GIB},
     ),
     _device(
         "a100-pcie",

@@ -45,7 +45,9 @@ def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) ->
 def prediction(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[Operation, ...]:
     """Return what a module of multi-token prediction has beside its layer: two norms, and a projection of both."""
     normed = shard.split_tokens * model.hidden * model.element_bytes
-    matrix = Linear(group="prediction", inputs=2 * model.hidden, outputs=model.hidden // shard.tp, tokens=shard.tokens)
+    matrix = Linear(
+        group="prediction", inputs=2 * model.hidden, outputs=model.hidden // shard.tp, tokens=shard.tokens
+    )
     return (
         _memory("prediction norms", 4 * normed, 6 * normed, kernels=3),
         _linear("prediction", [matrix], model.element_bytes, gradient_bytes),
@@ -112,7 +114,9 @@ def _linear(
         moved += matrix.tokens * (matrix.inputs + matrix.outputs) * element
         weights += matrix.weights
         rows = -(-matrix.tokens // max(matrix.copies, 1))
-        sizes: dict[str, Any] = {"copies": matrix.copies, "result_bytes": element}
+        sizes: dict[str, Any] = {
+            "copies": matrix.copies, "result_bytes": element, "grouped": matrix.group == "experts" and matrix.copies > 1,
+        }  # fmt: skip
         through.append(Product(m=rows, n=matrix.outputs, k=matrix.inputs, cast=not matrix.normed, **sizes))
         back.append(Product(m=rows, n=matrix.inputs, k=matrix.outputs, cast=True, **sizes))
         sizes["result_bytes"] = 2 * gradient_bytes

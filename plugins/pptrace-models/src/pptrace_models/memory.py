@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace_models.matrices import linears
+from pptrace_models.options import gradient_bytes
 
 if TYPE_CHECKING:
     from pptrace_models.accelerator import Accelerator
@@ -20,7 +21,6 @@ __all__ = [
     "State",
     "accumulation_ns",
     "embedding_held",
-    "gradient_bytes",
     "head_held",
     "layer_held",
     "prediction_held",
@@ -62,11 +62,6 @@ class State:
     """Reduction of the gradients over the replicas."""
     optimizer_ns: int
     """Update of the weights."""
-
-
-def gradient_bytes(options: RooflineOptions) -> int:
-    """Return the bytes of a gradient."""
-    return _FP32 if options.gradients == "fp32" else 2
 
 
 def layer_held(model: Transformer, shard: Shard, *, experts: bool) -> Held:

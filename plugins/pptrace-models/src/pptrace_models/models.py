@@ -18,9 +18,7 @@ _STP = (
 _GPT: dict[str, Any] = {"gated": False, "tied_embeddings": True, "bias": True, "dropout": True}
 _MEGATRON: dict[str, Any] = {**_GPT, "vocabulary": 51200, "learned_positions": 2048}
 _LATENT: dict[str, Any] = {"head_dim": 128, "rope_dim": 64, "value_dim": 128, "query_rank": 1536, "kv_rank": 512}
-_SC21 = (
-    "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM (SC 2021), table 1"
-)
+_SC21 = "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM (SC 2021), table 1"
 _KORTHIKANTI = "Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), table 3"
 _WIDTHS = (
     ("1.7b", 24, 2304, 24, _SC21),

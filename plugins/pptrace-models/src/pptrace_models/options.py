@@ -9,7 +9,7 @@ from pydantic import Field
 from pptrace.plugin import Duration, Size  # noqa: TC001 - pydantic reads them
 from pptrace_models.checked import Parameters
 
-__all__ = ["RooflineOptions"]
+__all__ = ["RooflineOptions", "gradient_bytes"]
 
 
 class RooflineOptions(Parameters):
@@ -39,6 +39,12 @@ class RooflineOptions(Parameters):
     dispatcher: Literal["all-to-all", "deduplicated"] = "all-to-all"
     """How tokens get to their experts: once for each expert, or once to each device and node, which pass them on to
     several of their experts (DeepEP, HybridEP)."""
+    overlap_tp: bool = False
+    """Whether tensor-parallel collectives run beside the products before or behind them, in as many pieces as there
+    are devices, of which one is exposed (``--tp-comm-overlap``)."""
+    host: Annotated[Duration, Field(ge=0)] = 0
+    """Time in which the host issues the kernels of a layer with experts in the forward; twice that in the
+    backward. No layer is faster; none with CUDA graphs."""
     segments: bool = False
     """Whether actions consist of segments, which overlapped pairs run beside each other."""
     alone: Literal["in-order", "overlapped"] = "in-order"
@@ -47,3 +53,8 @@ class RooflineOptions(Parameters):
     delay_wgrad: bool = True
     """Whether expert parallelism's exchanges leave before their half's weight gradients, as with Megatron-LM's
     ``--delay-wgrad-compute``, or behind them."""
+
+
+def gradient_bytes(options: RooflineOptions) -> int:
+    """Return the bytes of a gradient."""
+    return 4 if options.gradients == "fp32" else 2

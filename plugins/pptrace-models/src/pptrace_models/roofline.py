@@ -13,7 +13,7 @@ from pptrace_models.checked import checked
 from pptrace_models.extremes import expected_maximum
 from pptrace_models.flops import step_flops
 from pptrace_models.groups import groups_of
-from pptrace_models.options import RooflineOptions
+from pptrace_models.options import RooflineOptions, gradient_bytes
 from pptrace_models.segments import Costing, stage_segments
 from pptrace_models.shapes import Shaped
 from pptrace_models.shard import Shard, shard
@@ -50,6 +50,9 @@ def build(request: CostRequest) -> Workload:
         raise ConfigError("false needs segments: write segments: true beside it", key="costs.delay_wgrad")
     if options.accumulation == "separate" and options.segments:
         raise ConfigError("separate has no segment of its own: take segments away", key="costs.accumulation")
+    if options.segments and (options.overlap_tp or options.host):
+        key = "costs.overlap_tp" if options.overlap_tp else "costs.host"
+        raise ConfigError("segments say themselves what runs beside what: take one of them away", key=key)
     part = shard(model, request)
     if options.spread:
         devices = request.tp * request.cp * request.dp * request.ranks
@@ -86,7 +89,7 @@ def build(request: CostRequest) -> Workload:
     if not options.segments:
         return workload
     costing = Costing(
-        model=model, shard=part, device=device, groups=groups, grad=memory.gradient_bytes(options),
+        model=model, shard=part, device=device, groups=groups, grad=gradient_bytes(options),
         delay_wgrad=options.delay_wgrad,
     )  # fmt: skip
     return workload.segmented(_segments(costing, stages), overlapped=options.alone == "overlapped")
@@ -117,10 +120,10 @@ def _times(
     groups: Groups,
     stages: Sequence[Stage],
 ) -> dict[str, list[int]]:
-    grad = memory.gradient_bytes(options)
+    grad = gradient_bytes(options)
 
     def layer(kind: Layer) -> timing.Cost:
-        return timing.layer_cost(model, part, device, groups, kind, grad=grad)
+        return timing.layer_cost(model, part, device, groups, kind, options)
 
     items = items_of(
         model, stages, layer=layer,
@@ -179,6 +182,7 @@ def _state(
 
 def _held(model: Transformer, part: Shard, stage: Stage) -> memory.Held:
     """Return the parameters of a stage on one device; modules of multi-token prediction embed tokens, too."""
+
     def layer(kind: Layer) -> memory.Held:
         return memory.layer_held(model, part, experts=kind.experts)
 

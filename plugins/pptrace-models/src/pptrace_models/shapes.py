@@ -33,6 +33,8 @@ _ALIGNED = 8
 """Elements of two bytes that are read at once; other sizes take kernels that read them one by one."""
 _UNALIGNED = 0.5
 """Share of the rate that sizes reach which are no multiple of that."""
+_APART = 0.5
+"""Share of its loads that a product of many experts' weights does not hide (SimuMax, 120 on A100 PCIe and B200)."""
 _BLOCK = 128
 """Queries that a block of flash attention holds."""
 _NARROW = 32
@@ -107,7 +109,9 @@ def _product_ns(product: Product, precision: Precision, device: Shaped, *, padde
     if precision in NARROW and product.cast:
         # Read as it is, written, and written once more transposed.
         cast = _memory_ns(round(product.copies * m * k * (_READ_BYTES + 2 * factor)), 1, device)
-    return device.launch_latency + max(compute, moved * _SECOND_NS / _memory_rate(device)) + cast
+    loads = moved * _SECOND_NS / _memory_rate(device)
+    kernel = max(compute + (_APART * loads if product.grouped else 0), loads)
+    return device.launch_latency + kernel + cast
 
 
 def _core_ns(core: Core, flops: int, device: Shaped) -> float:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Shard", "shard"]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """Sizes on one device of a rank's group."""
@@ -150,16 +151,16 @@ def _check_experts(model: Transformer, request: CostRequest) -> None:
             raise ConstraintError(message, nearest="1", key=f"parallel.{key}")
     if request.etp:
         _divide("parallel.etp", etp, "model.expert_ffn", model.expert_ffn)
-    if request.ep == 1:
+    if request.ep == 1 and etp == request.tp:
         return
-    if etp == request.tp:
-        whole, name = request.dp * request.cp, "parallel.dp x parallel.cp"
-    else:
-        whole, name = request.tp * request.dp * request.cp, "parallel.tp x parallel.dp x parallel.cp"
-    _divide("parallel.etp", etp, name, whole)
-    near = divisors_near(request.ep, model.num_experts, whole // etp if etp != request.tp else whole)
+    whole, name = request.dp * request.cp, "parallel.dp x parallel.cp"
+    if etp != request.tp:
+        name = f"parallel.tp x {name}"
+        _divide("parallel.etp", etp, name, whole * request.tp)
+        whole = whole * request.tp // etp
+    near = divisors_near(request.ep, model.num_experts, whole)
     _divide("parallel.ep", request.ep, "model.num_experts", model.num_experts, near)
-    _divide("parallel.ep", request.ep, name, whole // (etp if etp != request.tp else 1), near)
+    _divide("parallel.ep", request.ep, name, whole, near)
 
 
 def _divide(key: str, size: int, name: str, whole: int, near: str = "") -> None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["Stage", "items_of", "parse_layout", "partition", "stages_of", "summed"]
 
 
-
 class _Adds(Protocol):
     def __add__(self, other: Self, /) -> Self: ...
 

@@ -6,19 +6,21 @@ rounded up to a nanosecond per group and pass; I and W are separate, and B is th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace_models import collectives, flops
+from pptrace_models.options import gradient_bytes
 from pptrace_models.shapes import Shaped, shaped_ns
 from pptrace_models.transformer import kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.groups import Groups
+    from pptrace_models.options import RooflineOptions
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Layer, Precision, Transformer
     from pptrace_models.work import Operation, Work
@@ -28,6 +30,8 @@ __all__ = ["Cost", "again_ns", "embedding_cost", "head_cost", "layer_cost", "pre
 _SECOND_NS = 10**9
 _NORMS_OF_TEN = 4
 """Of ten bytes that norms and residual sums move forward, those of norms."""
+_HALVES = (("attention projections", "expansion"), ("mlp", "experts", "shared experts"))
+"""Products of a layer's halves that their tensor-parallel collectives can run beside."""
 _SHARED = ("shared experts", "shared activation function")
 _MODULES = {
     "core_attn": ("attention core",),
@@ -58,6 +62,11 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})
 
+    def at_least(self, host_ns: int) -> Cost:
+        """Return this where the host takes so long to issue a forward, and twice that a whole backward."""
+        waits = max(0, 2 * host_ns - self.i - self.w)
+        return replace(self, f=max(self.f, host_ns), i=self.i + waits // 2, w=self.w + waits - waits // 2)
+
     def times(self, count: int) -> Cost:
         """Return this ``count`` times."""
         return Cost(**{name: getattr(self, name) * count for name in _NAMES})
@@ -79,16 +88,44 @@ def work_ns(work: Work, unit: str, model: Transformer, device: Accelerator) -> i
 
 
 def layer_cost(
-    model: Transformer, shard: Shard, device: Accelerator, groups: Groups, kind: Layer, *, grad: int
+    model: Transformer, shard: Shard, device: Accelerator, groups: Groups, kind: Layer, options: RooflineOptions
 ) -> Cost:
-    """Return a layer's time, with what its backward computes again; ``grad`` is a gradient's bytes."""
-    operations = flops.layer(model, shard, grad, kind)
+    """Return a layer's time, with what its backward computes again."""
+    operations = flops.layer(model, shard, gradient_bytes(options), kind)
     group = collectives.layer_ns(model, shard, groups, experts=kind.experts)
+    if options.overlap_tp:
+        group = _overlapped(group, operations, model, shard, device)
     cost = _cost(operations, group, model, device)
+    if kind.experts:
+        cost = cost.at_least(options.host)
     if model.recompute == "full":
         return cost + Cost(i=cost.f, i_collective=cost.f_collective)
     again = group.again_ns + again_ns(operations, model, device, kind)
     return cost + Cost(i=again, i_collective=group.again_ns)
+
+
+def _overlapped(
+    group: collectives.Passes,
+    operations: Sequence[Operation],
+    model: Transformer,
+    shard: Shard,
+    device: Accelerator,
+) -> collectives.Passes:
+    """Return collectives of which each half's run beside its products, but for the first of ``tp`` pieces."""
+
+    def exposed(passes: Callable[[Operation], tuple[Work, ...]]) -> int:
+        shown = 0
+        for tensor_ns, names in zip(group.halves_ns, _HALVES, strict=True):
+            products = sum(
+                work_ns(work, one.unit, model, device)
+                for one in operations if one.name in names for work in passes(one)
+            )  # fmt: skip
+            shown += tensor_ns - min(tensor_ns * (shard.tp - 1) // shard.tp, products)
+        return shown - sum(group.halves_ns)
+
+    forward = group.forward_ns + exposed(lambda one: (one.forward,))
+    backward = group.backward_ns + exposed(lambda one: (one.input_gradient, one.weight_gradient))
+    return replace(group, forward_ns=forward, backward_ns=backward)
 
 
 def again_ns(operations: Iterable[Operation], model: Transformer, device: Accelerator, kind: Layer) -> int:

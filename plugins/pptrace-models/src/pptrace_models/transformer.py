@@ -81,7 +81,7 @@ class Transformer(Parameters):
     """Layers on each stage in order; by default even, the remainder on the middle stages, later ones first."""
     layout: str | None = None
     """What lies on each stage, as Megatron-LM's ``--pipeline-model-parallel-layout`` has it: ``E`` embedding, ``t``
-    layer, ``m`` module of multi-token prediction, ``L`` loss, ``|`` between stages, ``*`` to repeat."""
+    layer, ``m`` module of multi-token prediction, ``L`` loss, bars between stages, ``*`` to repeat."""
     kv_rank: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Width that keys and values are compressed to (multi-head latent attention); 0 for none. ``head_dim`` is then
     the part of a head without positions."""

@@ -19,6 +19,8 @@ class Product:
     """Depth: elements that each of the result's sums over."""
     copies: int = 1
     """Products alike that run as one kernel: experts, or heads."""
+    grouped: bool = False
+    """Whether these copies have a weight each, of experts: loading and computing follow one another."""
     result_bytes: int = 2
     """Bytes moved for an element of the result: written, or read and written where it is added to."""
     cast: bool = False

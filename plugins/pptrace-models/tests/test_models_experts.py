@@ -1,0 +1,216 @@
+"""Experts and attentions of today: counts against their matrices, exchanges, windows, modules computed again."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.plugin import ConfigError, ConstraintError
+from pptrace_models.attention import doubled_reach
+from pptrace_models.checked import checked
+from pptrace_models.fabric import Exchange
+from pptrace_models.flops import step_flops
+from pptrace_models.models import MODELS
+from pptrace_models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.model.workload import Workload
+
+PRESETS = {offer.name: offer.values for offer in MODELS}
+MOE = {"num_experts": 8, "top_k": 2, "expert_ffn": 512}
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        ("deepseek-v3", 671.0, 37.6),
+        ("deepseek-v2", 235.7, 21.4),
+        ("kimi-k2", 1026.0, 32.9),
+        ("qwen3-235b-a22b", 235.1, 22.1),
+        ("qwen3-30b-a3b", 30.5, 3.3),
+        ("mixtral-8x7b", 46.7, 12.9),
+        ("mixtral-8x22b", 140.6, 39.1),
+        ("gpt-oss-120b", 116.8, 5.7),
+        ("llama4-maverick", 400.7, 17.2),
+        ("grok-1", 314.0, 85.0),
+        ("nemotron4-340b", 341.0, 341.0),
+        ("bloom-176b", 176.2, 176.2),
+    ],
+)
+def test_a_preset_has_the_published_parameters_and_active_ones(name: str, billions: float, active: float) -> None:
+    model = checked(Transformer, {**PRESETS[name], "mtp": 0}, "model")
+    assert model.parameters == pytest.approx(billions * 1e9, rel=0.006)
+    # Six operations a token for each active parameter, those of attention's core, which grow with the sequence, aside.
+    whole = checked(Transformer, {**PRESETS[name], "mtp": 0, "window": 0}, "model")
+    per_token = [step_flops(whole, 1, sequence) / sequence for sequence in (1024, 2048)]
+    embedding = 0 if model.tied_embeddings else model.hidden * model.vocabulary
+    assert (2 * per_token[0] - per_token[1]) / 6 + embedding == pytest.approx(active * 1e9, rel=0.03)
+
+
+@given(sequence=st.integers(1, 40), window=st.integers(0, 50), chunks=st.booleans(), causal=st.booleans())
+def test_a_window_reaches_as_many_keys_as_counted_one_by_one(
+    sequence: int, window: int, *, chunks: bool, causal: bool
+) -> None:
+    model = checked(Transformer, {
+        "layers": 1, "hidden": 8, "heads": 1, "ffn": 8, "vocabulary": 8, "causal": causal, "window_chunks": chunks,
+    }, "model")  # fmt: skip
+    reach = window or sequence
+
+    def sees(query: int, key: int) -> bool:
+        near = query // reach == key // reach if chunks else abs(query - key) < reach
+        return near and (key <= query or not causal)
+
+    pairs = sum(sees(query, key) for query in range(sequence) for key in range(sequence))
+    # Half of the diagonal is left out, as everywhere; parts of chunks and both ends count as whole ones.
+    own = sequence * doubled_reach(model, sequence, window)
+    assert abs(own - 2 * pairs) <= 2 * sequence * (1 if causal and not chunks else reach)
+
+
+def test_a_token_goes_once_to_each_place_as_counted_over_all_choices() -> None:
+    experts, top_k, places = 8, 3, 4
+    chosen = list(combinations(range(experts), top_k))
+    mean = sum(len({expert * places // experts for expert in own}) for own in chosen) / len(chosen)
+    exchange = Exchange(size_bytes=3_000_000, top_k=top_k, experts=experts)
+    assert exchange.to_places_bytes(places) == pytest.approx(1_000_000 * mean, abs=1)
+    assert exchange.to_places_bytes(experts) == 3_000_000
+
+
+def test_deduplicated_exchanges_are_shorter(costs: Callable[..., Workload]) -> None:
+    sizes: dict[str, Any] = {"dp": 4, "ep": 4}
+    once = costs({**MOE, "top_k": 4}, **sizes, options={"dispatcher": "deduplicated"})
+    each = costs({**MOE, "top_k": 4}, **sizes)
+    assert (once.f_collective_ns < each.f_collective_ns).all()
+    assert (once.f_ns - once.f_collective_ns == each.f_ns - each.f_collective_ns).all()
+
+
+def test_experts_that_are_not_split_need_no_gathering(costs: Callable[..., Workload]) -> None:
+    sizes: dict[str, Any] = {"tp": 4, "dp": 2, "ep": 8, "sequence_parallel": True}
+    whole = costs(MOE, **sizes, etp=1)
+    split = costs(MOE, **{**sizes, "ep": 2})
+    # Two devices' worth of experts either way: eight of one each, or two times four quarters of four.
+    assert whole.weights_bytes.tolist() == split.weights_bytes.tolist()
+    assert (whole.optimizer_bytes == split.optimizer_bytes).all()
+    assert (whole.f_collective_ns < split.f_collective_ns).all()
+
+
+def test_sizes_that_expert_parallelism_cannot_have_are_one_line(costs: Callable[..., Workload]) -> None:
+    for sizes, line in (
+        ({"tp": 4, "etp": 3}, "3 does not divide model.expert_ffn (512)"),
+        ({"tp": 2, "dp": 2, "ep": 8, "etp": 1}, "8 does not divide parallel.tp x parallel.dp x parallel.cp (4)"),
+    ):
+        with pytest.raises(ConstraintError) as caught:
+            costs(MOE, **sizes)
+        assert line in str(caught.value)
+
+
+def test_imbalance_and_capacity_scale_the_experts_work(costs: Callable[..., Workload]) -> None:
+    even, busy, capped = (costs({**MOE, **more}) for more in ({}, {"imbalance": 1.5}, {"capacity": 1.5}))
+    assert (busy.f_ns > even.f_ns).all()
+    assert busy.activation_bytes.tolist() == capped.activation_bytes.tolist()
+    assert busy.model_flops == even.model_flops
+    with pytest.raises(ConfigError, match="as many tokens each"):
+        costs({**MOE, "capacity": 1.0, "imbalance": 1.5})
+
+
+def test_shared_experts_and_leading_dense_layers_add_up(costs: Callable[..., Workload]) -> None:
+    none, shared, leading = (costs({**MOE, **more}) for more in ({}, {"shared_ffn": 512}, {"dense_layers": 2}))
+    per_layer = 2  # matrices of an MLP that is not gated
+    added = shared.weights_bytes[1] - none.weights_bytes[1]
+    assert added == 2 * 2 * per_layer * 1024 * 512  # two layers, two bytes
+    assert leading.weights_bytes[1:].tolist() == none.weights_bytes[1:].tolist()
+    assert leading.weights_bytes[0] < none.weights_bytes[0]
+
+
+def test_multi_token_prediction_adds_a_layer_a_projection_and_a_head(costs: Callable[..., Workload]) -> None:
+    without, one, two = (costs({"mtp": count}) for count in (0, 1, 2))
+    assert (without.f_ns[:-1] == one.f_ns[:-1]).all()
+    assert one.f_ns[-1] - without.f_ns[-1] == two.f_ns[-1] - one.f_ns[-1] > without.f_ns[1] // 2
+    assert one.model_flops - without.model_flops == two.model_flops - one.model_flops
+
+
+@pytest.mark.parametrize("module", ["mla_up_proj", "layernorm", "moe", "moe_act", "shared_experts"])
+def test_a_module_computed_again_costs_time_and_frees_memory(costs: Callable[..., Workload], module: str) -> None:
+    values = {**PRESETS["deepseek-v2"], "layers": 8}
+    kept = costs(model=values)
+    again = costs(model={**values, "recompute": "selective", "recompute_modules": [module]})
+    assert (again.i_ns > kept.i_ns).all()
+    assert (again.f_ns == kept.f_ns).all()
+    assert (again.activation_bytes < kept.activation_bytes).all()
+    whole = costs(model={**values, "recompute": "full"})
+    assert (again.i_ns < whole.i_ns).all()
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "gpt-oss-120b", "llama4-maverick"])
+@pytest.mark.parametrize("again", [[], ["mla_up_proj", "moe"], ["layernorm", "moe_act", "mlp"]])
+def test_segments_of_every_sort_of_layer_sum_to_the_plain_times(
+    costs: Callable[..., Workload], name: str, again: list[str]
+) -> None:
+    model = {**PRESETS[name], "layers": 8, "mtp": 1, "layout": "Et*3|t*2|t*3m|L"}
+    model |= {"recompute": "selective", "recompute_modules": again} if again else {}
+    sizes: dict[str, Any] = {"model": model, "tp": 2, "cp": 2, "dp": 2, "ep": 4, "sequence_parallel": True}
+    plain, apart = costs(**sizes), costs(**sizes, options={"segments": True})
+    for column in ("f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "i_collective_ns"):
+        assert getattr(plain, column).tolist() == getattr(apart, column).tolist(), column
+
+
+def test_a_host_that_issues_kernels_slowly_bounds_layers_with_experts(costs: Callable[..., Workload]) -> None:
+    slow = costs(MOE, options={"host": 10**9})
+    assert slow.f_ns[1] == 2 * 10**9
+    assert slow.b_ns[1] == 2 * 2 * 10**9
+    assert costs(options={"host": 10**9}).f_ns.tolist() == costs().f_ns.tolist()
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_overlapped_collectives_expose_a_piece_at_least_and_all_at_most(
+    costs: Callable[..., Workload], tp: int
+) -> None:
+    alone, beside = costs(tp=tp), costs(tp=tp, options={"overlap_tp": True})
+    shown, whole = beside.f_collective_ns[1], alone.f_collective_ns[1]
+    assert -(-whole // tp) <= shown < whole
+    assert whole - shown == alone.f_ns[1] - beside.f_ns[1]
+
+
+@pytest.mark.parametrize(
+    ("precision", "device"), [("mxfp8", "h100-sxm"), ("nvfp4", "h200-sxm"), ("fp8", "a100-sxm")]
+)
+def test_a_precision_that_a_device_has_not_is_one_line(
+    costs: Callable[..., Workload], precision: str, device: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{precision} has no peak on this device") as caught:
+        costs({"precision": precision}, device=device)
+    assert "\n" not in str(caught.value)
+
+
+def test_narrower_formats_are_faster_on_the_devices_that_have_them(costs: Callable[..., Workload]) -> None:
+    options = {"kernels": "shapes"}
+    times = [
+        costs({"precision": precision, "hidden": 8192, "heads": 64, "ffn": 32768}, "gb200", options=options).f_ns[
+            1
+        ]
+        for precision in ("bf16", "mxfp8", "nvfp4")
+    ]
+    assert np.all(np.diff(times) < 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"rope_dim": 64}, "model.rope_dim: belongs to latent attention; give kv_rank, too"),
+        ({"kv_rank": 512, "kv_heads": 4}, "model.kv_heads: latent attention has as many as heads"),
+        ({"recompute_modules": ["moe"]}, "model.recompute_modules: write recompute: selective beside them"),
+        ({"layout": "E", "layers_per_stage": [8]}, "model.layout: says what layers_per_stage does"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_one_line(
+    costs: Callable[..., Workload], values: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        costs(values)
+    assert line in str(caught.value)

@@ -1,0 +1,95 @@
+"""Layouts as Megatron-LM writes them, and what lies on each stage by them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.plugin import ConfigError
+from pptrace_models.checked import checked
+from pptrace_models.models import MODELS
+from pptrace_models.stages import parse_layout, partition, stages_of
+from pptrace_models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.model.workload import Workload
+
+PRESETS = {offer.name: offer.values for offer in MODELS}
+
+
+def model(name: str, **values: Any) -> Transformer:
+    return checked(Transformer, {**PRESETS[name], **values}, "model")
+
+
+def test_the_layouts_of_public_recipes_are_read() -> None:
+    first = stages_of(model("deepseek-v3", layout="Et*3|(tt|)*29,m|L"), 32)
+    assert [len(stage.layers) for stage in first] == [3, *[2] * 29, 0, 0]
+    assert [stage.mtp for stage in first] == [*[0] * 30, 1, 0]
+    assert (first[0].embedding, first[-1].head) == (True, True)
+    assert [layer.experts for layer in first[0].layers + first[1].layers] == [False] * 3 + [True] * 2
+
+    proxy = stages_of(model("deepseek-v3", layers=14, layout="Et*2|(tt|)*5t|tmL"), 8)
+    assert [len(stage.layers) for stage in proxy] == [2, 2, 2, 2, 2, 2, 1, 1]
+
+
+def test_llama_405b_has_its_layers_on_two_stages_fewer_than_there_are() -> None:
+    by_layout = stages_of(model("llama3-405b", layout="E|(t|)*126L"), 128)
+    assert by_layout == stages_of(model("llama3-405b"), 128)
+    assert partition(model("llama3-405b"), 128) == [0, *[1] * 126, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Etx|L", "position 3: E, t, m, L, |, a group in parentheses"),
+        ("E(tt|*3L", "position 2: this parenthesis is never closed"),
+        ("Ett)|L", "position 4: no parenthesis is open here"),
+        ("Et*|L", "position 4: a count from 1 to 1000000 is needed"),
+        ("Et*0|L", "position 4: a count from 1"),
+        ("E(t*9999)*9999L", "position 2: more than 1000000 items"),
+    ],
+)
+def test_a_layout_that_cannot_be_read_names_the_position(text: str, line: str) -> None:
+    with pytest.raises(ConfigError, match="layout") as caught:
+        parse_layout(text)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Et|L", "has 2 stages, and pp x vp is 4"),
+        ("Ett|t|t|L", "has 4 t (layer), and 8 (model.layers) are needed"),
+        ("t*8|||L", "has 0 E (embedding), and 1 are needed"),
+        ("Et*8m|||L", "has 1 m (multi-token prediction), and 0 (model.mtp) are needed"),
+        ("t*4E|t*4||L", "is out of order: E comes first"),
+    ],
+)
+def test_a_layout_of_another_model_is_one_line(costs: Callable[..., Workload], text: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        costs({"layout": text})
+    assert line in str(caught.value)
+
+
+@given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=8), grouped=st.booleans())
+def test_a_layout_says_what_layers_per_stage_do(counts: list[int], *, grouped: bool) -> None:
+    parts = [f"(t)*{count}" if grouped and count else "t" * count for count in counts]
+    if not sum(counts):
+        return
+    text = "E" + "|".join(parts) + "L"
+    sizes: dict[str, Any] = {"layers": sum(counts)}
+    laid = stages_of(model("llama3-8b", **sizes, layout=text), len(counts))
+    assert laid == stages_of(model("llama3-8b", **sizes, layers_per_stage=counts), len(counts))
+
+
+def test_moving_the_head_to_a_stage_of_its_own_moves_its_time(costs: Callable[..., Workload]) -> None:
+    together, apart = costs({"layout": "Etttt|tt|t|tL"}), costs({"layout": "Etttt|tt|tt|L"})
+    assert int(together.f_ns.sum()) == int(apart.f_ns.sum())
+    assert int(together.weights_bytes.sum()) == int(apart.weights_bytes.sum())
+    assert apart.f_ns[3] < together.f_ns[3]
