@@ -4,6 +4,7 @@ __all__ = ["COMMANDS"]
 
 COMMANDS = {
     "simulate": "Simulate one training step: a summary, and traces with -o.",
+    "costs": "Print what actions cost by stage, and write that as a table to be edited.",
     "compare": "Compare schedules as formula, as table and simulated.",
     "crossover": "Find where another of two schedules becomes the faster one.",
     "diff": "Compare two steps, simulated or measured, action by action.",

@@ -56,8 +56,8 @@ def layout_of(resolved: Resolved) -> Layout:
     parallel = resolved.experiment.parallel
     with placed(resolved, "parallel"):
         return Layout(
-            pp=parallel.pp or 1, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp, etp=parallel.etp or 0,
-            order=tuple(parallel.order.split("-")),
+            pp=parallel.pp or 1, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp,
+            etp=parallel.etp or 0, order=tuple(parallel.order.split("-")),
         )  # fmt: skip
 
 

@@ -50,8 +50,8 @@ class Layout:
     tp: int = 1
     """Tensor-parallel size."""
     etp: int = 0
-    """GPUs that an expert's matrices are split over; 0 for as many as ``tp``, else expert groups are neighbours along
-    ``tp``, ``cp`` and ``dp`` together, as Megatron-LM folds them."""
+    """GPUs that an expert's matrices are split over; 0 for as many as ``tp``, else expert groups are neighbours
+    along ``tp``, ``cp`` and ``dp`` together, as Megatron-LM folds them."""
     order: tuple[str, ...] = AXES
     """The axes, the one whose neighbours are neighbouring GPUs first."""
 
@@ -102,7 +102,7 @@ class Layout:
         return self.grid().reshape(self.pp, -1)
 
     def groups(self, axis: str) -> Int32s:
-        """Return the groups of ``tp``, ``cp``, ``ep``, ``etp``, ``dp`` or ``edp``, one per row, in the order of members.
+        """Return the groups along an axis, one per row, in the order of members: also ``etp`` and ``edp``.
 
         A ``dp`` group holds whoever reduces the same dense gradients: all replicas and context-parallel parts.
         An ``edp`` group holds those of them that have the same experts: one of each expert group.
@@ -120,10 +120,11 @@ class Layout:
             return whole.reshape(-1, self.dp * self.cp)
         if axis not in {"ep", "edp", "etp"}:
             raise ValueError(f"no groups along {axis!r}: tp, cp, ep, etp, dp or edp")
-        if self.folded:
-            return self._folded(axis)
-        if axis == "etp":
+        if axis == "etp" and not self.folded:
             return grid.reshape(-1, self.tp)
+        return self._folded(axis) if self.folded else self._expert_groups(whole, axis)
+
+    def _expert_groups(self, whole: Int32s, axis: str) -> Int32s:
         inner = gcd(self.ep, self.dp)
         outer = self.ep // inner
         parts = whole.reshape(self.pp, self.tp, self.dp // inner, inner, self.cp // outer, outer)

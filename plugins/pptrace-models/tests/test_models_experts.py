@@ -47,7 +47,7 @@ MOE = {"num_experts": 8, "top_k": 2, "expert_ffn": 512}
 def test_a_preset_has_the_published_parameters_and_active_ones(name: str, billions: float, active: float) -> None:
     model = checked(Transformer, {**PRESETS[name], "mtp": 0}, "model")
     assert model.parameters == pytest.approx(billions * 1e9, rel=0.006)
-    # Six operations a token for each active parameter, those of attention's core, which grow with the sequence, aside.
+    # Six operations a token for each active parameter; the attention core's grow with the sequence.
     whole = checked(Transformer, {**PRESETS[name], "mtp": 0, "window": 0}, "model")
     per_token = [step_flops(whole, 1, sequence) / sequence for sequence in (1024, 2048)]
     embedding = 0 if model.tied_embeddings else model.hidden * model.vocabulary

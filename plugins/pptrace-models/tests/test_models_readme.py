@@ -53,7 +53,8 @@ def devices() -> str:
             f"{peak / 1e12:g}" if peak else "" for peak in (device.peak_bf16, device.peak_fp8, device.peak_fp4)
         ]
         rows.append([
-            f"`{offer.name}`", *peaks, f"{device.memory / 2**30:g} GiB", f"{device.memory_bandwidth / 1e12:g} TB/s",
+            f"`{offer.name}`", *peaks, f"{device.memory / 2**30:g} GiB",
+            f"{device.memory_bandwidth / 1e12:g} TB/s",
             f"{device.scale_up_bandwidth / 1e9:g} GB/s to {device.scale_up_size}",
         ])  # fmt: skip
     head = "| device | BF16, TFLOP/s | FP8 | FP4 | memory | its bandwidth | scale-up, per direction |"

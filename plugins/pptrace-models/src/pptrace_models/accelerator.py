@@ -71,8 +71,8 @@ class Accelerator(Parameters):
     attainable_fp8: Efficiency = 0.65
     """Share of the FP8 peak that a large matrix product attains (``kernels: shapes``)."""
     attainable_mxfp8: Efficiency | None = None
-    """Share of the FP8 peak that a large MXFP8 product attains; none where the device has no MXFP8. With ``kernels:
-    groups`` it is ``compute_efficiency``, as for all."""
+    """Share of the FP8 peak that a large MXFP8 product attains; none where the device has no MXFP8
+    (``kernels: shapes``)."""
     attainable_nvfp4: Efficiency = 0.5
     """Share of the FP4 peak that a large NVFP4 product attains (``kernels: shapes``)."""
     attention_attainable: Efficiency = 0.55
@@ -107,6 +107,7 @@ class Accelerator(Parameters):
         peak = peaks[precision]
         if peak is None:
             known = ", ".join(name for name, value in peaks.items() if value)
-            message = f"{precision} has no peak on this device; use {known}, or give {_GIVES.get(precision, f'device.peak_{precision}')}"
+            gives = _GIVES.get(precision, f"device.peak_{precision}")
+            message = f"{precision} has no peak on this device; use {known}, or give {gives}"
             raise ConfigError(message, key="model.precision")
         return peak

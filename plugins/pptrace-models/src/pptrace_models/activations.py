@@ -77,7 +77,7 @@ def _between(model: Transformer, shard: Shard) -> int:
 
 
 def _attention(model: Transformer, shard: Shard) -> int:
-    """Return queries, keys, values and their output, and what latent attention compresses, before and behind norms."""
+    """Return queries, keys, values and output, and what latent attention compresses, on both sides of norms."""
     compressed = 2 * (model.query_rank + model.kv_rank) * shard.split_tokens
     return (shard.tokens * (_expanded(shard) + shard.output) + compressed) * model.element_bytes
 

@@ -107,7 +107,7 @@ def _tensor_ns(shard: Shard, groups: Groups, axis: str, size: int) -> tuple[int,
 
 
 def _experts_ns(model: Transformer, shard: Shard, groups: Groups, whole: tuple[int, int]) -> tuple[int, int]:
-    """Return gathering and summing around experts: of what each holds of a token, and of the shared ones' tokens."""
+    """Return gathering and summing around experts: of the parts of each, and of the shared ones' tokens."""
     if not is_split(shard):
         return whole if shard.etp > 1 or shard.shared_ffn else (0, 0)
     gather = reduce = 0

@@ -99,6 +99,9 @@ _ULTRA: dict[str, Any] = {
 }
 """What Blackwell Ultra has: twice the rate of exponentials, which bound attention, and more power."""
 
+_ULTRA_AIR: dict[str, Any] = {"attainable_mxfp8": 0.52, "attention_attainable": 0.60}
+"""What it has on boards of eight, with less power."""
+
 DEVICES = (
     _device(
         "a100-sxm",
@@ -186,17 +189,17 @@ DEVICES = (
     _device(
         "b300",
         "NVIDIA B300 288 GB, as in HGX B300.",
-        "NVIDIA HGX B300 datasheet (2025), for eight: 36 PFLOP/s BF16 and FP16 and 72 FP8 with sparsity, halved for "
-        "dense; 108 FP4 dense; 2.1 TB of memory as 270 GB each; 8 TB/s",
+        "NVIDIA HGX B300 datasheet (2025), for eight: 36 PFLOP/s BF16 and FP16 and 72 FP8 with sparsity, halved "
+        "for dense; 108 FP4 dense; 2.1 TB of memory as 270 GB each; 8 TB/s",
         _SHAPES_BLACKWELL,
         _NVLINK5,
-        **{**_BLACKWELL, "attainable_mxfp8": 0.52, "attention_attainable": 0.60, "peak_fp4": 13_500 * _TERA, "memory": 270 * _GIB},
+        **{**_BLACKWELL, **_ULTRA_AIR, "peak_fp4": 13_500 * _TERA, "memory": 270 * _GIB},
     ),
     _device(
         "gb200",
         "NVIDIA B200 186 GB of a GB200 NVL72.",
-        "NVIDIA GB200 NVL72 datasheet (2024), for 72: 360 PFLOP/s BF16 and FP16, 720 FP8 and 1440 FP4 with sparsity, "
-        "halved for dense; 5.76 PFLOP/s FP32; 13.4 TB of memory, 576 TB/s",
+        "NVIDIA GB200 NVL72 datasheet (2024), for 72: 360 PFLOP/s BF16 and FP16, 720 FP8 and 1440 FP4 with "
+        "sparsity, halved for dense; 5.76 PFLOP/s FP32; 13.4 TB of memory, 576 TB/s",
         _SHAPES_BLACKWELL,
         _NVLINK5 + " to 72 devices",
         **{**_BLACKWELL, **_SUPERCHIP, "peak_fp4": 10_000 * _TERA, "memory": 186 * _GIB},
@@ -204,8 +207,8 @@ DEVICES = (
     _device(
         "gb300",
         "NVIDIA B300 279 GB of a GB300 NVL72.",
-        "NVIDIA GB300 NVL72 datasheet (2025), for 72: 360 PFLOP/s BF16 and FP16 and 720 FP8 with sparsity, halved for "
-        "dense; 1080 FP4 dense; 20 TB of memory, 576 TB/s",
+        "NVIDIA GB300 NVL72 datasheet (2025), for 72: 360 PFLOP/s BF16 and FP16 and 720 FP8 with sparsity, halved "
+        "for dense; 1080 FP4 dense; 20 TB of memory, 576 TB/s",
         _SHAPES_BLACKWELL,
         _NVLINK5 + " to 72 devices",
         **{**_BLACKWELL, **_SUPERCHIP, **_ULTRA, "peak_fp4": 15_000 * _TERA, "memory": 279 * _GIB},
@@ -234,8 +237,8 @@ DEVICES = (
     _device(
         "mi355x",
         "AMD Instinct MI355X 288 GB.",
-        "AMD Instinct MI355X data sheet (2025): 2516.6 TFLOP/s BF16 and FP16, 5033.2 FP8, 10066.3 FP4, 157.3 FP32, "
-        "288 GB, 8 TB/s, 256 compute units",
+        "AMD Instinct MI355X data sheet (2025): 2516.6 TFLOP/s BF16 and FP16, 5033.2 FP8, 10066.3 FP4, 157.3 "
+        "FP32, 288 GB, 8 TB/s, 256 compute units",
         _SHAPES_AMD,
         "Infinity Fabric: seven links of 76.8 GB/s per direction",
         multiprocessors=256, attainable_bf16=0.6, attainable_fp8=0.5, attainable_mxfp8=0.5,

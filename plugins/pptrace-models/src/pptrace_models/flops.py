@@ -115,7 +115,8 @@ def _linear(
         weights += matrix.weights
         rows = -(-matrix.tokens // max(matrix.copies, 1))
         sizes: dict[str, Any] = {
-            "copies": matrix.copies, "result_bytes": element, "grouped": matrix.group == "experts" and matrix.copies > 1,
+            "copies": matrix.copies, "result_bytes": element,
+            "grouped": matrix.group == "experts" and matrix.copies > 1,
         }  # fmt: skip
         through.append(Product(m=rows, n=matrix.outputs, k=matrix.inputs, cast=not matrix.normed, **sizes))
         back.append(Product(m=rows, n=matrix.inputs, k=matrix.outputs, cast=True, **sizes))
@@ -144,7 +145,7 @@ def _activations(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Op
 
 
 def _routing(model: Transformer, shard: Shard) -> Operation:
-    """Return what puts tokens in the order of their experts and back: each copy is read and written on both sides."""
+    """Return what puts tokens in the order of their experts and back, read and written on both sides."""
     row = model.hidden * model.element_bytes
     copies = (3 * shard.sent + 3 * shard.routed + 2 * shard.split_tokens) * row
     scores = shard.split_tokens * model.num_experts * _LOGITS_BYTES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pptrace_models.fabric import data_parallel_fabric, group_fabric
 from pptrace_models.extremes import expected_maximum
+from pptrace_models.fabric import data_parallel_fabric, group_fabric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

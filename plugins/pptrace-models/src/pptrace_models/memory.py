@@ -78,7 +78,7 @@ def layer_held(model: Transformer, shard: Shard, *, experts: bool) -> Held:
 
 
 def prediction_held(model: Transformer, shard: Shard) -> Held:
-    """Return the parameters of a module of multi-token prediction beside its layer's: a projection and three norms."""
+    """Return what a module of multi-token prediction has beside its layer's: a projection and three norms."""
     return Held(dense=2 * model.hidden * model.hidden // shard.tp + 3 * _norm(model))
 
 

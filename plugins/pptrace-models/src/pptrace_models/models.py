@@ -18,7 +18,7 @@ _STP = (
 _GPT: dict[str, Any] = {"gated": False, "tied_embeddings": True, "bias": True, "dropout": True}
 _MEGATRON: dict[str, Any] = {**_GPT, "vocabulary": 51200, "learned_positions": 2048}
 _LATENT: dict[str, Any] = {"head_dim": 128, "rope_dim": 64, "value_dim": 128, "query_rank": 1536, "kv_rank": 512}
-_SC21 = "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM (SC 2021), table 1"
+_SC21 = "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (SC 2021), table 1"
 _KORTHIKANTI = "Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), table 3"
 _WIDTHS = (
     ("1.7b", 24, 2304, 24, _SC21),
@@ -169,7 +169,7 @@ MODELS = (
     ),
     _model(
         "llama4-maverick",
-        "the published config.json of Llama-4-Maverick-17B-128E; attention in chunks of 8192 but for each fourth layer",
+        "the published config.json of Llama-4-Maverick-17B-128E; chunks of 8192 but in each fourth layer",
         "in every second 128 experts of which one is chosen, and a shared one",
         layers=48, hidden=5120, heads=40, kv_heads=8, head_dim=128, ffn=16384, vocabulary=202048,
         num_experts=128, top_k=1, expert_ffn=8192, shared_ffn=8192, moe_every=2,
@@ -191,7 +191,7 @@ MODELS = (
     ),
     _model(
         "deepseek-v3", "DeepSeek-AI, DeepSeek-V3 Technical Report (2024), section 4.2; the published config.json",
-        "latent attention, 256 experts of which 8 are chosen, a shared one, and a module of multi-token prediction",
+        "latent attention, 256 experts of which 8 are chosen, a shared one, and multi-token prediction",
         layers=61, hidden=7168, heads=128, ffn=18432, vocabulary=129280, **_LATENT, mtp=1,
         num_experts=256, top_k=8, expert_ffn=2048, shared_ffn=2048, dense_layers=3,
     ),
@@ -228,7 +228,8 @@ MODELS = (
     ),
     _model(
         "bloom-176b", "BigScience, BLOOM (2022), table 3; the published config.json", "ALiBi, GELU",
-        layers=70, hidden=14336, heads=112, ffn=57344, gated=False, vocabulary=250880, tied_embeddings=True, bias=True,
+        layers=70, hidden=14336, heads=112, ffn=57344, gated=False, vocabulary=250880,
+        tied_embeddings=True, bias=True,
     ),
     *(_megatron(*row) for row in _WIDTHS),
 )  # fmt: skip

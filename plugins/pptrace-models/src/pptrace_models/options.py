@@ -37,11 +37,11 @@ class RooflineOptions(Parameters):
     """Standard deviation of when the devices of a tensor-parallel group reach a collective, which waits for the
     last, in expectation."""
     dispatcher: Literal["all-to-all", "deduplicated"] = "all-to-all"
-    """How tokens get to their experts: once for each expert, or once to each device and node, which pass them on to
-    several of their experts (DeepEP, HybridEP)."""
+    """How tokens get to their experts: once for each expert, or once to each device and node, which pass them on
+    to several of their experts (DeepEP, HybridEP)."""
     overlap_tp: bool = False
-    """Whether tensor-parallel collectives run beside the products before or behind them, in as many pieces as there
-    are devices, of which one is exposed (``--tp-comm-overlap``)."""
+    """Whether tensor-parallel collectives run beside the products before or behind them, in as many pieces as
+    there are devices, of which one is exposed (``--tp-comm-overlap``)."""
     host: Annotated[Duration, Field(ge=0)] = 0
     """Time in which the host issues the kernels of a layer with experts in the forward; twice that in the
     backward. No layer is faster; none with CUDA graphs."""

@@ -128,7 +128,7 @@ def _times(
     items = items_of(
         model, stages, layer=layer,
         embedding=timing.embedding_cost(model, part, device, groups, grad),
-        prediction=timing.prediction_cost(model, part, device, groups, grad),
+        prediction=timing.prediction_cost(model, part, device, grad),
         head=timing.head_cost(model, part, device, groups, grad),
     )  # fmt: skip
     costs = [summed(timing.Cost(), own) for own in items]

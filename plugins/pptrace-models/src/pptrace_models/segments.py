@@ -188,7 +188,7 @@ def _again(
             part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part
             for part in forward
         )
-    around = ()
+    around: tuple[_Part, ...] = ()
     if ("moe" if kind.experts else "mlp") in model.again:
         around = tuple(part for part in second if part.stream is not Stream.COMPUTE)
     if "core_attn" in model.again:

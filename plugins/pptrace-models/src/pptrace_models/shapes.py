@@ -34,7 +34,7 @@ _ALIGNED = 8
 _UNALIGNED = 0.5
 """Share of the rate that sizes reach which are no multiple of that."""
 _APART = 0.5
-"""Share of its loads that a product of many experts' weights does not hide (SimuMax, 120 on A100 PCIe and B200)."""
+"""Share of its loads that a product of many experts' weights does not hide (120 measured, A100 PCIe and B200)."""
 _BLOCK = 128
 """Queries that a block of flash attention holds."""
 _NARROW = 32
@@ -43,7 +43,7 @@ _WIDE = 128
 _BACKWARD = 0.85
 """What the backward of flash attention attains of the forward's rate (same measurements, A100 and B200)."""
 _OPERAND_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "nvfp4": 9 / 16, "fp32": 4.0}
-"""Bytes that a factor's element takes: MXFP8 has a scale of a byte for 32 elements, NVFP4 for 16 of half a byte."""
+"""Bytes that a factor's element takes: MXFP8 has a byte of scale for 32 elements, NVFP4 for 16."""
 _READ_BYTES = 2
 _SECOND_NS = 1e9
 

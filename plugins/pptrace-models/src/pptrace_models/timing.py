@@ -146,7 +146,7 @@ def again_of(operation: str, *, experts: bool) -> frozenset[str]:
     return frozenset(inside & {"mlp", "core_attn", "mla_up_proj", "layernorm"})
 
 
-def prediction_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Groups, grad: int) -> Cost:
+def prediction_cost(model: Transformer, shard: Shard, device: Accelerator, grad: int) -> Cost:
     """Return what a module of multi-token prediction takes beside its layer."""
     return _cost(flops.prediction(model, shard, grad), collectives.Passes(), model, device)
 

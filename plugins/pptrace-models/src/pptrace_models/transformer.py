@@ -70,18 +70,18 @@ class Transformer(Parameters):
     flash_attention: bool = True
     """Whether attention keeps no score matrix, and skips the masked half of a causal one."""
     precision: Precision = "bf16"
-    """What linear layers multiply in; with fp8, mxfp8 and nvfp4 weights, activations, attention and LM head are kept
-    in bf16, and what is multiplied is cast."""
+    """What linear layers multiply in; with fp8, mxfp8 and nvfp4 weights, activations, attention and LM head are
+    kept in bf16, and what is multiplied is cast."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What the backward computes again: nothing, the attention core, or the layer from its input."""
-    recompute_modules: list[Again] = []
+    recompute_modules: list[Again] = Field(default=[])
     """With ``recompute: selective``, the modules computed again in place of the attention core, named as
     Megatron-LM's ``--recompute-modules`` does."""
     layers_per_stage: list[Annotated[int, Field(ge=0, le=100_000)]] | None = None
     """Layers on each stage in order; by default even, the remainder on the middle stages, later ones first."""
     layout: str | None = None
-    """What lies on each stage, as Megatron-LM's ``--pipeline-model-parallel-layout`` has it: ``E`` embedding, ``t``
-    layer, ``m`` module of multi-token prediction, ``L`` loss, bars between stages, ``*`` to repeat."""
+    """What lies on each stage, as Megatron-LM's ``--pipeline-model-parallel-layout`` has it: ``E`` embedding,
+    ``t`` layer, ``m`` module of multi-token prediction, ``L`` loss, bars between stages, ``*`` to repeat."""
     kv_rank: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Width that keys and values are compressed to (multi-head latent attention); 0 for none. ``head_dim`` is then
     the part of a head without positions."""
@@ -98,8 +98,8 @@ class Transformer(Parameters):
     full_attention_every: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Every how many layers attention passes the window: layers n, 2n, ... counted from 1; 0 for none."""
     mtp: Annotated[int, Field(ge=0, le=100)] = 0
-    """Modules of multi-token prediction: each a layer like the last behind a projection of two widths, and one more
-    pass through the LM head."""
+    """Modules of multi-token prediction: each a layer like the last behind a projection of two widths, and one
+    more pass through the LM head."""
     num_experts: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Experts in a mixture-of-experts layer; 0 for a dense model."""
     top_k: Count = 1

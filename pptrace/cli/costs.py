@@ -1,0 +1,48 @@
+"""``pptrace costs``: what a cost model found, and a table of it to be edited."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from pptrace.cli import complete
+from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags, one_output
+from pptrace.cli.printed import echo_documents
+from pptrace.printable import printable_line
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace costs llama.yaml
+pptrace costs llama.yaml --tp 4 -o costs.yaml
+pptrace simulate costs.yaml"""
+
+
+@click.command("costs", epilog=_EXAMPLES)
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@experiment_flags()
+@click.option(
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=complete.files(),
+    help="Write a configuration with these costs as a table: .yaml.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    config: tuple[str, ...], sets: tuple[str, ...], output: str | None, *, as_json: bool, **flags: str | None
+) -> None:
+    """Print what the actions of CONFIG cost: times, bytes and segments by stage, without simulating it."""
+    from pptrace.config.resolve import load
+    from pptrace.experiment.prepare import prepare
+    from pptrace.export.output import replace_file
+    from pptrace.hooks.registry import Registry
+    from pptrace.present.costs import costs_document, costs_yaml
+
+    if output is not None and not output.lower().endswith((".yaml", ".yml")):
+        raise click.UsageError(f"{output}: costs are written as .yaml")
+    prepared = prepare(load(config_file(config), sets, given_flags(flags)), Registry.load())
+    echo_documents(costs_document(prepared.workload), as_json=as_json)
+    if output is not None:
+        with replace_file(Path(output)) as temporary:
+            temporary.write_text(costs_yaml(prepared.workload, prepared.resolved.to_dict()), encoding="utf-8")
+        sys.stderr.write(f"wrote {printable_line(output)}\n")
