@@ -81,6 +81,8 @@ class Figures:
     """Choices of a microbatch."""
     scales: tuple[Scale, ...]
     """Slowdown by scale."""
+    memory: tuple[Errors, ...]
+    """Errors of the fullest rank's peak against the printed one, by source; those that print none are left out."""
     ordered: tuple[int, int]
     """Of pairs of one source, model, batch and devices: those in the measured order, and all."""
 
@@ -101,12 +103,19 @@ def figures_of(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> Figures
         groups=tuple(_errors(name, group) for name, group in groups if group),
         series=_series(done),
         scales=_scales(done),
+        memory=_memory(rows, sources),
         ordered=_ordered(done),
     )
 
 
-def _errors(name: str, rows: Sequence[dict[str, Any]]) -> Errors:
-    errors = [float(row["error_pct"]) for row in rows if row["error_pct"] is not None]
+def _memory(rows: Sequence[dict[str, Any]], sources: Iterable[str]) -> tuple[Errors, ...]:
+    printed = [row for row in rows if row["memory_error_pct"] is not None]
+    by_source = [(name, [row for row in printed if row["source"] == name]) for name in sources]
+    return tuple(_errors(name, own, "memory_error_pct") for name, own in by_source if own)
+
+
+def _errors(name: str, rows: Sequence[dict[str, Any]], column: str = "error_pct") -> Errors:
+    errors = [float(row[column]) for row in rows if row[column] is not None]
     count = max(len(errors), 1)
     return Errors(
         name=name, rows=len(errors), skipped=len(rows) - len(errors),

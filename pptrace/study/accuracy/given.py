@@ -29,12 +29,12 @@ _SCHEDULES = {"zbv": "zb-v", "zbv-formatted": "zb-v", "zb1p": "zb-h1"}
 
 
 def number(row: Mapping[str, str], column: str) -> float:
-    """Return a column's number; 0 where it is blank.
+    """Return a column's number, the first where another follows in parentheses; 0 where it is blank.
 
     Raises:
         ConfigError: something else than a number, or than a positive one.
     """
-    text = row.get(column, "").strip()
+    text = _first(row, column)
     if text.lower() in _NOT_GIVEN:
         return 0.0
     try:
@@ -57,7 +57,7 @@ def settings_of(row: Mapping[str, str]) -> dict[str, Any]:
     for column in ("layers", "hidden"):
         if number(row, column):
             model[column] = _whole(row, column)
-    precision = row.get("precision", "").strip().lower()
+    precision = _first(row, "precision").lower()
     if precision not in _PRECISIONS:
         raise ConfigError(f"column precision holds {precision!r}; known are {', '.join(_PRECISIONS)}")
     model["precision"] = _PRECISIONS[precision]
@@ -76,6 +76,11 @@ def settings_of(row: Mapping[str, str]) -> dict[str, Any]:
     if zero.isdigit():
         settings["costs"] = {"zero": min(int(zero), 1)}
     return settings
+
+
+def _first(row: Mapping[str, str], column: str) -> str:
+    """Return a cell without what stands behind it in parentheses, as the figures of a second precision do."""
+    return row.get(column, "").partition(" (")[0].strip()
 
 
 def _parallel(row: Mapping[str, str]) -> dict[str, Any]:

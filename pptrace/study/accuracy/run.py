@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from contextlib import nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -31,13 +32,14 @@ __all__ = ["COLUMNS", "run_cases"]
 
 COLUMNS = (
     "line", "source", "model", "gpu", "n_gpus", "precision", "tp", "pp", "cp", "ep", "vp", "dp", "mbs", "gbs",
-    "seq", "kind", "measured_s", "simulated_s", "error_pct", "measured_memory", "memory_gib", "device_gib",
-    "skipped",
+    "seq", "kind", "measured_s", "simulated_s", "error_pct", "measured_memory", "memory_gib", "memory_error_pct",
+    "device_gib", "skipped",
 )  # fmt: skip
 """Columns of the result, one row per measured step."""
 
 _AHEAD = 4
 _GIB = 2**30
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def run_cases(
@@ -114,12 +116,19 @@ def _row(case: Case, found: Mapping[str, Any]) -> Row:
     given = {name: case.row.get(name, "") for name in COLUMNS}
     simulated = found.get("simulated_s")
     error = 100 * (simulated / case.measured_s - 1) if simulated and case.measured_s else None
+    printed, memory = _fullest(case.row.get("mem_gib", "")), found.get("memory_gib")
+    memory_error = round(100 * (memory / printed - 1), 3) if printed and memory else None
     return {
         **given, "line": case.line, "kind": found.get("kind"), "measured_s": case.measured_s or None,
         "simulated_s": simulated, "error_pct": None if error is None else round(error, 3),
-        "measured_memory": case.row.get("mem_gib", ""), "memory_gib": found.get("memory_gib"),
+        "measured_memory": case.row.get("mem_gib", ""), "memory_gib": memory, "memory_error_pct": memory_error,
         "device_gib": found.get("device_gib"), "skipped": found.get("skipped") or found.get("error") or "",
     }  # fmt: skip
+
+
+def _fullest(text: str) -> float:
+    """Return the largest of the numbers that a cell prints, such as those of first and last stage; 0 for none."""
+    return max(map(float, _NUMBER.findall(text)), default=0.0)
 
 
 def _identity(settings: Mapping[str, Any], registry: Registry) -> str:

@@ -20,6 +20,10 @@ def accuracy_text(figures: Figures, rows: Sequence[dict[str, Any]]) -> str:
         ["source", "rows", "skipped", "mean absolute", "mean", "least", "most"],
         [*map(_cells, figures.sources), *map(_cells, figures.groups)],
     )
+    if figures.memory:
+        lines += ["", "peak memory, error in % of the printed one", ""]
+        head = ["source", "rows", "skipped", "mean absolute", "mean", "least", "most"]
+        lines += _table(head, map(_cells, figures.memory))
     if figures.series:
         lines += ["", "best microbatch", ""]
         lines += _table(
