@@ -36,7 +36,10 @@ def costs_document(workload: Workload) -> Document:
     times = {key: values for key, values in shown.items() if key not in _SIZES}
     sizes = {key: values for key, values in shown.items() if key in _SIZES}
     parts = [
-        (kind.word, str(stage), one.name, one.stream.name.lower().replace("_", "-"), format_duration(one.duration_ns))
+        (
+            kind.word, str(stage), one.name, one.stream.name.lower().replace("_", "-"),
+            format_duration(one.duration_ns),
+        )
         for kind, own in workload.segments.items() for stage, segments in enumerate(own) for one in segments
     ]  # fmt: skip
     sections = [

@@ -91,10 +91,11 @@ def test_a_preset_that_nobody_offers_is_why_a_row_is_skipped() -> None:
 
 @pytest.mark.needs_plugins
 def test_a_row_simulates_what_the_same_configuration_does() -> None:
-    one = case()
+    one = case(mem_gib="12.5 first / 20 last stage")
 
     row = run_cases([one], executor="serial")[0]
 
+    assert row["memory_error_pct"] == pytest.approx(100 * (row["memory_gib"] / 20 - 1), abs=1e-3)
     step = pptrace.simulate(dict(one.settings)).metrics.step_ns / 1e9
     assert row["simulated_s"] == step
     assert row["error_pct"] == pytest.approx(100 * (step / 2 - 1), abs=1e-3)
@@ -159,7 +160,8 @@ def steps(*given: tuple[dict[str, Any], float, float]) -> tuple[list[Case], list
         row = {"source": "mine", "model": "m", "gpu": "g", "precision": "BF16", "n_gpus": devices}
         cases.append(Case(line=len(cases) + 2, row=row, measured_s=measured, settings=full))
         error = 100 * (simulated / measured - 1)
-        rows.append({**row, "kind": "dense", "simulated_s": simulated, "error_pct": error, "skipped": ""})
+        found = {"kind": "dense", "simulated_s": simulated, "memory_error_pct": None, "skipped": ""}
+        rows.append({**row, **found, "error_pct": error})
     return cases, rows
 
 

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace import simulate
 from pptrace.plugin import ConfigError
-from pptrace.present.costs import costs_document, costs_yaml
 from pptrace_models.checked import checked
 from pptrace_models.models import MODELS
 from pptrace_models.stages import parse_layout, partition, stages_of
@@ -18,7 +16,6 @@ from pptrace_models.transformer import Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pptrace.model.workload import Workload
 
@@ -96,24 +93,3 @@ def test_moving_the_head_to_a_stage_of_its_own_moves_its_time(costs: Callable[..
     assert int(together.f_ns.sum()) == int(apart.f_ns.sum())
     assert int(together.weights_bytes.sum()) == int(apart.weights_bytes.sum())
     assert apart.f_ns[3] < together.f_ns[3]
-
-
-@pytest.mark.parametrize("segments", [False, True])
-def test_costs_written_as_a_table_give_the_same_step(tmp_path: Path, *, segments: bool) -> None:
-    step = {
-        "model": {"preset": "deepseek-v2", "layers": 8, "layout": "Ett|tt|tt|ttL"},
-        "parallel": {"pp": 2, "vp": 2, "dp": 4, "ep": 4},
-        "batch": {"global": 16, "sequence": 4096},
-        "schedule": "interleaved-1f1b",
-        "device": "gb200",
-        "costs": {"name": "roofline", "zero": 1, "segments": segments},
-        "network": {"name": "hockney", "bandwidth": "50 GB/s", "latency": "5 us"},
-        "data_parallel": {"bandwidth": "40 GB/s", "overlap": True},
-        "p2p": "megatron",
-    }
-    run = simulate(step)
-    workload = run.prepared.workload
-    (tmp_path / "costs.yaml").write_text(costs_yaml(workload, run.prepared.resolved.to_dict()), encoding="utf-8")
-    assert simulate(tmp_path / "costs.yaml").metrics.step_ns == run.metrics.step_ns
-    names = {section.title for section in costs_document(workload).sections}
-    assert ("segments" in names) == segments
