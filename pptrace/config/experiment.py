@@ -48,7 +48,9 @@ class Preset(_OpenSection):
     """A model or device: a preset's name, its parameters, or a preset with some changed."""
 
     preset: str | None = Field(
-        default=None, description="A preset that a plugin offers; keys beside it change it."
+        default=None,
+        description="A preset that a plugin offers, or a file of parameters (.yaml), whose name stands for it; "
+        "keys beside it change it.",
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pptrace.config.yaml_file import read_yaml
 from pptrace.experiment.placed import placed
 from pptrace.hooks.build import build_workload
 from pptrace.model.request import CostRequest
@@ -124,7 +126,9 @@ def _described(work: Assembly, key: str, model: Any, costs: str) -> tuple[Assemb
         hint = "--model NAME" if key == "model" else "--device NAME"
         raise work.resolved.error(key, f"missing: costs {costs} depend on it, write {hint}")
     preset: Mapping[str, Any] = {}
-    if section.preset:
+    if section.preset and section.preset.lower().endswith((".yaml", ".yml")):
+        preset = read_yaml(Path(section.preset), example="layers: 32").value
+    elif section.preset:
         presets = work.registry.models if key == "model" else work.registry.devices
         with placed(work.resolved, key):
             provided = presets[section.preset]
