@@ -4,14 +4,16 @@ The text grammar is PyTorch's (``torch.distributed.pipelining.schedules._Action`
 
     action := stage kind [microbatch ["+" span]]      0F3   2B7   1SEND_F0   2F6+2   1UNSHARD
             | "(" action {";" action} ")OVERLAP_F_B"           (0F3;7B1)OVERLAP_F_B
+            | action "@" action                                0F3@0OFFLOAD1
 
-``SEND_F`` names the sender's stage and ``RECV_F`` the receiver's; likewise ``SEND_B`` and ``RECV_B``.
+An action behind ``@`` is one whose end the action waits for, beside what it needs anyway. ``SEND_F`` names the
+sender's stage and ``RECV_F`` the receiver's; likewise ``SEND_B`` and ``RECV_B``.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pptrace.errors import TableError
 from pptrace.model.kinds import PER_STAGE, Kind
@@ -43,19 +45,22 @@ class Action:
     """Number of microbatches."""
     sub_actions: tuple[Action, ...] = ()
     """An overlapped pair's members, empty for any other action."""
+    after: tuple[Action, ...] = ()
+    """Actions, of one microbatch or the first of several, whose ends it waits for beside what it needs anyway."""
 
     def __str__(self) -> str:
         if self.sub_actions:
             return f"({';'.join(map(str, self.sub_actions))})OVERLAP_F_B"
         microbatch = "" if self.microbatch < 0 else str(self.microbatch)
-        return f"{self.stage}{self.kind.name}{microbatch}{f'+{self.span}' if self.span > 1 else ''}"
+        span = f"+{self.span}" if self.span > 1 else ""
+        return f"{self.stage}{self.kind.name}{microbatch}{span}{''.join(f'@{one}' for one in self.after)}"
 
 
 def parse_action(text: str) -> Action:
     """Read one action, the whole text and nothing more.
 
     >>> parse_action("1SEND_F0")
-    Action(kind=<Kind.SEND_F: 4>, stage=1, microbatch=0, span=1, sub_actions=())
+    Action(kind=<Kind.SEND_F: 4>, stage=1, microbatch=0, span=1, sub_actions=(), after=())
     >>> [str(a) for a in parse_action("(0F3;7B1)OVERLAP_F_B").sub_actions]
     ['0F3', '7B1']
 
@@ -65,11 +70,13 @@ def parse_action(text: str) -> Action:
     text = text.strip()
     if text.startswith("("):
         return _parse_pair(text)
+    if "@" in text:
+        return _parse_waiting(text)
     match = _ACTION.fullmatch(text)
     if match is None:
         raise TableError(
             f"not an action; expected stage, kind and microbatch such as 0F3, 2B7, 1SEND_F0, 2F6+2, "
-            f"1UNSHARD or (0F3;7B1)OVERLAP_F_B, with a kind of {', '.join(k.name for k in Kind)}",
+            f"1UNSHARD, 0F3@0OFFLOAD1 or (0F3;7B1)OVERLAP_F_B, with a kind of {', '.join(k.name for k in Kind)}",
             cell=text,
         )
     kind = Kind[match[2]]
@@ -93,6 +100,15 @@ def _parse_pair(text: str) -> Action:
     if not members:
         raise TableError("an overlapped pair needs at least one action", cell=text)
     return overlapped(members)
+
+
+def _parse_waiting(text: str) -> Action:
+    action, *after = (parse_action(part) for part in text.split("@"))
+    if action.microbatch < 0 or any(one.sub_actions or one.microbatch < 0 or one.span > 1 for one in after):
+        raise TableError(
+            "what waits and what it waits for have microbatches, the latter one: 0F3@0OFFLOAD1", cell=text
+        )
+    return replace(action, after=tuple(after))
 
 
 def overlapped(members: tuple[Action, ...]) -> Action:

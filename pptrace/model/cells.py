@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CELL", "CellColumns", "Cells", "cell_columns"]
+__all__ = ["CELL", "CellColumns", "Cells", "cell_columns", "waits_of"]
 
 _DTYPES: dict[Any, type[np.integer[Any]]] = {"Int8s": np.int8, "Int32s": np.int32, "Int64s": np.int64}
 
@@ -103,3 +103,19 @@ def cell_columns(actions: Iterable[Action]) -> CellColumns:
                 values_so_far.append(value)
         pairs += bool(action.sub_actions)
     return found
+
+
+def waits_of(actions: Iterable[Action]) -> Int32s:
+    """Return what actions wait for by name: kind, stage and first microbatch of that, then those of what waits.
+
+    >>> from pptrace.model.action import parse_action
+    >>> waits_of([parse_action("0F3@0OFFLOAD1")]).tolist()
+    [[11, 0, 1, 0, 0, 3]]
+    """
+    told = [
+        (int(one.kind), one.stage, one.microbatch, int(member.kind), member.stage, member.microbatch)
+        for action in actions
+        for member in action.sub_actions or (action,)
+        for one in member.after
+    ]
+    return np.array(told, dtype=np.int32).reshape(-1, 6)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ScheduleError
+from pptrace.model.action import Action
 from pptrace.model.kinds import BACKWARD, COMMUNICATION, STAGE_ENDS, TOWARDS_NEXT, Kind, Result
 
 if TYPE_CHECKING:
     from pptrace.schedule.index import Positions
     from pptrace.schedule.table import Schedule
 
-__all__ = ["check_copies", "check_messages", "check_stage_ends"]
+__all__ = ["check_copies", "check_messages", "check_stage_ends", "check_waits"]
 
 
 def check_messages(schedule: Schedule, positions: Positions) -> None:
@@ -121,3 +122,35 @@ def _end_error(schedule: Schedule, row: int, what: str, other: str) -> ScheduleE
     text = f"rank {rank}: {action} {what}"
     text += ": remove one" if action == other else f" {other}: swap them"
     return ScheduleError(text, rank=rank, position=row, action=action, missing="" if action == other else other)
+
+
+def check_waits(schedule: Schedule) -> None:
+    """Check that what waits by name, and what it waits for, is in the table.
+
+    Raises:
+        ScheduleError: the first that is not.
+    """
+    if not schedule.waits:
+        return
+    waits = np.concatenate(schedule.waits)
+    there = _names(schedule.kind, schedule.stage, schedule.microbatch)
+    missing = ~np.isin(_names(*waits.reshape(-1, 3).T), there)
+    if not missing.any():
+        return
+    first = int(np.argmax(missing))
+    waited_for, waiting = (
+        str(Action(kind=Kind(int(kind)), stage=int(stage), microbatch=int(microbatch)))
+        for kind, stage, microbatch in waits[first // 2].reshape(2, 3)
+    )
+    own = there == _names(*waits[first // 2, 3:])
+    row = int(np.argmax(own)) if own.any() else -1
+    name = waiting if first % 2 else waited_for
+    raise ScheduleError(
+        f"{waiting} waits for {waited_for}: there is no {name}: add it, or wait for nothing",
+        rank=schedule.rank_at(row) if row >= 0 else -1, position=row, action=waiting, missing=name,
+    )  # fmt: skip
+
+
+def _names(kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray) -> np.ndarray:
+    """Return one number for each of some actions."""
+    return (kind.astype(np.int64) << 58) + (stage.astype(np.int64) << 29) + microbatch

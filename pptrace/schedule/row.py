@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from pptrace.errors import TableError
 from pptrace.model.action import parse_action
-from pptrace.model.cells import CellColumns, cell_columns
+from pptrace.model.cells import CellColumns, cell_columns, waits_of
 from pptrace.model.kinds import PER_STAGE, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pptrace.model.action import Action
+    from pptrace.model.columns import Int32s
 
 __all__ = ["Form", "cells_of", "parse_row"]
 
@@ -41,28 +42,30 @@ _TOKEN = re.compile(rf"(\()?([0-9]+)({_MICROBATCH_KINDS}|{_STAGE_KINDS})([0-9]*)
 _TEXT_CELL = re.compile(r"\([^()]*\)\S*|\S+")
 
 
-def parse_row(line: str, form: Form) -> CellColumns:
-    """Read one row; its overlapped pairs count from 0.
+def parse_row(line: str, form: Form) -> tuple[CellColumns, Int32s]:
+    """Read one row and what its actions wait for, as :func:`waits_of` has it; its overlapped pairs count from 0.
 
-    >>> parse_row("0F0,,(0F1;1B0)OVERLAP_F_B", Form.CSV).pair
+    >>> parse_row("0F0,,(0F1;1B0)OVERLAP_F_B", Form.CSV)[0].pair
     [-1, 0, 0]
 
     Raises:
         TableError: a cell is no action (its column is named).
     """
     if _ROW[form].fullmatch(line) is None:
-        return cell_columns(_parse_at(cell, column) for column, cell in cells_of(line, form))
+        actions = [_parse_at(cell, column) for column, cell in cells_of(line, form)]
+        return cell_columns(actions), waits_of(actions)
     found = _TOKEN.findall(line)
     if not found:
-        return cell_columns([])
+        return cell_columns([]), waits_of([])
     opens, stages, kinds, microbatches, spans, closes = zip(*found, strict=True)
-    return CellColumns(
+    cells = CellColumns(
         kind=[_KINDS[kind] for kind in kinds],
         stage=[int(stage) for stage in stages],
         microbatch=[int(microbatch) if microbatch else -1 for microbatch in microbatches],
         span=[int(span) if span else 1 for span in spans],
         pair=_pairs(opens, closes) if "(" in line else [-1] * len(kinds),
     )
+    return cells, waits_of([])
 
 
 def cells_of(line: str, form: Form) -> list[tuple[int, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from pptrace.model.action import Action, overlapped, parse_action
-from pptrace.model.cells import CELL, CellColumns, Cells, cell_columns
+from pptrace.model.cells import CELL, CellColumns, Cells, cell_columns, waits_of
 from pptrace.model.columns import Int32s, difference
 from pptrace.model.kinds import COMMUNICATION, Kind
 from pptrace.schedule.infer import infer_placement
@@ -48,7 +48,7 @@ class Schedule(Cells):
     waits: tuple[Int32s, ...] = ()
     """What starts only when something else has ended that neither a stream nor a message says, such as copies that
     share a stream: arrays of shape (waits, 6), kind, stage and first microbatch of what is waited for, then those
-    of what waits."""
+    of what waits. In text, ``0F3@0OFFLOAD1``."""
 
     @classmethod
     def from_columns(
@@ -97,7 +97,18 @@ class Schedule(Cells):
                 count += len(actions[-1].sub_actions) or 1
             ptr.append(ptr[-1] + count)
         cells = CellColumns(*(np.array(values, dtype=np.int32) for values in cell_columns(actions)))
-        return cls.of_cells(placement or infer_placement(np.asarray(ptr), cells), ptr, cells)
+        made = cls.of_cells(placement or infer_placement(np.asarray(ptr), cells), ptr, cells)
+        waits = waits_of(actions)
+        return replace(made, waits=(waits,)) if waits.size else made
+
+    def awaited(self) -> dict[tuple[int, int, int], tuple[Action, ...]]:
+        """Return what actions wait for by name, by kind, stage and first microbatch of what waits."""
+        found: dict[tuple[int, int, int], tuple[Action, ...]] = {}
+        for before, stage, microbatch, *after in (one for waits in self.waits for one in waits.tolist()):
+            one = Action(kind=Kind(before), stage=stage, microbatch=microbatch)
+            key = (after[0], after[1], after[2])
+            found[key] = (*found.get(key, ()), one)
+        return found
 
     @property
     def ranks(self) -> int:
@@ -125,9 +136,11 @@ class Schedule(Cells):
             msg = f"rank {rank} of {self.ranks}"
             raise IndexError(msg)
         row: list[Action] = []
-        pair = -1
+        pair, awaited = -1, self.awaited()
         for index in range(int(self.row_ptr[rank]), int(self.row_ptr[rank + 1])):
             action = self.action(index)
+            if awaited:
+                action = replace(action, after=awaited.get((action.kind, action.stage, action.microbatch), ()))
             same = int(self.pair[index])
             if same < 0:
                 row.append(action)

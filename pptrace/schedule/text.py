@@ -7,6 +7,7 @@ Text has blanks between its cells; its empty lines and those that begin with ``#
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,16 +56,19 @@ def parse_table(text: str, file: Path | str = "", form: Form | None = None) -> T
     lines = _ENDS.split(text)
     form = form or (Form.CSV if "," in text else Form.TEXT)
     numbers = _rank_lines(lines, form, str(file))
-    rows = []
+    rows, waits = [], []
     for number in numbers:
         try:
-            rows.append(parse_row(lines[number - 1], form))
+            cells, asked = parse_row(lines[number - 1], form)
+            rows.append(cells)
+            waits.append(asked)
         except TableError as error:
             raise TableError(error.message, file=file, row=number, column=error.column, cell=error.cell) from None
     source = Source(
         file=str(file), form=form, lines=tuple(lines[number - 1] for number in numbers), numbers=tuple(numbers)
     )
-    return TableFile(schedule=_schedule(rows, source), source=source)
+    schedule, told = _schedule(rows, source), np.concatenate(waits)
+    return TableFile(schedule=replace(schedule, waits=(told,)) if told.size else schedule, source=source)
 
 
 def _text(path: Path) -> str:

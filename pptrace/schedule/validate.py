@@ -11,7 +11,7 @@ from pptrace.model.kinds import ORDER, Kind, Result
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.index import Positions, Problem, index_schedule
 from pptrace.schedule.kernels import tables
-from pptrace.schedule.matched import check_copies, check_messages, check_stage_ends
+from pptrace.schedule.matched import check_copies, check_messages, check_stage_ends, check_waits
 from pptrace.schedule.pairing import check_pairs
 from pptrace.schedule.shape import check_shape
 from pptrace.schedule.walk import walk
@@ -57,6 +57,7 @@ def validate_structure(schedule: Schedule) -> Positions:
     if positions.results > Result.OFFLOADED:
         check_copies(schedule, positions)
     check_stage_ends(schedule)
+    check_waits(schedule)
     return positions
 
 

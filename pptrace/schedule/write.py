@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.model.kinds import COMMUNICATION, PER_STAGE, Kind, KindSet
 from pptrace.schedule.issue_order import Receive, with_messages
 from pptrace.schedule.row import Form
-from pptrace.schedule.table import Schedule
+
+if TYPE_CHECKING:
+    from pptrace.schedule.table import Schedule
 
 __all__ = ["Dialect", "in_dialect", "table_text"]
 
@@ -31,6 +35,7 @@ class Dialect(Enum):
 def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
     r"""Return a schedule as text, a line per rank; a rank without actions is one idle cell.
 
+    >>> from pptrace.schedule.table import Schedule
     >>> table_text(Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]))
     '0F0,0B0\n1F0,1B0\n'
     """
@@ -57,7 +62,7 @@ def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.
     if schedule.has_communication:
         return schedule
     issued = with_messages(schedule, receive)
-    return Schedule.of_cells(schedule.placement, issued.row_ptr, issued.cells)
+    return replace(schedule, row_ptr=issued.row_ptr, **issued.cells._asdict())
 
 
 def _cells(schedule: Schedule) -> list[str]:
@@ -66,6 +71,9 @@ def _cells(schedule: Schedule) -> list[str]:
     cells = [f"{s}{_NAMES[k]}{u}" for k, s, u in zip(kinds, stages, microbatches, strict=True)]
     for row in np.flatnonzero((schedule.span > 1) | PER_STAGE.mask(schedule.kind)).tolist():
         cells[row] = str(schedule.action(row))
+    awaited = schedule.awaited()
+    for row, own in enumerate(zip(kinds, stages, microbatches, strict=True)) if awaited else ():
+        cells[row] += "".join(f"@{one}" for one in awaited.get(own, ()))
     return cells
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +33,25 @@ def test_a_schedule_reads_back_from_csv_and_from_text(schedule: Schedule, form: 
 
     assert read.difference(schedule) == ""
     assert read == schedule
+
+
+@given(valid_schedules(copies=True), st.sampled_from(Form), st.sampled_from(Receive), st.data())
+def test_waits_for_other_actions_read_back_with_and_without_messages(
+    schedule: Schedule, form: Form, receive: Receive, data: DataObject
+) -> None:
+    names = np.stack([schedule.kind, schedule.stage, schedule.microbatch], axis=1).astype(np.int32)
+    rows = st.integers(0, len(schedule) - 1)
+    asked = sorted(data.draw(st.sets(st.tuples(rows, rows), min_size=1, max_size=5)), key=lambda one: one[::-1])
+    waits = np.array([[*names[before], *names[after]] for before, after in asked])
+    waiting = replace(schedule, waits=(waits,))
+
+    for written in (waiting, in_dialect(waiting, Dialect.COMMS, receive)):
+        read = parse_table(table_text(written, form), "t", form).schedule
+
+        assert read == written
+        assert sorted(map(tuple, np.concatenate(read.waits).tolist())) == sorted(map(tuple, waits.tolist()))
+    assert Schedule.from_rows(waiting.rows(), waiting.placement) == waiting
+    assert waiting != schedule
 
 
 @given(valid_schedules(), st.sampled_from(Receive), st.sampled_from(Form))

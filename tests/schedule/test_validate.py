@@ -145,6 +145,17 @@ def test_an_action_on_the_wrong_rank_is_refused(rows: list[list[str]], text: str
     assert str(refused(rows, placement)) == f"{text}: move the action there"
 
 
+@pytest.mark.parametrize(("rows", "position", "missing"), [
+    ([["0F0", "0B0"], ["1F0", "1B0@1OFFLOAD0"]], 3, "1OFFLOAD0"),
+    ([["0F0", "0B0@0F1"], ["1F0", "1B0"]], 1, "0F1"),
+])  # fmt: skip
+def test_a_wait_for_what_is_not_there_is_refused(rows: list[list[str]], position: int, missing: str) -> None:
+    error = refused(rows)
+
+    assert f"waits for {missing}: there is no {missing}" in str(error)
+    assert (error.position, error.missing) == (position, missing)
+
+
 @pytest.mark.parametrize(("rows", "text"), [
     ([["0F0", "0SEND_F0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]], "rank 0: 0RECV_B0 is missing"),
     ([["0F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]], "rank 0: 0SEND_F0 is missing"),
