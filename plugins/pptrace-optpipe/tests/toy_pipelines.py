@@ -10,7 +10,7 @@ from pptrace_optpipe.problem import Problem
 def toy(stages: int, microbatches: int, limit: float, *, copies: bool, **values: Any) -> Problem:
     """Return one whose copies share a stream and start at any moment, and whose longest span counts."""
     twos, ones = (2,) * stages, (1,) * stages
-    given = {"one_stream": True, "launched": False, "span": True, **values}
+    given = {"one_stream": True, "span": True, **values}
     return Problem(
         microbatches=microbatches, stage_rank=tuple(range(stages)), f=twos, i=twos, w=twos, activation=twos,
         weight_activation=ones, limit=(int(2 * limit),) * stages, offload=ones if copies else (),
@@ -19,5 +19,5 @@ def toy(stages: int, microbatches: int, limit: float, *, copies: bool, **values:
 
 
 def table(stages: int, microbatches: int, limit: float, *, copies: bool) -> Problem:
-    """Return one as tables have it: a copy stream each way, launched between computations; the step counts."""
-    return toy(stages, microbatches, limit, copies=copies, one_stream=False, launched=True, span=False)
+    """Return one as tables have it: a copy stream each way; the step counts."""
+    return toy(stages, microbatches, limit, copies=copies, one_stream=False, span=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from pptrace_optpipe.ordering import rows_of
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def serial_rows(problem: Problem, *, copied: bool) -> Rows:
         for stage, rank in enumerate(problem.stage_rank):
             rows[rank].append(Op(Part.F, stage, microbatch))
             if stage in gone:
-                rows[rank].append(Op(Part.O, stage, microbatch))
+                rows[rank] += [Op(Part.O, stage, microbatch), Op(Part.A, stage, microbatch)]
         for stage in reversed(range(problem.stages)):
             row = rows[problem.stage_rank[stage]]
             if stage in gone:
@@ -72,7 +73,7 @@ class Lister:
         self.held = [0] * problem.ranks
         self.flying = [0] * problem.ranks
         self.busy = [0] * problem.ranks
-        self.done: Rows = [[] for _ in range(problem.ranks)]
+        self.start: dict[Op, int] = {}
         self.events: list[tuple[int, int]] = [(0, rank) for rank in range(problem.ranks)]
         self.ends: list[tuple[int, Op]] = []
         self.now = 0
@@ -87,11 +88,15 @@ class Lister:
             while self.events and self.events[0][0] <= now:
                 asked.add(heappop(self.events)[1])
             for rank in sorted(asked):
+                self.wake(rank, now)
                 if self.busy[rank] <= now:
                     self._choose(rank, now)
         count = len(COMPUTED) * self.problem.stages * self.problem.microbatches
-        ran = sum(op.part in COMPUTED for row in self.done for op in row)
-        return self.done if ran == count else None
+        ran = sum(op.part in COMPUTED for op in self.start)
+        return rows_of(self.problem, self.start) if ran == count else None
+
+    def wake(self, rank: int, now: int) -> None:
+        """Do what a rank does beside computing."""
 
     def finish(self, now: int, op: Op) -> None:
         """Note an end: what it frees and what it lets start, where."""
@@ -151,7 +156,7 @@ class Lister:
         if op.part is Part.F:
             self.held[rank] += self.problem.activation[op.stage]
             self.flying[rank] += 1
-        self.done[rank].append(op)
+        self.start[op] = now
         self.busy[rank] = now + self.problem.duration(op)
         heappush(self.ends, (self.busy[rank], op))
 

@@ -21,9 +21,9 @@ from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from pptrace_optpipe.problem import Problem, Rows
+    from pptrace_optpipe.problem import Problem
 
-__all__ = ["Model", "build", "rows_of"]
+__all__ = ["Model", "build"]
 
 
 @dataclass(slots=True)
@@ -35,8 +35,6 @@ class Model:
     end: dict[Op, Any] = field(default_factory=dict)
     offloaded: dict[tuple[int, int], Any] = field(default_factory=dict)
     """By stage and microbatch, for those that may be offloaded."""
-    asked: dict[Op, Any] = field(default_factory=dict)
-    """When the computation before a forward ends, where that matters: from then on the table lets it start."""
     length: Any = None
 
     def read(self, solver: Any) -> tuple[dict[Op, int], set[tuple[int, int]]]:
@@ -72,11 +70,9 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
     _computations(model, problem, horizon, kept)
     _dataflow(model, problem)
     for rank in sorted(kept):
-        points = _copies(model, problem, rank, horizon)
         own = [op for op in model.start if op.part in COMPUTED and problem.stage_rank[op.stage] == rank]
-        intervals = (_after_one_another(model, problem, own, horizon) if points
-                     else [_interval(model, op, problem.duration(op)) for op in own])  # fmt: skip
-        model.cp.add_no_overlap([*intervals, *points])
+        model.cp.add_no_overlap([_interval(model, op, problem.duration(op)) for op in own])
+        _copies(model, problem, rank, horizon)
         if problem.limit[rank] != NO_LIMIT:
             _memory(model, problem, rank, horizon)
     for group in problem.shared:
@@ -104,27 +100,6 @@ def _interval(model: Model, op: Op, took: int) -> Any:
     return model.cp.new_fixed_size_interval_var(model.start[op], took, f"{op.part.name}{op.stage}.{op.microbatch}")
 
 
-def _after_one_another(model: Model, problem: Problem, own: Collection[Op], horizon: int) -> list[Any]:
-    """Return intervals from the end of one computation to the end of the next, which leave no gap on a rank.
-
-    A copy launched between two computations starts when the first is done, and a forward takes its memory whenever
-    its input comes; so both count from there, and what a table then does is never more than the model allows.
-    """
-    cp, intervals, sizes = model.cp, [], []
-    last = cp.new_int_var(0, horizon, "last")
-    for op in own:
-        begin = cp.new_int_var(0, horizon, "asked")
-        size = cp.new_int_var(problem.duration(op), horizon, "taken")
-        cp.add(begin <= model.start[op])
-        intervals.append(cp.new_interval_var(begin, size, model.end[op], op.part.name))
-        cp.add(last >= model.end[op])
-        sizes.append(size)
-        if op.part is Part.F:
-            model.asked[op] = begin
-    cp.add(sum(sizes) == last)
-    return intervals
-
-
 def _dataflow(model: Model, problem: Problem) -> None:
     """Let every op wait for what it needs."""
     cp, start, end = model.cp, model.start, model.end
@@ -142,11 +117,11 @@ def _dataflow(model: Model, problem: Problem) -> None:
                 cp.add(start[weight] >= end[gradient])
 
 
-def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> list[Any]:
-    """Make the variables of a rank's copies, and return the moments that no computation may run at."""
+def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> None:
+    """Make the variables of a rank's copies."""
     if not problem.copies or problem.limit[rank] == NO_LIMIT:
-        return []
-    cp, points = model.cp, []
+        return
+    cp = model.cp
     for stage in problem.stages_of[rank]:
         for microbatch in range(problem.microbatches):
             chosen = cp.new_bool_var(f"w{stage}.{microbatch}")
@@ -159,16 +134,11 @@ def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> list[Any
             cp.add(model.start[out] >= model.end[Op(Part.F, stage, microbatch)]).only_enforce_if(chosen)
             cp.add(model.start[back] >= model.end[out]).only_enforce_if(chosen)
             cp.add(model.start[Op(Part.I, stage, microbatch)] >= model.end[back]).only_enforce_if(chosen)
-            if problem.launched:
-                points.append(cp.new_optional_interval_var(
-                    model.start[back], 0, model.start[back], chosen, f"launch{stage}.{microbatch}"
-                ))  # fmt: skip
     if problem.one_stream:
         _one_at_a_time(model, problem, problem.stages_of[rank], (Part.O, Part.R))
     elif not problem.shared:
         for part in (Part.O, Part.R):
             _one_at_a_time(model, problem, problem.stages_of[rank], (part,))
-    return points
 
 
 def _one_at_a_time(model: Model, problem: Problem, stages: Collection[int], parts: Collection[Part]) -> None:
@@ -208,7 +178,7 @@ def _memory(model: Model, problem: Problem, rank: int, horizon: int) -> None:
                 Op(one, stage, microbatch) for one in (Part.F, Part.I, Part.W, Part.O, Part.R)
             )
             chosen = model.offloaded.get((stage, microbatch))
-            begin = model.asked.get(forward, start[forward])
+            begin = start[forward]
             if chosen is None:
                 holds(begin, end[gradient], whole)
             else:
@@ -231,18 +201,3 @@ def _objective(model: Model, problem: Problem, horizon: int, kept: set[int], lea
             cp.add(model.length >= done - begin + problem.tail[rank])
     cp.minimize(model.length)
 
-
-def rows_of(problem: Problem, start: Mapping[Op, int]) -> Rows:
-    """Return the order that start times say: a copy stands behind the computation that began last before it."""
-    rows: Rows = [[] for _ in range(problem.ranks)]
-    for op in start:
-        rows[problem.stage_rank[op.stage]].append(op)
-
-    def moment(op: Op) -> tuple[int, int, int, int]:
-        begin, copy = start[op], op.part in (Part.O, Part.R)
-        # A computation that begins as a copy does comes behind it, unless it takes no time.
-        return begin, 0 if copy else 1, op.microbatch, op.stage
-
-    for row in rows:
-        row.sort(key=moment)
-    return rows

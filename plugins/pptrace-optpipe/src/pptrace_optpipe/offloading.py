@@ -2,8 +2,8 @@
 
 When a rank ends a computation it first launches the reload of the gradient that is due next, if that activation is
 away and there is room; a forward starts only if that reload would still have room behind it. What more than some
-activations are in line before it, goes to the host right behind its forward. A table cannot tell a forward to wait
-for a copy, so a forward that finds no room when it could run stands behind another computation.
+activations are in line before it, goes to the host right behind its forward. A forward that
+finds no room waits for a copy, unless something else can run.
 """
 
 from __future__ import annotations
@@ -45,18 +45,15 @@ class _Offloader(Lister):
         """When it is back."""
         self.freed: list[list[tuple[int, int]]] = [[] for _ in range(problem.ranks)]
         self.copied = [[0, 0] for _ in range(problem.ranks)]
-        self.refused: list[set[Op]] = [set() for _ in range(problem.ranks)]
 
     def finish(self, now: int, op: Op) -> None:
         """Note an end, and launch what follows it."""
         super().finish(now, op)
         rank, at = self.problem.stage_rank[op.stage], (op.microbatch, -op.stage)
-        self.refused[rank].clear()
         if op.part is Part.F:
             self._line_up(rank, op, now)
         elif op.part is Part.I:
             self.line[rank].remove(at)
-        self._reload(rank, now)
 
     def _line_up(self, rank: int, op: Op, now: int) -> None:
         """Put an activation in line, and send it away if enough are before it."""
@@ -65,12 +62,12 @@ class _Offloader(Lister):
         self.line[rank].sort()
         if self.problem.limit[rank] == NO_LIMIT or self.line[rank].index(at) < self.kept:
             return
-        out = max(now, self.copied[rank][0])
+        out = self.start[op._replace(part=Part.O)] = max(now, self.copied[rank][0])
         self.copied[rank][0] = self.away[at] = out + self.problem.offload[stage]
         self.freed[rank].append((self.away[at], self.problem.activation[stage]))
-        self.done[rank].append(op._replace(part=Part.O))
+        heappush(self.events, (self.away[at], rank))
 
-    def _reload(self, rank: int, now: int) -> None:
+    def wake(self, rank: int, now: int) -> None:
         """Launch the reload of what is due next, if there is room."""
         due = self._due(rank)
         if due is None or self.away[due] > now:
@@ -81,7 +78,7 @@ class _Offloader(Lister):
         begin = max(now, self.copied[rank][self._inward])
         self.copied[rank][self._inward] = self.back[due] = begin + self.problem.reload[stage]
         self.held[rank] += self.problem.activation[stage]
-        self.done[rank].append(Op(Part.R, stage, due[0]))
+        self.start[Op(Part.R, stage, due[0])] = begin
         heappush(self.events, (self.back[due], rank))
 
     @property
@@ -111,13 +108,8 @@ class _Offloader(Lister):
         limit, now = self.rule.limit[rank], self.now
         if limit == NO_LIMIT:
             return True
-        if op in self.refused[rank]:
-            return False
         size = self.problem.activation[op.stage]
         until = now + self.problem.duration(op)
         due = self._due(rank)
         reserve = self.problem.activation[-due[1]] if due is not None else 0
-        fits = self._held_at(rank, now) + size <= limit and self._held_at(rank, until) + size + reserve <= limit
-        if not fits:
-            self.refused[rank].add(op)
-        return fits
+        return self._held_at(rank, now) + size <= limit and self._held_at(rank, until) + size + reserve <= limit

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pptrace_optpipe.problem import NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
 
 if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem, Rows
+
+_COMPUTED = (*COMPUTED, Part.B)
 
 __all__ = ["Played", "changes", "play", "step_of"]
 
@@ -56,6 +58,7 @@ class _Player:
         self.start: dict[Op, int] = {}
         self.end: dict[Op, int] = {}
         self.free = [0] * problem.ranks
+        self.awaited = [0] * problem.ranks
         channel = list(range(problem.ranks))
         for group in problem.shared:
             for rank in group:
@@ -69,7 +72,11 @@ class _Player:
         ready = self.ready(op)
         if ready is None:
             return False
-        begin = max(ready, self.free[rank])
+        if op.part is Part.A:
+            self.awaited[rank] = ready
+            return True
+        begin = max(ready, self.free[rank], self.awaited[rank])
+        self.awaited[rank] = 0
         if op.part in (Part.O, Part.R):
             stream = self.channel[rank][op.part is Part.R]
             begin = max(begin, self.copied[stream])
@@ -109,9 +116,9 @@ class _Player:
 
 def step_of(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, int]) -> int:
     """Return the length of a step: of the longest rank's span where the problem asks for that."""
-    ends = [max((end[op] for op in row if op.part < Part.O or op.part is Part.B), default=0) for row in rows]
+    ends = [max((end[op] for op in row if op.part in _COMPUTED), default=0) for row in rows]
     if problem.span:
-        return max(last - min((start[op] for op in row), default=0)
+        return max(last - min((start[op] for op in row if op in start), default=0)
                    for last, row in zip(ends, rows, strict=True))  # fmt: skip
     return max(last + tail for last, tail in zip(ends, problem.tail, strict=True))
 
@@ -119,7 +126,7 @@ def step_of(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, in
 def changes(problem: Problem, op: Op) -> tuple[int, int]:
     """Return what an op takes at its start, and what it frees at its end."""
     whole, part = problem.activation[op.stage], problem.weight_activation[op.stage]
-    return ((whole, 0), (0, whole - part), (0, part), (0, whole), (whole, 0), (0, whole))[op.part]
+    return ((whole, 0), (0, whole - part), (0, part), (0, whole), (whole, 0), (0, whole), (0, 0))[op.part]
 
 
 def _peak(problem: Problem, row: list[Op], start: dict[Op, int], end: dict[Op, int]) -> int:

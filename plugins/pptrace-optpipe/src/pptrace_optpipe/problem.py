@@ -31,6 +31,8 @@ class Part(IntEnum):
     """Reload: copy it back."""
     B = 5
     """Both backwards in one; a search splits them, and a table may join them again."""
+    A = 6
+    """Await: what comes next in the row, and that alone, starts when that activation's offload has ended."""
 
 
 COMPUTED = (Part.F, Part.I, Part.W)
@@ -84,8 +86,6 @@ class Problem:
     """Whether copies out and back share a stream of the rank; else each direction has one."""
     shared: tuple[tuple[int, ...], ...] = ()
     """Groups of ranks whose copies share one channel, such as a PCIe switch: one at a time."""
-    launched: bool = True
-    """Whether copies start between computations, as a table says it; else at any moment."""
     b: tuple[int, ...] = ()
     """Time of both backwards in one; the sum of the two unless given."""
     tail: tuple[int, ...] = ()

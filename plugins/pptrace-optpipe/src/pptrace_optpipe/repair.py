@@ -1,8 +1,4 @@
-"""Delay what takes too much memory: ops of a row move behind the computation that comes next.
-
-A table says order and no time, so an op starts as soon as it may, be it earlier than a solver meant. Where memory
-is then short, the forward or reload that takes it changes places with the next computation.
-"""
+"""Hold rows to their limit whatever the times are: what takes memory awaits copies out, or moves back in its row."""
 
 from __future__ import annotations
 
@@ -12,43 +8,62 @@ from pptrace_optpipe.playing import changes, play
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
 
 if TYPE_CHECKING:
-    from pptrace_optpipe.playing import Played
     from pptrace_optpipe.problem import Problem, Rows
 
 __all__ = ["repaired"]
 
 _MOST = 60
-"""Moves after which rows are given up."""
+"""Moves after which a row is given up."""
 
 
 def repaired(problem: Problem, rows: Rows) -> Rows:
-    """Return rows that fit where some moves are enough, else the rows as they then are."""
-    rows = [list(row) for row in rows]
+    """Return rows that fit where waits and some moves are enough, else the rows as they then are."""
+    played = play(problem, rows)
+    if played is not None and played.fits(problem):
+        return rows
+    return [
+        row if limit == NO_LIMIT else _repaired(problem, row, limit)
+        for row, limit in zip(rows, problem.limit, strict=True)
+    ]
+
+
+def _repaired(problem: Problem, row: list[Op], limit: int) -> list[Op]:
+    row = [op for op in row if op.part is not Part.A]
     for _ in range(_MOST):
-        played = play(problem, rows)
-        if played is None:
-            return rows
-        over = next((rank for rank, limit in enumerate(problem.limit)
-                     if limit not in (NO_LIMIT, max(limit, played.peak[rank]))), None)  # fmt: skip
-        if over is None or not _delayed(problem, rows[over], played, problem.limit[over]):
-            return rows
-    return rows
+        found, over = _awaiting(problem, row, limit)
+        if over < 0:
+            return found
+        if not _moved(row, over):
+            break
+    return row
 
 
-def _delayed(problem: Problem, row: list[Op], played: Played, limit: int) -> bool:
-    """Move the first op that takes too much behind the next computation; return whether it may go there."""
-    events = []
+def _awaiting(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op], int]:
+    """Return a row in which ops await as many copies out as they need room, and the first that finds none, or -1."""
+    found, held = list[Op](), 0
+    under_way: list[Op] = []
     for place, op in enumerate(row):
         taken, freed = changes(problem, op)
-        events += [(played.start[op], taken, place)] * bool(taken) + [(played.end[op], -freed, place)] * bool(
-            freed
-        )
-    held = 0
-    for _, change, place in sorted(events):
-        held += change
-        if held > limit:
-            return _moved(row, place)
-    return False
+        awaited = None
+        own = op._replace(part=Part.O)
+        if op.part in (Part.R, Part.I) and own in under_way:
+            through = under_way.index(own) + 1
+            held -= sum(changes(problem, one)[1] for one in under_way[:through])
+            under_way = under_way[through:]
+        while taken and held + taken > limit and under_way:
+            awaited = under_way.pop(0)
+            held -= changes(problem, awaited)[1]
+        if taken and held + taken > limit:
+            return row, place
+        if awaited is not None:
+            found.append(awaited._replace(part=Part.A))
+        found.append(op)
+        held += taken
+        if op.part is Part.O:
+            under_way.append(op)
+        else:
+            held -= freed
+    return found, -1
 
 
 def _moved(row: list[Op], place: int) -> bool:

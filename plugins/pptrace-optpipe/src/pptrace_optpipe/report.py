@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.plugin import format_size
 from pptrace_optpipe.bounds import copy_ratio
 from pptrace_optpipe.playing import play
-from pptrace_optpipe.problem import NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
 
 if TYPE_CHECKING:
     from pptrace_optpipe.optimising import Optimised
@@ -95,7 +95,7 @@ def _split(row: list[Op]) -> int:
 def _kept(found: Optimised) -> tuple[int, ...]:
     """Return what ranks would use if the same order had no copies."""
     problem = found.problem
-    bare = play(problem, [[op for op in row if op.part not in (Part.O, Part.R)] for row in found.rows])
+    bare = play(problem, [[op for op in row if op.part in (*COMPUTED, Part.B)] for row in found.rows])
     now = play(problem, found.rows)
     if bare is None or now is None or NO_LIMIT in problem.limit:
         return found.simulated.peak_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pptrace_optpipe.bounds import bound, relaxed_bound, relaxed_ranks
-from pptrace_optpipe.model import rows_of
+from pptrace_optpipe.ordering import rows_of
 from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import coarsened
 from pptrace_optpipe.repair import repaired
@@ -81,6 +81,7 @@ class _Search:
         played = play(self.problem, rows)
         if played is None or not played.fits(self.problem):
             return False
+        rows = rows_of(self.problem, played.start)
         one = Schedule(rows, played)
         if not better(one, self.best):
             return False
@@ -118,9 +119,8 @@ class _Search:
             if self.is_over() or self.left() < self.effort.seconds / 2:
                 return
             least = relaxed_bound(
-                replace(self.coarse, launched=False), self.part(self.effort.seconds / 8), ranks, horizon,
-                self.bound // self.unit,
-            )  # fmt: skip
+                self.coarse, self.part(self.effort.seconds / 8), ranks, horizon, self.bound // self.unit
+            )
             self.raise_bound(least * self.unit)
 
     def solve_whole(self) -> None:
@@ -133,8 +133,7 @@ class _Search:
         done = solve(
             self.coarse, self.part(self.left()), horizon=now.step, hint=now.start, least=self.bound // self.unit
         )
-        if not (self.coarse.copies and self.coarse.launched):  # else the model allows less than a table can do
-            self.raise_bound(done.bound * self.unit)
+        self.raise_bound(done.bound * self.unit)
         if done.start:
             self.take(rows_of(self.coarse, done.start))
 

@@ -28,10 +28,20 @@ _PARTS = {kind: part for part, kind in _KINDS.items()}
 
 def table_of(rows: Rows, placement: Placement) -> Schedule:
     """Return rows as a table."""
-    actions = [
-        [Action(kind=_KINDS[op.part], stage=op.stage, microbatch=op.microbatch) for op in row] for row in rows
-    ]
-    return Schedule.from_rows(actions, placement)
+    return Schedule.from_rows([_actions(row) for row in rows], placement)
+
+
+def _actions(row: list[Op]) -> list[Action]:
+    actions, after = list[Action](), tuple[Action, ...]()
+    for op in row:
+        kind = Kind.OFFLOAD if op.part is Part.A else _KINDS[op.part]
+        action = Action(kind=kind, stage=op.stage, microbatch=op.microbatch, after=after)
+        if op.part is Part.A:
+            after = (action,)
+        else:
+            actions.append(action)
+            after = ()
+    return actions
 
 
 def rows_of_table(table: Schedule) -> Rows:
@@ -52,6 +62,11 @@ def rows_of_table(table: Schedule) -> Rows:
     for rank in range(table.ranks):
         row: list[Op] = []
         for action in table[rank]:
+            row += [
+                Op(Part.A, one.stage, one.microbatch)
+                for one in action.after
+                if one.kind is Kind.OFFLOAD and table.placement.rank_of(one.stage, one.microbatch) == rank
+            ]
             part = _PARTS.get(action.kind)
             if part is Part.B:
                 row += [Op(one, action.stage, action.microbatch) for one in (Part.I, Part.W)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortools.sat.python import cp_model
 
-from pptrace_optpipe.model import rows_of
+from pptrace_optpipe.ordering import rows_of
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
 from pptrace_optpipe.solving import run_solver, solver_of
 
@@ -59,7 +59,7 @@ class _Window:
         self.first = [0] * problem.ranks
         self.free: set[Op] = set()
         self.post: set[Op] = set()
-        self.ops = [op for row in rows for op in row]
+        self.ops = [op for row in rows for op in row if op.part is not Part.A]
         for rank, row in enumerate(rows):
             for op in row:
                 if op.part in COMPUTED:
@@ -143,14 +143,6 @@ class _Window:
         copies = [op for op in own if op.part in (Part.O, Part.R) and (op in self.variable or self._is_near(op))]
         for streams in ((Part.O, Part.R),) if problem.one_stream else ((Part.O,), (Part.R,)):
             cp.add_no_overlap([self._copy(op) for op in copies if op.part in streams])
-        for op in copies if problem.launched else []:
-            if op.part is Part.R and op in self.variable:
-                at = (op.stage, op.microbatch)
-                here = self.begin(op)
-                intervals.append(
-                    cp.new_optional_interval_var(here, 0, here, self.chosen[at], "launch") if at in self.chosen
-                    else cp.new_interval_var(here, 0, here, "launch")
-                )  # fmt: skip
         cp.add_no_overlap(intervals)
 
     def _is_near(self, op: Op) -> bool:

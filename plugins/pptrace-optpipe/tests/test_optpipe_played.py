@@ -1,0 +1,122 @@
+"""What is played is what was solved: in the simulator, tables keep the limit and the model's length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_pipelines import table, toy
+
+from pptrace.model.kinds import COMPUTE
+from pptrace.model.workload import Workload
+from pptrace.plugin import Placement, measure, simulate
+from pptrace.schedule.text import parse_table
+from pptrace.schedule.write import table_text
+from pptrace_optpipe.ordering import rows_of
+from pptrace_optpipe.playing import play
+from pptrace_optpipe.problem import Problem
+from pptrace_optpipe.proving import optimum
+from pptrace_optpipe.repair import repaired
+from pptrace_optpipe.solving import Effort
+from pptrace_optpipe.starting import start
+from pptrace_optpipe.tables import rows_of_table, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from pptrace.plugin import Schedule, Timeline
+
+ROWS = [(2, 4, 2, 12), (2, 4, 1.5, 13.5), (3, 4, 3, 13), (3, 4, 2, 14), (3, 4, 1.5, 15.5), (4, 4, 3, 15), (4, 4, 4, 15),
+        (4, 4, 1.5, 17.5)]  # fmt: skip
+"""Stages, microbatches, limit, and the least length with copies."""
+
+
+def costs(problem: Problem) -> Workload:
+    """Return the times and sizes of a problem, in ns and bytes."""
+    columns = {f"{name}_ns": getattr(problem, name) for name in ("f", "i", "w", "offload", "reload")}
+    sizes = {f"{name}_bytes": getattr(problem, name) for name in ("activation", "weight_activation")}
+    return Workload.uniform(problem.stages, one_copy_stream=problem.one_stream, **columns, **sizes)
+
+
+def run(problem: Problem, schedule: Schedule) -> tuple[Timeline, tuple[int, ...]]:
+    workload = costs(problem)
+    timeline = simulate(schedule, workload)
+    return timeline, tuple(measure(timeline, workload).memory.peak_activation_bytes.tolist())
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "limit", "length"), ROWS)
+@pytest.mark.parametrize("make", [toy, table])
+def test_the_simulator_plays_the_optimum_within_its_limit(
+    make: Callable[..., Problem], stages: int, microbatches: int, limit: float, length: float
+) -> None:
+    problem = make(stages, microbatches, limit, copies=True)
+    found = optimum(problem, Effort(seconds=60))
+    rows = rows_of(problem, found.start)
+
+    written = table_text(table_of(rows, Placement.looped(stages, microbatches, 1)))
+    timeline, peak = run(problem, parse_table(written).schedule)
+
+    assert found.is_proved
+    assert found.length is not None
+    assert max(peak) <= 2 * limit
+    computed = COMPUTE.mask(timeline.kind)
+    spans = [
+        timeline.end_ns[own].max() - timeline.start_ns[own].min() * problem.span
+        for own in (computed & (timeline.stage == stage) for stage in range(stages))
+    ]
+    assert max(spans) == found.length
+    if make is toy:
+        assert found.length == 2 * length
+    assert rows_of_table(parse_table(written).schedule) == rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 2), st.booleans(), st.randoms(use_true_random=False))
+def test_no_timing_makes_a_table_hold_more_than_its_limit(
+    ranks: int, microbatches: int, chunks: int, one_stream: bool, random: Random
+) -> None:
+    problem = drawn(ranks, microbatches, chunks, one_stream, random)
+    found = start(problem)
+    assert found is not None
+
+    rows = rows_of(problem, found.played.start)
+    again = play(problem, rows)
+    other = {name: tuple(random.randint(0, 40) for _ in range(problem.stages)) for name in TIMES}
+    slower = play(replace(problem, **other), rows)
+
+    assert again is not None
+    assert again.step <= found.played.step
+    assert slower is not None
+    assert slower.fits(problem)
+
+
+def test_rows_that_hold_too_much_wait_for_room() -> None:
+    text = "0F0,0OFFLOAD0,0F1,0OFFLOAD1,0F2,0I2,0W2,0RELOAD1,0I1,0W1,0RELOAD0,0I0,0W0\n"
+    problem = table(1, 3, 1, copies=True)
+
+    rows = repaired(problem, rows_of_table(parse_table(text).schedule))
+
+    assert table_text(table_of(rows, Placement.looped(1, 3, 1))) == (
+        text.replace("0F1", "0F1@0OFFLOAD0").replace("0F2", "0F2@0OFFLOAD1")
+    )
+    assert max(run(problem, table_of(rows, Placement.looped(1, 3, 1)))[1]) == 2
+
+
+TIMES = ("f", "i", "w", "offload", "reload")
+
+
+def drawn(ranks: int, microbatches: int, chunks: int, one_stream: bool, random: Random) -> Problem:
+    """Return a problem with little memory, and times from 1 to 9."""
+    stages = ranks * chunks
+    held = tuple(random.randint(2, 6) for _ in range(stages))
+    rank_of = tuple(stage % ranks for stage in range(stages))
+    limit = tuple(max(held[rank::ranks]) + random.randint(0, 6) for rank in range(ranks))
+    times = {name: tuple(random.randint(1, 9) for _ in range(stages)) for name in TIMES}
+    return Problem(
+        microbatches=microbatches, stage_rank=rank_of, activation=held, weight_activation=(1,) * stages,
+        limit=limit, one_stream=one_stream, **times,
+    )  # fmt: skip
