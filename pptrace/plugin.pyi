@@ -96,6 +96,8 @@ from pptrace.schedule.policy import Policy as Policy
 from pptrace.schedule.recompute import with_recompute as with_recompute
 from pptrace.schedule.table import Schedule as Schedule
 from pptrace.sim.simulate import simulate as simulate
+from pptrace.study.picture import check_picture as check_picture
+from pptrace.study.picture import write_picture as write_picture
 from pptrace.timeline.build import from_slices as from_slices
 from pptrace.timeline.counter import Counter as Counter
 from pptrace.timeline.job import Job as Job

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from pptrace.plugin import (
     ConstraintError,
     PptraceError,
     Registry,
+    check_picture,
     format_size,
     validate_options,
     write_table,
@@ -29,11 +31,16 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule
     from pptrace_optpipe.optimising import Optimised
+    from pptrace_optpipe.rivals import Rival
     from pptrace_optpipe.search import Found
     from pptrace_optpipe.setting import Setting, Simulated
 
 __all__ = ["command"]
 
+_SHARE = 0.25
+"""The part of the time in which other plugins' schedules are made and played."""
+_AT_LEAST = 3.0
+"""Seconds that this may take, however short a search is asked for."""
 _EXAMPLES = """\b
 pptrace optimize step.yaml --memory 60GiB -o best.csv
 pptrace simulate step.yaml --schedule best.csv
@@ -56,13 +63,15 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 )
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
 @click.option("--pareto", is_flag=True, help="Search under several limits, and print step against memory.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
+              help="With --pareto, draw it too: .svg, .png or .pdf.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--no-cache", is_flag=True, help="Neither take what was found before nor keep what is found.")
 @click.option("--cache", "listed", is_flag=True, help="List what was found before.")
 @click.option("--clear-cache", is_flag=True, help="Forget it.")
 def command(
     config: Path | None, memory: str, seconds: str, seed: str, workers: str, warm: Path | None, placement: str,
-    output: Path | None, sets: tuple[str, ...], *, pareto: bool, as_json: bool, no_cache: bool,
+    output: Path | None, sets: tuple[str, ...], plot: Path | None, *, pareto: bool, as_json: bool, no_cache: bool,
     listed: bool, clear_cache: bool,
 ) -> None:  # fmt: skip
     """Find the fastest schedule of CONFIG, a YAML file, under a memory limit."""
@@ -76,25 +85,30 @@ def command(
     options = _options(memory, seconds, seed, workers)
     if len(options.memory) > 1 and not pareto:
         raise click.UsageError("several limits are for --pareto")
+    if plot is not None:
+        if not pareto:
+            raise click.UsageError("--plot draws what --pareto finds: give both")
+        check_picture(plot)
     require_solver()
     from pptrace_optpipe.setting import setting_of
 
-    setting, table = setting_of(config, sets, Registry.load(), warm, placement)
+    registry = Registry.load()
+    setting, table = setting_of(config, sets, registry, warm, placement)
     limits = options.memory or (setting.workload.capacity_bytes,)
-    cache = None if no_cache else Cache()
+    work = _Work(setting, options, None if no_cache else Cache(), config, sets, registry, table)
     if pareto:
-        _sweep(setting, limits, options, cache, as_json=as_json)
+        _sweep(work, limits, plot, as_json=as_json)
         return
-    found = _search(setting, limits[0], options, cache, table)
+    found, rivals = work.search(limits[0])
     if output is not None:
         write_table(found.table, output)
         sys.stderr.write(f"wrote {output}\n")
     from pptrace_optpipe.report import document, lines
 
     if as_json:
-        click.echo(json.dumps(document(found, limits[0]), indent=2))
+        click.echo(json.dumps(document(found, limits[0], rivals), indent=2))
     else:
-        click.echo("\n".join(lines(found, limits[0])))
+        click.echo("\n".join(lines(found, limits[0], rivals)))
 
 
 def _options(memory: str, seconds: str, seed: str, workers: str) -> OptimizeOptions:
@@ -117,25 +131,50 @@ def _number(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
-def _search(
-    setting: Setting, memory: int, options: OptimizeOptions, cache: Cache | None, table: Schedule | None = None
-) -> Optimised:
-    """Search under one limit, and tell how it goes; Ctrl-C keeps the best so far."""
-    from pptrace_optpipe.optimising import optimise
-    from pptrace_optpipe.solving import Effort
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is searched for, with what, and for how long."""
 
-    began = time.monotonic()
+    setting: Setting
+    options: OptimizeOptions
+    cache: Cache | None
+    config: Path
+    sets: tuple[str, ...]
+    registry: Registry
+    table: Schedule | None
 
-    def tell(simulated: Simulated, found: Found) -> None:
-        gap = max(simulated.step_ns - found.bound, 0) / simulated.step_ns
-        sys.stderr.write(
-            f"{time.monotonic() - began:7.1f} s  step {simulated.step_ns / 1e6:.3f} ms  "
-            f"bound {found.bound / 1e6:.3f} ms  gap {gap:.2%}\n"
-        )
+    def search(self, memory: int) -> tuple[Optimised, list[Rival]]:
+        """Search under one limit, and tell how it goes; Ctrl-C keeps the best so far."""
+        from pptrace_optpipe.optimising import optimise
+        from pptrace_optpipe.rivals import rivals
+        from pptrace_optpipe.solving import Effort
 
-    with _stoppable() as stopped:
-        effort = Effort(seconds=options.time / 1e9, workers=options.workers, seed=options.seed, stopped=stopped)
-        return optimise(setting, memory, effort, cache, warm=table, tell=tell, warn=_warn)
+        began, options = time.monotonic(), self.options
+
+        told: list[tuple[int, int]] = []
+
+        def tell(simulated: Simulated, found: Found) -> None:
+            if told[-1:] == [(simulated.step_ns, found.bound)]:
+                return
+            told.append((simulated.step_ns, found.bound))
+            gap = max(simulated.step_ns - found.bound, 0) / simulated.step_ns
+            sys.stderr.write(
+                f"{time.monotonic() - began:7.1f} s  step {simulated.step_ns / 1e6:.3f} ms  "
+                f"bound {found.bound / 1e6:.3f} ms  gap {gap:.2%}\n"
+            )
+
+        with _stoppable() as stopped:
+            others: list[Rival] = []
+            for one in rivals(self.config, self.sets, self.registry, self.setting, memory):
+                others.append(one)
+                if stopped() or time.monotonic() - began > max(options.time / 1e9 * _SHARE, _AT_LEAST):
+                    break
+            took = min(time.monotonic() - began, options.time / 1e9 * _SHARE)
+            effort = Effort(seconds=options.time / 1e9 - took, workers=options.workers, seed=options.seed, stopped=stopped)
+            found = optimise(
+                self.setting, memory, effort, self.cache, warm=self.table, rivals=others, tell=tell, warn=_warn
+            )
+        return found, others
 
 
 def _warn(line: str) -> None:
@@ -160,25 +199,33 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _sweep(
-    setting: Setting, limits: tuple[int, ...], options: OptimizeOptions, cache: Cache | None, *, as_json: bool
-) -> None:
+def _sweep(work: _Work, limits: tuple[int, ...], plot: Path | None, *, as_json: bool) -> None:
     """Search under several limits; those given, or eight from the least that anything fits in."""
-    from pptrace_optpipe.report import document, pareto_lines
+    from pptrace_optpipe.report import document, dots, pareto_lines
 
     points: list[tuple[int, Optimised | None]] = []
-    for memory in limits if len(limits) > 1 else _limits(setting, limits[0]):
+    others: dict[tuple[str, int, int], Rival] = {}
+    for memory in limits if len(limits) > 1 else _limits(work.setting, limits[0]):
         sys.stderr.write(f"limit {format_size(memory)}\n")
         try:
-            points.append((memory, _search(setting, memory, options, cache)))
+            found, rivals = work.search(memory)
         except PptraceError as error:
             sys.stderr.write(f"{error}\n")
             points.append((memory, None))
+            continue
+        points.append((memory, found))
+        others |= {(one.name, one.simulated.step_ns, one.peak_bytes): one for one in rivals}
+    made = list(others.values())
+    if plot is not None:
+        from pptrace_optpipe.drawing import draw_pareto
+
+        draw_pareto([(memory, one) for memory, one in points if one is not None], made, plot)
+        sys.stderr.write(f"wrote {plot}\n")
     if as_json:
         values = [
             {"memory_limit_bytes": memory} if one is None else document(one, memory) for memory, one in points
         ]
-        click.echo(json.dumps(values, indent=2))
+        click.echo(json.dumps({"points": values, "hand_made": dots(made)}, indent=2))
     else:
         click.echo("\n".join(pareto_lines(points)))
 

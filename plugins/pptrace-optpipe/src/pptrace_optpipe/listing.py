@@ -134,7 +134,7 @@ class Lister:
             return
         if rule.patient and op is weight and soon is not None and 2 * (soon - now) < self.problem.w[op.stage]:
             return  # it is asked again when that is there
-        self._start(rank, op, now)
+        self.begin(rank, op, now)
 
     def first(self, rank: int, part: Part, now: int) -> tuple[Op | None, int | None]:
         """Return the best op of a part that may start, and when the earliest one may."""
@@ -150,7 +150,8 @@ class Lister:
                 best = op
         return best, soon
 
-    def _start(self, rank: int, op: Op, now: int) -> None:
+    def begin(self, rank: int, op: Op, now: int) -> None:
+        """Start an op."""
         self.next[op.part, op.stage] += 1
         del self.ready[op]
         if op.part is Part.F:

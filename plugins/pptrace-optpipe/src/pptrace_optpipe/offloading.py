@@ -9,6 +9,7 @@ finds no room waits for a copy, unless something else can run.
 from __future__ import annotations
 
 from heapq import heappush
+from math import inf
 from typing import TYPE_CHECKING
 
 from pptrace_optpipe.listing import Lister, Rule
@@ -20,23 +21,24 @@ if TYPE_CHECKING:
 __all__ = ["offloaded_rows"]
 
 
-def offloaded_rows(problem: Problem, kept: int, *, patient: bool) -> Rows | None:
+def offloaded_rows(problem: Problem, kept: int, *, patient: bool, late: bool) -> Rows | None:
     """Return rows with copies; None where ranks come to wait for each other.
 
     Args:
         problem: what to schedule.
         kept: how many activations are in line on a rank before one goes to the host.
         patient: as :class:`~pptrace_optpipe.listing.Rule` has it.
+        late: whether an activation comes back just in time for its gradient, or as soon as there is room.
     """
-    return _Offloader(problem, kept, patient=patient).rows()
+    return _Offloader(problem, kept, patient=patient, late=late).rows()
 
 
 class _Offloader(Lister):
     """The ranks, with what is away and on its way."""
 
-    def __init__(self, problem: Problem, kept: int, *, patient: bool) -> None:
+    def __init__(self, problem: Problem, kept: int, *, patient: bool, late: bool) -> None:
         super().__init__(problem, Rule(limit=problem.limit, patient=patient))
-        self.kept = kept
+        self.kept, self.late = kept, late
         self.line: list[list[tuple[int, int]]] = [[] for _ in range(problem.ranks)]
         """Per rank the microbatches and negative stages whose gradients are to come, the next one first."""
         self.away: dict[tuple[int, int], int] = {}
@@ -62,6 +64,8 @@ class _Offloader(Lister):
         self.line[rank].sort()
         if self.problem.limit[rank] == NO_LIMIT or self.line[rank].index(at) < self.kept:
             return
+        if op._replace(part=Part.I) in self.ready:
+            return
         out = self.start[op._replace(part=Part.O)] = max(now, self.copied[rank][0])
         self.copied[rank][0] = self.away[at] = out + self.problem.offload[stage]
         self.freed[rank].append((self.away[at], self.problem.activation[stage]))
@@ -73,6 +77,8 @@ class _Offloader(Lister):
         if due is None or self.away[due] > now:
             return
         stage = -due[1]
+        if self.late and self._gradient_at(Op(Part.I, stage, due[0])) - self.problem.reload[stage] > now:
+            return
         if self._held_at(rank, now) + self.problem.activation[stage] > self.problem.limit[rank]:
             return
         begin = max(now, self.copied[rank][self._inward])
@@ -80,6 +86,24 @@ class _Offloader(Lister):
         self.held[rank] += self.problem.activation[stage]
         self.start[Op(Part.R, stage, due[0])] = begin
         heappush(self.events, (self.back[due], rank))
+
+    def begin(self, rank: int, op: Op, now: int) -> None:
+        """Start an op, and ask the stage before to fetch what it is for in time."""
+        super().begin(rank, op, now)
+        if op.part is Part.I and op.stage and self.late:
+            before = op._replace(stage=op.stage - 1)
+            at = self._gradient_at(before) - self.problem.reload[before.stage]
+            heappush(self.events, (max(at, now), self.problem.stage_rank[before.stage]))
+
+    def _gradient_at(self, op: Op) -> float:
+        """Return when what an input gradient needs of the next stage is there, as far as that has begun."""
+        if op in self.ready:
+            return self.ready[op]
+        onward = op._replace(stage=op.stage + 1)
+        begun = self.start.get(onward)
+        if begun is None:
+            return inf
+        return begun + self.problem.duration(onward) + self.problem.backward_transfer[op.stage]
 
     @property
     def _inward(self) -> int:
@@ -104,12 +128,15 @@ class _Offloader(Lister):
         return op, soon
 
     def has_room(self, rank: int, op: Op) -> bool:
-        """Return whether a forward may take its memory, and the next reload still find some behind it."""
+        """Return whether a forward may take its memory, and leave some for the next reload unless it goes away."""
         limit, now = self.rule.limit[rank], self.now
         if limit == NO_LIMIT:
             return True
         size = self.problem.activation[op.stage]
-        until = now + self.problem.duration(op)
+        if self._held_at(rank, now) + size > limit:
+            return False
+        ahead = sum(at < (op.microbatch, -op.stage) for at in self.line[rank])
         due = self._due(rank)
-        reserve = self.problem.activation[-due[1]] if due is not None else 0
-        return self._held_at(rank, now) + size <= limit and self._held_at(rank, until) + size + reserve <= limit
+        if ahead >= self.kept or due is None:
+            return True
+        return self._held_at(rank, now + self.problem.duration(op)) + size + self.problem.activation[-due[1]] <= limit

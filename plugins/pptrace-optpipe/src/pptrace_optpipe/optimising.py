@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import PptraceError, Schedule, ScheduleError
+from pptrace.plugin import PolicyName, PptraceError, Schedule, ScheduleError
 from pptrace_optpipe.caching import Cache, Entry
 from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import coarsened
 from pptrace_optpipe.search import Found, search
+from pptrace_optpipe.setting import setting_in
+from pptrace_optpipe.starting import started
 from pptrace_optpipe.tables import joined, rows_of_table, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from pptrace_optpipe.problem import Problem, Rows
+    from pptrace_optpipe.problem import Op, Problem, Rows
+    from pptrace_optpipe.rivals import Rival
     from pptrace_optpipe.setting import Setting, Simulated
     from pptrace_optpipe.solving import Effort
 
 __all__ = ["Optimised", "cached_search", "optimise"]
+
+_SHARE = 0.25
+"""The part of the time in which the simulator plays what a search starts from, under other policies than ``async``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +37,19 @@ class Optimised:
     table: Schedule
     simulated: Simulated
     bound_ns: int
-    """No table's step is shorter under the same limit."""
-    problem: Problem
-    rows: Rows
-    seconds: float
-    proved: bool
-    """Whether the table is as short as the bound."""
+    """No table of its placement has a shorter step under the same limit; 0 where that was not searched."""
+    rows: Sequence[list[Op]] = ()
+    """Its rows; none of a schedule that a search cannot split."""
+    problem: Problem | None = None
+    """What was searched in, with those rows."""
+    seconds: float = 0.0
+    rival: str = ""
+    """The schedule of another plugin that it is, if nothing better was found."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether the table is as short as the bound."""
+        return self.simulated.step_ns <= self.bound_ns
 
     @property
     def gap(self) -> float:
@@ -49,7 +63,7 @@ def cached_search(
     effort: Effort,
     cache: Cache | None,
     *,
-    warm: Rows | None = None,
+    warm: Sequence[Rows] = (),
     tell: Callable[[Found], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Found | None:
@@ -63,10 +77,10 @@ def cached_search(
     coarse, unit = coarsened(problem)
     least = 0 if known is None else known.bound * unit
     if known is not None and (known.step <= known.bound or known.seconds + 1 > effort.seconds):
-        found = search(problem, effort, warm=known.rows, tell=tell, only=True, least=least)
+        found = search(problem, effort, warm=[known.rows], tell=tell, only=True, least=least)
         if found is not None:
             return found
-    found = search(problem, effort, warm=warm if known is None else known.rows, tell=tell, least=least)
+    found = search(problem, effort, warm=[*warm, *([known.rows] if known is not None else [])], tell=tell, least=least)
     if found is not None and cache is not None:
         played = play(coarse, found.schedule.rows)
         if played is not None:
@@ -77,6 +91,48 @@ def cached_search(
     return found
 
 
+class _Judge:
+    """The simulator, which plays what is found in one placement and keeps the best that fits."""
+
+    def __init__(
+        self, setting: Setting, memory: int, best: Optimised | None, tell: Callable[[Simulated, Found], None]
+    ) -> None:
+        self.setting, self.memory, self.best, self.tell = setting, memory, best, tell
+        self.problem = setting.problem(memory)
+        self.judged: Rows | None = None
+
+    def play(self, rows: Rows) -> None:
+        """Play rows, with backwards whole where splitting gains nothing and as they are."""
+        for each in (joined(self.problem, rows), rows):
+            table = table_of(each, self.setting.placement)
+            with suppress(PptraceError):  # a policy may deadlock on what another one runs
+                simulated = self.setting.simulate(table)
+                fits = not self.memory or max(simulated.peak_bytes) <= self.memory
+                if fits and (self.best is None or simulated.step_ns < self.best.simulated.step_ns):
+                    self.best = Optimised(
+                        table=table, simulated=simulated, bound_ns=0, rows=rows, problem=self.problem
+                    )
+
+    def hear(self, found: Found) -> None:
+        """Play what a search found, if it is new, and pass it on."""
+        if self.judged is not found.schedule.rows:
+            self.judged = found.schedule.rows
+            self.play(found.schedule.rows)
+        if self.best is not None:
+            self.tell(self.best.simulated, found)
+
+    def play_starts(self, effort: Effort) -> None:
+        """Play what searches start from, where messages cost what a search does not see."""
+        policy = self.setting.prepared.policy
+        if policy.program is None and policy.name is PolicyName.ASYNC:
+            return
+        until = time.monotonic() + effort.seconds * _SHARE
+        for one in sorted(started(self.problem), key=lambda one: one.played.step):
+            if time.monotonic() > until or effort.stopped():
+                return
+            self.play(one.rows)
+
+
 def optimise(
     setting: Setting,
     memory: int,
@@ -84,43 +140,74 @@ def optimise(
     cache: Cache | None,
     *,
     warm: Schedule | None = None,
+    rivals: Sequence[Rival] = (),
     tell: Callable[[Simulated, Found], None] = lambda *_: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Optimised:
     """Return the best table within so many bytes per rank.
 
     The simulator has the last word: it plays every better schedule under the configuration's network and policy,
-    and the shortest step that keeps the limit there is the result.
+    and the shortest step that keeps the limit there is the result. Schedules of other plugins that keep it are what
+    the search starts from where they have its placement; where one of another placement is shorter than what comes
+    of that, the rest of the time goes to that placement, and the result is never longer than any of them.
 
     Raises:
         ScheduleError: nothing that fits was found in time.
         ConstraintError: nothing can fit.
     """
-    problem = setting.problem(memory)
-    best: list[tuple[Simulated, Schedule, Rows]] = []
-
-    def judge(found: Found) -> None:
-        if best and best[0][2] is found.schedule.rows:
-            tell(best[0][0], found)
-            return
-        for rows in (joined(problem, found.schedule.rows), found.schedule.rows):
-            table = table_of(rows, setting.placement)
-            with suppress(PptraceError):  # a policy may deadlock on what another one runs
-                simulated = setting.simulate(table)
-                fits = not memory or max(simulated.peak_bytes) <= memory
-                if fits and (not best or simulated.step_ns < best[0][0].step_ns):
-                    best[:] = [(simulated, table, found.schedule.rows)]
-        if best:
-            tell(best[0][0], found)
-
-    rows = rows_of_table(warm) if warm is not None else None
-    found = cached_search(problem, effort, cache, warm=rows, tell=judge, warn=warn)
-    if found is not None:
-        judge(found)
-    if found is None or not best:
+    began = time.monotonic()
+    known = sorted((one for one in rivals if one.fits(memory)), key=lambda one: one.simulated.step_ns)
+    first = known[0] if known else None
+    best = None if first is None else _of_rival(first)
+    other = None if first is None or warm is not None else _elsewhere(setting, first)
+    rows = [rows_of_table(warm)] if warm is not None else []
+    part = effort if other is None else replace(effort, seconds=effort.seconds / 2)
+    best = _searched(_Judge(setting, memory, best, tell), part, cache, [*rows, *_starts(setting, known)], warn)
+    left = effort.seconds - (time.monotonic() - began)
+    if other is not None and best is not None and best.rival and left > 0 and not effort.stopped():
+        with suppress(PptraceError):
+            judge = _Judge(other, memory, best, tell)
+            best = _searched(judge, replace(effort, seconds=left), cache, _starts(other, known), warn)
+    if best is None:
         raise ScheduleError("nothing that fits was found in time: allow more time or memory")
-    simulated, table, rows = best[0]
+    return replace(best, seconds=time.monotonic() - began)
+
+
+def _searched(
+    judge: _Judge, effort: Effort, cache: Cache | None, warm: Sequence[Rows], warn: Callable[[str], None]
+) -> Optimised | None:
+    """Search in one placement, and return the best that is known then."""
+    judge.play_starts(effort)
+    found = cached_search(judge.problem, effort, cache, warm=warm, tell=judge.hear, warn=warn)
+    if found is None:
+        return judge.best
+    judge.hear(found)
+    best = judge.best
+    if best is None or not best.rows or best.table.placement != judge.setting.placement:
+        return best
+    return replace(best, bound_ns=min(found.bound, best.simulated.step_ns), problem=judge.problem)
+
+
+def _of_rival(rival: Rival) -> Optimised:
+    """Return a schedule of another plugin as a result."""
     return Optimised(
-        table=table, simulated=simulated, bound_ns=min(found.bound, simulated.step_ns), problem=problem, rows=rows,
-        seconds=found.seconds, proved=simulated.step_ns <= found.bound,
-    )  # fmt: skip
+        table=rival.table, simulated=rival.simulated, bound_ns=0, rows=rival.rows() or (), rival=rival.name
+    )
+
+
+def _elsewhere(setting: Setting, rival: Rival) -> Setting | None:
+    """Return the setting of a rival whose placement is another one, if a search can split what it runs."""
+    table = rival.table
+    if table.placement == setting.placement or table.microbatches != setting.placement.microbatches:
+        return None
+    if rival.rows() is None:
+        return None
+    with suppress(PptraceError):
+        return setting_in(rival.prepared, setting.remade)
+    return None
+
+
+def _starts(setting: Setting, known: Sequence[Rival]) -> list[Rows]:
+    """Return the rows of rivals that have a setting's placement."""
+    alike = (one.rows() for one in known if one.table.placement == setting.placement)
+    return [rows for rows in alike if rows is not None]

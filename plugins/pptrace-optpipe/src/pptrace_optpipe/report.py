@@ -11,18 +11,22 @@ from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace_optpipe.optimising import Optimised
+    from pptrace_optpipe.rivals import Rival
 
-__all__ = ["document", "lines", "pareto_lines"]
+__all__ = ["document", "dots", "lines", "pareto_lines"]
 
 
-def document(found: Optimised, memory: int) -> dict[str, Any]:
+def document(found: Optimised, memory: int, rivals: Sequence[Rival] = ()) -> dict[str, Any]:
     """Return everything as plain JSON values: times in ns, sizes in bytes."""
-    rows = found.rows
+    rows, problem = found.rows, found.problem
     return {
+        "schedule": found.rival or "optpipe",
         "step_ns": found.simulated.step_ns,
-        "bound_ns": found.bound_ns,
-        "gap": round(found.gap, 6),
+        "bound_ns": found.bound_ns or None,
+        "gap": round(found.gap, 6) if found.bound_ns else None,
         "proved": found.proved,
         "bubble": round(found.simulated.bubble, 6),
         "memory_limit_bytes": memory or None,
@@ -31,34 +35,57 @@ def document(found: Optimised, memory: int) -> dict[str, Any]:
         "split": [_split(row) for row in rows],
         "without_offload_bytes": list(_kept(found)),
         "copy_ratio": [
-            round(copy_ratio(found.problem, rank), 6) if found.problem.offload else None
-            for rank in range(found.problem.ranks)
-        ],
+            round(copy_ratio(problem, rank), 6) if problem.offload else None for rank in range(problem.ranks)
+        ]
+        if problem is not None
+        else [],
         "search_s": round(found.seconds, 3),
+        "hand_made": [
+            {**dot, "fits": one.fits(memory)} for one, dot in zip(rivals, dots(rivals), strict=True)
+        ],
     }
 
 
-def lines(found: Optimised, memory: int) -> list[str]:
+def dots(rivals: Sequence[Rival]) -> list[dict[str, Any]]:
+    """Return the steps and memory of other plugins' schedules as plain values."""
+    return [
+        {"schedule": one.name, "step_ns": one.simulated.step_ns, "peak_bytes": one.peak_bytes} for one in rivals
+    ]
+
+
+def lines(found: Optimised, memory: int, rivals: Sequence[Rival] = ()) -> list[str]:
     """Return a short report."""
     step, bound = found.simulated.step_ns, found.bound_ns
-    verdict = "nothing is faster" if found.proved else f"gap {found.gap:.2%}"
+    verdict = f"{_ms(bound)}: " + ("nothing is faster" if found.proved else f"gap {found.gap:.2%}")
     report = [
         f"step     {_ms(step)}, bubble {found.simulated.bubble:.2%}",
-        f"bound    {_ms(bound)}: {verdict}",
+        f"bound    {verdict if bound else 'not known: stages are placed otherwise than was searched'}",
         f"memory   {'no limit' if not memory else format_size(memory)}",
+        *_beside(found, memory, rivals),
     ]
     kept = _kept(found)
-    for rank, (row, peak) in enumerate(zip(found.rows, found.simulated.peak_bytes, strict=True)):
+    for rank, (row, peak) in enumerate(zip(found.rows, found.simulated.peak_bytes, strict=False)):
         gone = sum(op.part is Part.O for op in row)
-        ratio = copy_ratio(found.problem, rank)
-        saved = f"; without copies it would hold {format_size(kept[rank])}; copies take {ratio:.0%} of its work"
-        why = saved if gone else ""
-        backwards = sum(op.part is Part.I for op in row)
+        why = f"; without copies it would hold {format_size(kept[rank])}" if gone else ""
+        if gone and found.problem is not None:
+            why += f"; copies take {copy_ratio(found.problem, rank):.0%} of its work"
+        backwards = sum(op.part in (Part.I, Part.B) for op in row)
         report.append(
             f"rank {rank:<3} peak {format_size(peak)}, {gone} activations offloaded, "
             f"{_split(row)} of {backwards} backwards split{why}"
         )
     return report
+
+
+def _beside(found: Optimised, memory: int, rivals: Sequence[Rival]) -> list[str]:
+    """Return a line on the best schedule of other plugins."""
+    best = min((one for one in rivals if one.fits(memory)), key=lambda one: one.simulated.step_ns, default=None)
+    if found.rival:
+        return [f"schedule {found.rival}: nothing shorter was found"]
+    if best is None:
+        return ["others   none that is made by hand fits"] if rivals else []
+    more = best.simulated.step_ns / found.simulated.step_ns - 1
+    return [f"others   {best.name} takes {more:.1%} longer, the shortest that is made by hand and fits"]
 
 
 def pareto_lines(points: list[tuple[int, Optimised | None]]) -> list[str]:
@@ -71,8 +98,9 @@ def pareto_lines(points: list[tuple[int, Optimised | None]]) -> list[str]:
             continue
         step, gone = one.simulated.step_ns, sum(op.part is Part.O for row in one.rows for op in row)
         bar = "#" * round(30 * step / longest)
+        bound, gap = (_ms(one.bound_ns), f"{one.gap:.2%}") if one.bound_ns else ("-", "-")
         table.append(
-            f"{format_size(memory):>10}  {_ms(step):>12}  {_ms(one.bound_ns):>12}  {one.gap:7.2%}  {gone:<9} {bar}"
+            f"{format_size(memory):>10}  {_ms(step):>12}  {bound:>12}  {gap:>7}  {gone:<9} {bar} {one.rival}".rstrip()
         )
     return table
 
@@ -95,9 +123,11 @@ def _split(row: list[Op]) -> int:
 def _kept(found: Optimised) -> tuple[int, ...]:
     """Return what ranks would use if the same order had no copies."""
     problem = found.problem
+    if problem is None or NO_LIMIT in problem.limit:
+        return found.simulated.peak_bytes
     bare = play(problem, [[op for op in row if op.part in (*COMPUTED, Part.B)] for row in found.rows])
-    now = play(problem, found.rows)
-    if bare is None or now is None or NO_LIMIT in problem.limit:
+    now = play(problem, list(found.rows))
+    if bare is None or now is None:
         return found.simulated.peak_bytes
     return tuple(
         peak + without - held

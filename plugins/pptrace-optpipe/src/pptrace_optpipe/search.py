@@ -17,7 +17,7 @@ from pptrace_optpipe.starting import Schedule, better, start
 from pptrace_optpipe.windows import MOST_OPS, improved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pptrace_optpipe.problem import Problem, Rows
     from pptrace_optpipe.solving import Effort
@@ -26,6 +26,8 @@ __all__ = ["Found", "search"]
 
 _WHOLE = 200
 """Computations up to which the whole model is solved."""
+_STARTS = 0.5
+"""The part of the time that goes to schedules to start from, at most."""
 _UNITS = 4_000
 """Units of time that a rank's work has in what the solver is given: coarse enough to be quick."""
 _FRUITLESS = 3
@@ -168,7 +170,7 @@ def search(
     problem: Problem,
     effort: Effort,
     *,
-    warm: Rows | None = None,
+    warm: Sequence[Rows] = (),
     only: bool = False,
     least: int = 0,
     tell: Callable[[Found], None] = lambda _: None,
@@ -188,11 +190,11 @@ def search(
     """
     one = _Search(problem, effort, tell)
     one.bound = max(one.bound, least)
-    if warm is not None:
-        one.take(warm)
+    for rows in warm:
+        one.take(rows)
     if only:
         return one.found()
-    start(problem, one.bound, lambda: one.left() <= 0, one.begin)
+    start(problem, one.bound, lambda: one.left() <= effort.seconds * (1 - _STARTS), one.begin)
     one.relax()
     one.solve_whole()
     one.windows()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,8 @@ from pptrace.plugin import (
     ConstraintError,
     Kind,
     Placement,
+    Policy,
+    PptraceError,
     Schedule,
     format_size,
     load,
@@ -26,12 +29,12 @@ from pptrace_optpipe.problem import NO_LIMIT, Op, Part, Problem
 from pptrace_optpipe.tables import table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pptrace.plugin import Prepared, Registry, Workload
     from pptrace_optpipe.problem import Rows
 
-__all__ = ["Setting", "Simulated", "check_room", "problem_of", "setting_of"]
+__all__ = ["Setting", "Simulated", "check_room", "problem_of", "setting_in", "setting_of", "simulated"]
 
 
 class Simulated(NamedTuple):
@@ -41,6 +44,22 @@ class Simulated(NamedTuple):
     bubble: float
     peak_bytes: tuple[int, ...]
     """Shape (ranks,): the most in use, weights and all else included."""
+
+
+def simulated(prepared: Prepared, table: Schedule) -> Simulated:
+    """Return what the simulator says of a table, under a configuration's policy and network.
+
+    Raises:
+        PptraceError: the table cannot run.
+    """
+    step = prepared.resolved.experiment
+    timeline = simulate(
+        table, prepared.workload, prepared.network, prepared.policy, contention=prepared.contention,
+        overlap_reduction=step.data_parallel.overlap, stage_replicas=step.data_parallel.stage_replicas,
+    )  # fmt: skip
+    metrics = measure(timeline, prepared.workload)
+    peak = tuple(int(value) for value in metrics.memory.peak_bytes)
+    return Simulated(int(metrics.step_ns), float(metrics.bubble), peak)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,25 +73,23 @@ class Setting:
     transfers: tuple[tuple[int, ...], tuple[int, ...]]
     """From each stage to the next and back, in ns, as one microbatch alone meets them."""
 
+    remade: Callable[[Schedule], Prepared] | None = None
+    """Prepares the configuration for another table."""
+
     @property
     def workload(self) -> Workload:
         """What actions cost."""
         return self.prepared.workload
 
     def simulate(self, table: Schedule) -> Simulated:
-        """Return what the simulator says of a table, under the configuration's policy and network.
+        """Return what the simulator says of a table; see :func:`simulated`.
 
-        Raises:
-            PptraceError: the table cannot run.
+        A framework's message policy is made anew for each table, since it goes by the order of actions.
         """
-        step, prepared = self.prepared.resolved.experiment, self.prepared
-        timeline = simulate(
-            table, prepared.workload, prepared.network, prepared.policy, contention=prepared.contention,
-            overlap_reduction=step.data_parallel.overlap, stage_replicas=step.data_parallel.stage_replicas,
-        )  # fmt: skip
-        metrics = measure(timeline, prepared.workload)
-        peak = tuple(int(value) for value in metrics.memory.peak_bytes)
-        return Simulated(int(metrics.step_ns), float(metrics.bubble), peak)
+        prepared = self.prepared
+        if prepared.policy.program is not None and self.remade is not None:
+            prepared = self.remade(table)
+        return simulated(prepared, table)
 
     def problem(self, memory: int) -> Problem:
         """Return what there is to search for within so many bytes per rank, weights included; 0 for any.
@@ -101,9 +118,10 @@ def setting_of(
     Raises:
         PptraceError: what of it cannot be used.
     """
+    remade = _remaking(config, sets, registry)
     if warm is not None:
         prepared = prepare(load(config, sets, {"schedule": str(warm)}), registry)
-        return _setting(prepared), prepared.schedule
+        return setting_in(prepared, remade), prepared.schedule
     step = load(config, sets, {"schedule": "optpipe"})
     if not step.experiment.parallel.pp:
         raise ConfigError("missing: say how many ranks there are", key="parallel.pp", file=step.file)
@@ -111,18 +129,51 @@ def setting_of(
     placement = placed(
         step.experiment.parallel.pp, step.experiment.batch.known_microbatches, step.experiment.parallel.vp
     )
-    with tempfile.TemporaryDirectory() as folder:
-        stand_in = Path(folder) / "optpipe.csv"
-        write_table(table_of(_alone(placement, placement.microbatches), placement), stand_in)
-        return _setting(prepare(load(config, sets, {"schedule": str(stand_in)}), registry)), None
+    try:
+        prepared = remade(table_of(_alone(placement, placement.microbatches), placement))
+    except ConstraintError as refused:
+        if not refused.key.startswith("p2p"):
+            raise
+        prepared = _placed_by(config, sets, registry, placement, refused)
+    return setting_in(prepared, remade), None
 
 
-def _setting(prepared: Prepared) -> Setting:
+def _remaking(config: Path | None, sets: Sequence[str], registry: Registry) -> Callable[[Schedule], Prepared]:
+    """Return what prepares a configuration for any table, as if it were read from a file."""
+
+    def remade(table: Schedule) -> Prepared:
+        with tempfile.TemporaryDirectory() as folder:
+            stand_in = Path(folder) / "optpipe.csv"
+            write_table(table, stand_in)
+            return prepare(load(config, sets, {"schedule": str(stand_in)}), registry)
+
+    return remade
+
+
+def _placed_by(
+    config: Path | None, sets: Sequence[str], registry: Registry, placement: Placement, refused: ConstraintError
+) -> Prepared:
+    """Return a configuration with a schedule that its message policy takes and that has a placement."""
+    for name in sorted(set(registry.schedules) - {"optpipe"}):
+        with suppress(PptraceError):
+            prepared = prepare(load(config, sets, {"schedule": name}), registry)
+            if prepared.schedule.placement == placement:
+                return prepared
+    raise refused
+
+
+def setting_in(prepared: Prepared, remade: Callable[[Schedule], Prepared] | None = None) -> Setting:
+    """Return the setting of a configuration with a table, whose placement it has.
+
+    Raises:
+        PptraceError: what of it cannot be used.
+    """
     table, workload = prepared.schedule, prepared.workload
     if workload.classes:
         raise ConfigError("microbatches of different costs cannot be searched for: make them alike", key="costs")
     one = table_of(_alone(table.placement, 1), Placement.of_stages(table.placement.stage_rank[:1], 1, table.ranks))
-    timeline = simulate(one, workload, prepared.network, prepared.policy, contention=prepared.contention)
+    policy = prepared.policy if prepared.policy.program is None else Policy()
+    timeline = simulate(one, workload, prepared.network, policy, contention=prepared.contention)
     memory = measure(timeline, workload).memory
     begin, end = {}, {}
     for kind in (Kind.F, Kind.I):
@@ -133,6 +184,7 @@ def _setting(prepared: Prepared) -> Setting:
     pairs = range(table.stages - 1)
     return Setting(
         prepared=prepared,
+        remade=remade,
         placement=table.placement,
         static_bytes=tuple(int(value) for value in memory.static_bytes),
         transfers=(

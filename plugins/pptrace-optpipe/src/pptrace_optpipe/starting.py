@@ -8,6 +8,7 @@ fastest that fits is taken. One microbatch after another is last: whatever fits 
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["Schedule", "better", "start"]
+__all__ = ["Schedule", "better", "start", "started"]
 
 _AHEAD = (Fraction(1), Fraction(9, 8), Fraction(5, 4), Fraction(3, 2), Fraction(7, 4), Fraction(2), Fraction(5, 2),
           Fraction(3), Fraction(4), Fraction(6))  # fmt: skip
@@ -64,37 +65,51 @@ def start(
         tell: told of every better schedule.
     """
     best: Schedule | None = None
-    for tried in _tried(problem):
-        rows, played = tried, play(problem, tried)
-        if played is None:
-            continue
-        if not played.fits(problem) and problem.copies:
-            copied = with_copies(problem, rows, played)
-            rows, played = (rows, None) if copied is None else (copied, play(problem, copied))
-        if played is not None and played.fits(problem):
-            found = Schedule(rows, played)
-            if better(found, best):
-                best = found
-                tell(best)
+    for found in started(problem):
+        if better(found, best):
+            best = found
+            tell(best)
         if best is not None and (best.played.step <= enough or stopped()):
             break
     return best
 
 
+def started(problem: Problem) -> Iterator[Schedule]:
+    """Yield the schedules of the grid that fit, rule by rule."""
+    for tried in _tried(problem):
+        rows, played = tried, play(problem, tried)
+        if played is not None and not played.fits(problem) and problem.copies:
+            copied = with_copies(problem, rows, played)
+            rows, played = (rows, None) if copied is None else (copied, play(problem, copied))
+        if played is not None and played.fits(problem):
+            yield Schedule(rows, played)
+
+
 def _tried(problem: Problem) -> Iterator[Rows]:
-    """Yield rows rule by rule, the likeliest first."""
-    for rule in _rules(problem):
-        rows = list_rows(problem, rule)
+    """Yield rows rule by rule, the likeliest first, and soon some that fit whenever anything does."""
+    rules = list(_rules(problem))
+    made = [partial(list_rows, problem, rule) for rule in rules]
+    if problem.copies:
+        kept = range(_most_kept(problem) + 1)
+        offloaded = [
+            partial(offloaded_rows, problem, most, patient=patient, late=late)
+            for late, patient, most in product((True, False), (True, False), kept)
+        ]
+        made = [*made[:4], *offloaded[: len(kept)], *made[4:], *offloaded[len(kept) :]]
+    for place, make in enumerate(made):
+        if place == 1:
+            yield serial_rows(problem, copied=problem.copies)
+        rows = make()
         if rows is not None:
             yield rows
-    yield serial_rows(problem, copied=False)
-    if not problem.copies:
-        return
-    yield serial_rows(problem, copied=True)
-    for kept, patient in product(range(2 * problem.ranks), (True, False)):
-        rows = offloaded_rows(problem, kept, patient=patient)
-        if rows is not None:
-            yield rows
+
+
+def _most_kept(problem: Problem) -> int:
+    """Return the most activations that any limited rank has room for."""
+    return max(
+        limit // max(min(problem.activation[stage] for stage in stages), 1)
+        for limit, stages in zip(problem.limit, problem.stages_of, strict=True)
+    )
 
 
 def _rules(problem: Problem) -> Iterator[Rule]:

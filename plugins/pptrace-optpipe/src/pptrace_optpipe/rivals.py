@@ -1,0 +1,115 @@
+"""The schedules of other plugins under the same limit: what a search starts from, and never does worse than."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import ConfigError, PptraceError, ScheduleError, load, prepare
+from pptrace_optpipe.setting import simulated
+from pptrace_optpipe.tables import rows_of_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from pptrace.plugin import Prepared, Registry, Schedule
+    from pptrace_optpipe.problem import Rows
+    from pptrace_optpipe.setting import Setting, Simulated
+
+__all__ = ["COPIED", "Rival", "rivals"]
+
+COPIED = "+offload"
+"""Behind the name of a schedule with copies to the host put into it."""
+
+_OWN = "optpipe"
+_LIMITS = ("device.memory", "costs.capacity")
+"""Keys by which costs know what a device holds, and schedules through them."""
+_ALIKE = 1.01
+"""How much more work is taken for the same."""
+_OFFLOAD = "schedule.offload.gap=3"
+"""What makes copies to the host part of a schedule, as PipeOffload chooses them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A schedule of another plugin, and what the simulator says of it."""
+
+    name: str
+    """As ``pptrace simulate --schedule`` takes it; with ``+offload`` where copies to the host are put into it."""
+    prepared: Prepared
+    simulated: Simulated
+
+    @property
+    def table(self) -> Schedule:
+        """The table."""
+        return self.prepared.schedule
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a rank uses."""
+        return max(self.simulated.peak_bytes)
+
+    def fits(self, memory: int) -> bool:
+        """Return whether every rank keeps a limit; 0 is none."""
+        return not memory or self.peak_bytes <= memory
+
+    def rows(self) -> Rows | None:
+        """Return its rows; None where a search here cannot split them."""
+        try:
+            return rows_of_table(self.table)
+        except ScheduleError:
+            return None
+
+
+def rivals(
+    config: Path | None, sets: Sequence[str], registry: Registry, setting: Setting, memory: int = 0
+) -> Iterator[Rival]:
+    """Yield every schedule of other plugins that does a setting's work, made for a limit in bytes per rank.
+
+    Those that take other sizes or compute more, as with more stages of the same costs, or are more than a table's
+    text says, are left out. Where activations can be copied to the host, each is there a second time, with those
+    that there is time to copy.
+    """
+    copies, work = setting.problem(memory).copies, _work(setting.prepared)
+    for name in sorted(registry.schedules):
+        for more in ([], [_OFFLOAD])[: 1 + copies] if name != _OWN else ():
+            prepared = _prepared(config, [*sets, *more], registry, name, memory)
+            if prepared is None or not _is_a_table(prepared) or _work(prepared) > _ALIKE * work:
+                continue
+            try:
+                yield Rival(
+                    name=f"{name}{COPIED}" if more else name, prepared=prepared,
+                    simulated=simulated(prepared, prepared.schedule),
+                )  # fmt: skip
+            except PptraceError:
+                continue
+
+
+def _is_a_table(prepared: Prepared) -> bool:
+    """Return whether a schedule's table, written and read, is the same step."""
+    table, batch = prepared.schedule, prepared.resolved.experiment.batch
+    whole = not table.interleave and not table.recompute_waits
+    return whole and table.microbatches == batch.known_microbatches
+
+
+def _work(prepared: Prepared) -> int:
+    """Return what all ranks compute together."""
+    work = prepared.workload
+    return int((work.f_ns + work.i_ns + work.w_ns).sum()) * prepared.schedule.microbatches
+
+
+def _prepared(
+    config: Path | None, sets: Sequence[str], registry: Registry, name: str, memory: int
+) -> Prepared | None:
+    """Return a schedule with what it runs in, which knows of the limit if costs can say it; None if it cannot run."""
+    limits = [[f"{key}={memory} B"] for key in _LIMITS] if memory else []
+    for limit in [*limits, []]:
+        try:
+            return prepare(load(config, [*sets, *limit], {"schedule": name}), registry)
+        except ConfigError as error:
+            if not limit or not error.key.startswith(limit[0].partition(".")[0]):
+                return None
+        except PptraceError:
+            return None
+    return None

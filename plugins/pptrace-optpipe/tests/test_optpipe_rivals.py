@@ -1,0 +1,82 @@
+"""Schedules of other plugins: none is shorter than what is found, under any limit and any framework's messages."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from pptrace.api import simulate
+from pptrace_optpipe.command import command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB = 2**30
+STEP: dict[str, Any] = {
+    "parallel": {"pp": 4}, "batch": {"microbatches": 8},
+    "network": {"name": "hockney", "bandwidth": "5 GB/s", "latency": "5 us"},
+    "costs": {
+        "name": "table", "forward": [9, 10, 11, 12], "input_gradient": [10, 11, 12, 13],
+        "weight_gradient": [8, 9, 10, 11], "offload": "5 ms", "reload": "5 ms", "boundary": "20 MiB",
+        "activation": "2 GiB", "weight_activation": "1 GiB", "weights": "3 GiB", "optimizer": "7 GiB",
+    },
+}  # fmt: skip
+pytest.importorskip("pptrace_schedules")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {
+        name: [f"{one} ms" for one in value] if isinstance(value, list) else value
+        for name, value in STEP["costs"].items()
+    }
+    (tmp_path / "step.yaml").write_text(yaml.safe_dump({**STEP, "costs": costs}), encoding="utf-8")
+    monkeypatch.setenv("PPTRACE_OPTPIPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def found(*arguments: str) -> Any:
+    result = CliRunner().invoke(command, ["step.yaml", *arguments, "--json"], catch_exceptions=False)
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(("policy", "memory"), [("async", 16), ("megatron", 16), ("torch", 30)])
+def test_no_schedule_made_by_hand_is_shorter(policy: str, memory: int) -> None:
+    if policy != "async":
+        pytest.importorskip("pptrace_frameworks")
+
+    values = found(
+        "--memory", f"{memory}GiB", "--time", "0.3s", "--set", f"p2p.policy={policy}", "-o", "best.csv"
+    )
+
+    made = [one for one in values["hand_made"] if one["fits"]]
+    assert made
+    assert values["step_ns"] <= min(one["step_ns"] for one in made)
+    assert max(values["peak_bytes"]) <= memory * GIB
+    assert all(one["peak_bytes"] <= memory * GIB for one in made)
+    assert simulate("step.yaml", sets=[f"p2p.policy={policy}"], schedule="best.csv").metrics.step_ns == values["step_ns"]
+
+
+def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pptrace_optpipe.optimising.cached_search", lambda *_, **__: None)
+
+    values = found("--memory", "30GiB", "--time", "0.3s")
+
+    best = min((one for one in values["hand_made"] if one["fits"]), key=lambda one: one["step_ns"])
+    assert (values["schedule"], values["step_ns"]) == (best["schedule"], best["step_ns"])
+    assert values["bound_ns"] is None
+
+
+def test_a_sweep_draws_them_beside_what_is_found() -> None:
+    values = found("--memory", "16GiB,30GiB", "--time", "0.3s", "--pareto", "--plot", "pareto.svg")
+
+    assert [one["memory_limit_bytes"] for one in values["points"]] == [16 * GIB, 30 * GIB]
+    names = {one["schedule"] for one in values["hand_made"]}
+    assert {"1f1b", "1f1b+offload", "gpipe"} <= names
+    with open("pareto.svg", encoding="utf-8") as picture:
+        drawn = picture.read()
+    assert all(text in drawn for text in ("gpipe", "found within a limit", "GiB"))
