@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,29 @@ def test_twice_the_times_are_the_same_problem_and_a_shorter_entry_stays(tmp_path
     })  # fmt: skip
     assert kept.get(twice) == (Entry(rows=rows, step=9, bound=7, seconds=1), "")
     assert kept.get(other) == (None, "")
+
+
+def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp_path: Path) -> None:
+    kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=True)
+    rows = [[Op(Part.F, 0, 0), Op(Part.O, 0, 0), Op(Part.A, 0, 0)], [Op(Part.F, 1, 0)]]
+    kept.put(problem, Entry(rows=rows, step=9, bound=7, seconds=1))
+
+    assert kept.near(replace(problem, f=(2, 3))) == [rows]
+    assert kept.near(problem) == []
+    assert kept.near(replace(problem, f=(2, 30))) == []
+    assert kept.near(table(2, 3, 2, copies=True)) == []
+    (file,) = (tmp_path / "own").iterdir()
+    file.rename(file.with_name(file.name.replace("v2-", "v1-")))
+    assert kept.near(replace(problem, f=(2, 3))) == []
+    assert [about for _, about in kept.entries()] == ["of another version"]
+
+
+def test_a_cache_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+
+    Cache(tmp_path / "file").put(table(2, 2, 2, copies=False), Entry(rows=[], step=1, bound=1, seconds=1))
+
+    assert not list(Cache(tmp_path / "file").entries())
 
 
 WRONG = [

@@ -49,16 +49,17 @@ def test_no_schedule_made_by_hand_is_shorter(policy: str, memory: int) -> None:
     if policy != "async":
         pytest.importorskip("pptrace_frameworks")
 
-    values = found(
-        "--memory", f"{memory}GiB", "--time", "0.3s", "--set", f"p2p.policy={policy}", "-o", "best.csv"
-    )
+    values = found("--memory", f"{memory}GiB", "--time", "0.3s", "--set", f"p2p.policy={policy}", "-o", "best.csv")
 
     made = [one for one in values["hand_made"] if one["fits"]]
     assert made
     assert values["step_ns"] <= min(one["step_ns"] for one in made)
     assert max(values["peak_bytes"]) <= memory * GIB
     assert all(one["peak_bytes"] <= memory * GIB for one in made)
-    assert simulate("step.yaml", sets=[f"p2p.policy={policy}"], schedule="best.csv").metrics.step_ns == values["step_ns"]
+    assert (
+        simulate("step.yaml", sets=[f"p2p.policy={policy}"], schedule="best.csv").metrics.step_ns
+        == values["step_ns"]
+    )
 
 
 def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

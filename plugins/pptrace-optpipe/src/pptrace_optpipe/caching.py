@@ -1,7 +1,8 @@
 """Schedules that were found before, on disk: one file per problem, written whole or not at all.
 
-A problem's key is made of its normalised costs, limits and sizes: times and sizes are divided by what they have in
-common.
+A problem's key is made of its shape (stages, ranks and microbatches) and of its normalised costs, limits and sizes:
+times and sizes are divided by what they have in common. What was found for the same shape and near costs is where
+the search for others starts.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import replace_file
+from pptrace.plugin import OutputError, replace_file
 from pptrace_optpipe.problem import Op, Part, coarsened
 
 if TYPE_CHECKING:
@@ -23,8 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "Cache", "Entry", "folder"]
 
-VERSION = 1
+VERSION = 2
 """Of the entries; those of another one are neither read nor in the way."""
+
+
+_NEAREST = 3
+"""Entries for near costs that a search starts from."""
+_FAR = 0.5
+"""What costs may differ by, in all, as shares of a microbatch's work and activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +64,7 @@ class Cache:
 
     def file_of(self, problem: Problem) -> Path:
         """Return the file of a problem's entry."""
-        return self.path / f"v{VERSION}-{_key(problem)}.json"
+        return self.path / f"v{VERSION}-{_shape(problem)}-{_key(problem)}.json"
 
     def get(self, problem: Problem) -> tuple[Entry | None, str]:
         """Return what was found for a problem, and what is wrong with its file, if anything."""
@@ -68,22 +76,34 @@ class Cache:
         except (OSError, ValueError, KeyError, TypeError):
             return None, f"{file}: is damaged, and is solved anew"
 
+    def near(self, problem: Problem) -> list[Rows]:
+        """Return rows that were found for other costs of the same shape, the nearest first."""
+        found = []
+        own, costs = self.file_of(problem).name, _costs(problem)
+        for file in sorted(self.path.glob(f"v{VERSION}-{_shape(problem)}-*.json")):
+            try:
+                values = json.loads(file.read_text(encoding="utf-8"))
+                apart = sum(abs(one - other) for one, other in zip(costs, values["costs"], strict=True))
+                if file.name != own:
+                    found.append((apart, file.name, _entry(values).rows))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return [rows for apart, _, rows in sorted(found)[:_NEAREST] if apart < _FAR]
+
     def put(self, problem: Problem, entry: Entry) -> None:
-        """Keep what was found, unless something shorter is there; a folder that cannot be made is left alone."""
+        """Keep what was found, unless something shorter is there; a folder that cannot be written is left alone."""
         known, _ = self.get(problem)
         if known is not None and (known.step, -known.bound) < (entry.step, -entry.bound):
             return
         text = json.dumps({
-            "version": VERSION, "sizes": _sizes(problem), "step": entry.step, "bound": entry.bound,
+            "version": VERSION, "sizes": _sizes(problem), "costs": _costs(problem), "step": entry.step, "bound": entry.bound,
             "seconds": round(entry.seconds, 1),
             "rows": [[f"{op.stage}{op.part.name}{op.microbatch}" for op in row] for row in entry.rows],
         })  # fmt: skip
-        try:
+        with suppress(OSError, OutputError):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return
-        with replace_file(self.file_of(problem)) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+            with replace_file(self.file_of(problem)) as temporary:
+                temporary.write_text(text, encoding="utf-8")
 
     def entries(self) -> Iterator[tuple[str, str]]:
         """Yield each file's name and what it is about."""
@@ -108,6 +128,19 @@ def _key(problem: Problem) -> str:
     coarse, _ = coarsened(problem)
     text = json.dumps(asdict(coarse), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _shape(problem: Problem) -> str:
+    text = json.dumps([problem.microbatches, problem.stage_rank, problem.copies])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _costs(problem: Problem) -> list[float]:
+    """Return times and limits as shares of a microbatch's work and of its activations."""
+    work = sum(problem.f) + sum(problem.i) + sum(problem.w) or 1
+    size = sum(problem.activation) or 1
+    times = (*problem.f, *problem.i, *problem.w, *problem.offload, *problem.reload)
+    return [round(one / work, 6) for one in times] + [round(one / size, 6) for one in problem.limit]
 
 
 def _sizes(problem: Problem) -> str:

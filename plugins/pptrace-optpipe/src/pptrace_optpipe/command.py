@@ -65,13 +65,18 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 @click.option("--pareto", is_flag=True, help="Search under several limits, and print step against memory.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
               help="With --pareto, draw it too: .svg, .png or .pdf.")  # fmt: skip
+@click.option("--watch", is_flag=True, help="CONFIG is a folder of measured steps: search whenever it changes, and "
+              "write to -o what is better by more than the noise.")  # fmt: skip
+@click.option("--every", metavar="TIME", default="10s", show_default=True, help="With --watch, how often to look.")
+@click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="With --watch, end after N searches.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--no-cache", is_flag=True, help="Neither take what was found before nor keep what is found.")
 @click.option("--cache", "listed", is_flag=True, help="List what was found before.")
 @click.option("--clear-cache", is_flag=True, help="Forget it.")
 def command(
     config: Path | None, memory: str, seconds: str, seed: str, workers: str, warm: Path | None, placement: str,
-    output: Path | None, sets: tuple[str, ...], plot: Path | None, *, pareto: bool, as_json: bool, no_cache: bool,
+    output: Path | None, sets: tuple[str, ...], plot: Path | None, every: str, rounds: int | None, *,
+    pareto: bool, watch: bool, as_json: bool, no_cache: bool,
     listed: bool, clear_cache: bool,
 ) -> None:  # fmt: skip
     """Find the fastest schedule of CONFIG, a YAML file, under a memory limit."""
@@ -93,9 +98,16 @@ def command(
     from pptrace_optpipe.setting import setting_of
 
     registry = Registry.load()
+    kept = None if no_cache else Cache()
+    if watch:
+        if output is None:
+            raise click.UsageError("--watch writes what it finds: name a table by -o")
+        pause = validate_options(OptimizeOptions, {"time": every}, "", {}).time / 1e9
+        _watch(config, output, sets, registry, options, kept, pause, rounds)
+        return
     setting, table = setting_of(config, sets, registry, warm, placement)
     limits = options.memory or (setting.workload.capacity_bytes,)
-    work = _Work(setting, options, None if no_cache else Cache(), config, sets, registry, table)
+    work = _Work(setting, options, kept, config, sets, registry, table)
     if pareto:
         _sweep(work, limits, plot, as_json=as_json)
         return
@@ -170,7 +182,9 @@ class _Work:
                 if stopped() or time.monotonic() - began > max(options.time / 1e9 * _SHARE, _AT_LEAST):
                     break
             took = min(time.monotonic() - began, options.time / 1e9 * _SHARE)
-            effort = Effort(seconds=options.time / 1e9 - took, workers=options.workers, seed=options.seed, stopped=stopped)
+            effort = Effort(
+                seconds=options.time / 1e9 - took, workers=options.workers, seed=options.seed, stopped=stopped
+            )
             found = optimise(
                 self.setting, memory, effort, self.cache, warm=self.table, rivals=others, tell=tell, warn=_warn
             )
@@ -197,6 +211,30 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _watch(
+    run: Path, output: Path, sets: tuple[str, ...], registry: Registry, options: OptimizeOptions, cache: Cache | None,
+    pause: float, rounds: int | None,
+) -> None:  # fmt: skip
+    """Search after each new measurement, until Ctrl-C."""
+    from pptrace_optpipe.watching import Watch
+
+    watched = Watch(run, output, sets, registry)
+
+    def search(setting: Setting, config: Path, last: Schedule | None) -> Optimised:
+        limit = options.memory[0] if options.memory else setting.workload.capacity_bytes
+        return _Work(setting, options, cache, config, sets, registry, last).search(limit)[0]
+
+    while rounds is None or rounds > 0:
+        if watched.is_new():
+            try:
+                click.echo(watched.improve(search).line())
+            except PptraceError as error:
+                sys.stderr.write(f"{run}: {error}\n")
+            rounds = None if rounds is None else rounds - 1
+        if rounds != 0:
+            time.sleep(pause)
 
 
 def _sweep(work: _Work, limits: tuple[int, ...], plot: Path | None, *, as_json: bool) -> None:

@@ -36,7 +36,9 @@ def draw_pareto(points: Sequence[tuple[int, Optimised]], rivals: Sequence[Rival]
         axes.step(limits, [one.simulated.step_ns / 1e6 for _, one in points], where="post", color=_FOUND, lw=1.8,
                   marker="o", ms=4, label="found within a limit")  # fmt: skip
         bounded = [(memory / _GIB, one.bound_ns / 1e6) for memory, one in points if one.bound_ns]
-        axes.plot(*zip(*bounded, strict=True) if bounded else ([], []), color=_BOUND, lw=1.2, ls="--", label="bound")
+        axes.plot(
+            *zip(*bounded, strict=True) if bounded else ([], []), color=_BOUND, lw=1.2, ls="--", label="bound"
+        )
         copied = {one.name.removesuffix(COPIED): one for one in rivals if one.name.endswith(COPIED)}
         plain = [one for one in rivals if not one.name.endswith(COPIED)]
         for colour, label, own in (

@@ -200,4 +200,3 @@ def _objective(model: Model, problem: Problem, horizon: int, kept: set[int], lea
             begin = model.start[Op(Part.F, problem.stages_of[rank][0], 0)] if problem.span else 0
             cp.add(model.length >= done - begin + problem.tail[rank])
     cp.minimize(model.length)
-

@@ -139,4 +139,6 @@ class _Offloader(Lister):
         due = self._due(rank)
         if ahead >= self.kept or due is None:
             return True
-        return self._held_at(rank, now + self.problem.duration(op)) + size + self.problem.activation[-due[1]] <= limit
+        return (
+            self._held_at(rank, now + self.problem.duration(op)) + size + self.problem.activation[-due[1]] <= limit
+        )

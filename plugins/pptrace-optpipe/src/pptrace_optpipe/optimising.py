@@ -80,7 +80,8 @@ def cached_search(
         found = search(problem, effort, warm=[known.rows], tell=tell, only=True, least=least)
         if found is not None:
             return found
-    found = search(problem, effort, warm=[*warm, *([known.rows] if known is not None else [])], tell=tell, least=least)
+    near = [known.rows] if known is not None else cache.near(problem) if cache is not None else []
+    found = search(problem, effort, warm=[*warm, *near], tell=tell, least=least)
     if found is not None and cache is not None:
         played = play(coarse, found.schedule.rows)
         if played is not None:

@@ -40,9 +40,7 @@ def document(found: Optimised, memory: int, rivals: Sequence[Rival] = ()) -> dic
         if problem is not None
         else [],
         "search_s": round(found.seconds, 3),
-        "hand_made": [
-            {**dot, "fits": one.fits(memory)} for one, dot in zip(rivals, dots(rivals), strict=True)
-        ],
+        "hand_made": [{**dot, "fits": one.fits(memory)} for one, dot in zip(rivals, dots(rivals), strict=True)],
     }
 
 
