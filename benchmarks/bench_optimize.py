@@ -3,9 +3,9 @@
     python benchmarks/bench_optimize.py [--seconds 1] [--only 8x32]
 
 Ranks, microbatches and chunks per rank; stages alike or from 0.7 to 1.3 times as long; with and without messages
-that take time; memory for twice as many activations as ranks, as many, and a third. All times are the simulator's.
-Printed are the step over the shortest one made by hand that fits, and over the bound. Searches take --seconds times
-the ranks; the most memory of the process stands at the end.
+that take time; memory for twice as many activations as ranks, as many, and a third. Times are the simulator's.
+Printed are the step over the shortest one made by hand that fits, and over the bound. Searches take --seconds
+times the ranks; the most memory of the process stands at the end.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--only", default="")
     asked = parser.parse_args()
-    print(
-        "ranks x microbatches x chunks  stages   messages  memory       step  best by hand       over it  over bound     s"
-    )
+    print(f"{'sizes':<9} stages  messages  memory    step, ms  {'best by hand':<20} over it  over bound     s")
     for size, alike, messages, memory in product(SIZES, (True, False), (False, True), MEMORY):
         ranks, microbatches, chunks = size
         name = f"{ranks}x{microbatches}"
@@ -84,10 +82,11 @@ def main() -> None:
         by_hand = "none fits" if best is None else best.name
         over = "-" if best is None else f"{found.simulated.step_ns / best.simulated.step_ns:.3f}"
         bound = f"{found.simulated.step_ns / found.bound_ns:.3f}" if found.bound_ns else "-"
+        words = (f"{name}x{chunks}", "alike" if alike else "unlike", "yes" if messages else "no", memory)
+        print("{:<9} {:<6}  {:<8}  {:<6}".format(*words), end="  ")
         print(
-            f"{name + f'x{chunks}':<29}  {'alike' if alike else 'unlike':<7}  {'yes' if messages else 'no':<8}  {memory:<6}"
-            f" {found.simulated.step_ns / 1e6:10.1f}  {by_hand:<17} {over:>8}  {bound:>10}  {took:4.0f}", flush=True,
-        )  # fmt: skip
+            f"{found.simulated.step_ns / 1e6:10.1f}  {by_hand:<20} {over:>7}  {bound:>10}  {took:4.0f}", flush=True
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sys.stderr.write(f"at most {peak / 2**20:.2f} GiB\n")
 

@@ -153,4 +153,4 @@ def check_waits(schedule: Schedule) -> None:
 
 def _names(kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray) -> np.ndarray:
     """Return one number for each of some actions."""
-    return (kind.astype(np.int64) << 58) + (stage.astype(np.int64) << 29) + microbatch
+    return np.asarray((kind.astype(np.int64) << 58) + (stage.astype(np.int64) << 29) + microbatch)

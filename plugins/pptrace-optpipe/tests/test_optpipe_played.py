@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule, Timeline
 
-ROWS = [(2, 4, 2, 12), (2, 4, 1.5, 13.5), (3, 4, 3, 13), (3, 4, 2, 14), (3, 4, 1.5, 15.5), (4, 4, 3, 15), (4, 4, 4, 15),
-        (4, 4, 1.5, 17.5)]  # fmt: skip
+ROWS = [(2, 4, 2, 12), (2, 4, 1.5, 13.5), (3, 4, 3, 13), (3, 4, 2, 14), (3, 4, 1.5, 15.5), (4, 4, 3, 15),
+        (4, 4, 4, 15), (4, 4, 1.5, 17.5)]  # fmt: skip
 """Stages, microbatches, limit, and the least length with copies."""
 
 
@@ -75,11 +75,11 @@ def test_the_simulator_plays_the_optimum_within_its_limit(
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 2), st.booleans(), st.randoms(use_true_random=False))
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 2), st.randoms(use_true_random=False))
 def test_no_timing_makes_a_table_hold_more_than_its_limit(
-    ranks: int, microbatches: int, chunks: int, one_stream: bool, random: Random
+    ranks: int, microbatches: int, chunks: int, random: Random
 ) -> None:
-    problem = drawn(ranks, microbatches, chunks, one_stream, random)
+    problem = drawn(ranks, microbatches, chunks, random)
     found = start(problem)
     assert found is not None
 
@@ -109,7 +109,7 @@ def test_rows_that_hold_too_much_wait_for_room() -> None:
 TIMES = ("f", "i", "w", "offload", "reload")
 
 
-def drawn(ranks: int, microbatches: int, chunks: int, one_stream: bool, random: Random) -> Problem:
+def drawn(ranks: int, microbatches: int, chunks: int, random: Random) -> Problem:
     """Return a problem with little memory, and times from 1 to 9."""
     stages = ranks * chunks
     held = tuple(random.randint(2, 6) for _ in range(stages))
@@ -118,5 +118,5 @@ def drawn(ranks: int, microbatches: int, chunks: int, one_stream: bool, random: 
     times = {name: tuple(random.randint(1, 9) for _ in range(stages)) for name in TIMES}
     return Problem(
         microbatches=microbatches, stage_rank=rank_of, activation=held, weight_activation=(1,) * stages,
-        limit=limit, one_stream=one_stream, **times,
+        limit=limit, one_stream=random.random() < 0.5, **times,
     )  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,9 +12,6 @@ from click.testing import CliRunner
 
 from pptrace.api import simulate
 from pptrace_optpipe.command import command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GIB = 2**30
 STEP: dict[str, Any] = {
@@ -78,6 +76,5 @@ def test_a_sweep_draws_them_beside_what_is_found() -> None:
     assert [one["memory_limit_bytes"] for one in values["points"]] == [16 * GIB, 30 * GIB]
     names = {one["schedule"] for one in values["hand_made"]}
     assert {"1f1b", "1f1b+offload", "gpipe"} <= names
-    with open("pareto.svg", encoding="utf-8") as picture:
-        drawn = picture.read()
+    drawn = Path("pareto.svg").read_text(encoding="utf-8")
     assert all(text in drawn for text in ("gpipe", "found within a limit", "GiB"))

@@ -1,7 +1,7 @@
 """Schedules that were found before, on disk: one file per problem, written whole or not at all.
 
-A problem's key is made of its shape (stages, ranks and microbatches) and of its normalised costs, limits and sizes:
-times and sizes are divided by what they have in common. What was found for the same shape and near costs is where
+A problem's key is made of its shape (stages, ranks and microbatches) and of its normalised costs and limits: times
+and sizes are divided by what they have in common. What was found for the same shape and near costs is where
 the search for others starts.
 """
 
@@ -91,13 +91,13 @@ class Cache:
         return [rows for apart, _, rows in sorted(found)[:_NEAREST] if apart < _FAR]
 
     def put(self, problem: Problem, entry: Entry) -> None:
-        """Keep what was found, unless something shorter is there; a folder that cannot be written is left alone."""
+        """Keep what was found, unless something shorter is there, or the folder cannot be written."""
         known, _ = self.get(problem)
         if known is not None and (known.step, -known.bound) < (entry.step, -entry.bound):
             return
         text = json.dumps({
-            "version": VERSION, "sizes": _sizes(problem), "costs": _costs(problem), "step": entry.step, "bound": entry.bound,
-            "seconds": round(entry.seconds, 1),
+            "version": VERSION, "sizes": _sizes(problem), "costs": _costs(problem), "step": entry.step,
+            "bound": entry.bound, "seconds": round(entry.seconds, 1),
             "rows": [[f"{op.stage}{op.part.name}{op.microbatch}" for op in row] for row in entry.rows],
         })  # fmt: skip
         with suppress(OSError, OutputError):

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import time
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,22 +21,16 @@ from pptrace.plugin import (
 from pptrace_optpipe.caching import Cache
 from pptrace_optpipe.options import OptimizeOptions
 from pptrace_optpipe.schedule import SHORTEST, require_solver
+from pptrace_optpipe.working import Work
+from pptrace_optpipe.working import watch as follow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pptrace.plugin import Schedule
     from pptrace_optpipe.optimising import Optimised
     from pptrace_optpipe.rivals import Rival
-    from pptrace_optpipe.search import Found
-    from pptrace_optpipe.setting import Setting, Simulated
+    from pptrace_optpipe.setting import Setting
 
 __all__ = ["command"]
 
-_SHARE = 0.25
-"""The part of the time in which other plugins' schedules are made and played."""
-_AT_LEAST = 3.0
-"""Seconds that this may take, however short a search is asked for."""
 _EXAMPLES = """\b
 pptrace optimize step.yaml --memory 60GiB -o best.csv
 pptrace simulate step.yaml --schedule best.csv
@@ -65,8 +55,8 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 @click.option("--pareto", is_flag=True, help="Search under several limits, and print step against memory.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
               help="With --pareto, draw it too: .svg, .png or .pdf.")  # fmt: skip
-@click.option("--watch", is_flag=True, help="CONFIG is a folder of measured steps: search whenever it changes, and "
-              "write to -o what is better by more than the noise.")  # fmt: skip
+@click.option("--watch", is_flag=True, help="CONFIG is a folder of measured steps: search whenever it changes, "
+              "and write to -o what is better by more than the noise.")  # fmt: skip
 @click.option("--every", metavar="TIME", default="10s", show_default=True, help="With --watch, how often to look.")
 @click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="With --watch, end after N searches.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -85,29 +75,21 @@ def command(
         return
     if config is None:
         raise click.UsageError("name a configuration")
-    if output is not None and output.suffix.lower() not in {".csv", ".txt"}:
-        raise click.UsageError(f"{output}: a table ends in .csv or .txt")
     options = _options(memory, seconds, seed, workers)
-    if len(options.memory) > 1 and not pareto:
-        raise click.UsageError("several limits are for --pareto")
-    if plot is not None:
-        if not pareto:
-            raise click.UsageError("--plot draws what --pareto finds: give both")
-        check_picture(plot)
+    _check_use(options, output, plot, pareto=pareto, watch=watch)
     require_solver()
     from pptrace_optpipe.setting import setting_of
 
     registry = Registry.load()
     kept = None if no_cache else Cache()
-    if watch:
-        if output is None:
-            raise click.UsageError("--watch writes what it finds: name a table by -o")
-        pause = validate_options(OptimizeOptions, {"time": every}, "", {}).time / 1e9
-        _watch(config, output, sets, registry, options, kept, pause, rounds)
+    if watch and output is not None:
+        pause = _options("", every, "0", "1").time / 1e9
+        for line in follow(config, output, sets, registry, options, kept, pause=pause, rounds=rounds):
+            click.echo(line)
         return
     setting, table = setting_of(config, sets, registry, warm, placement)
     limits = options.memory or (setting.workload.capacity_bytes,)
-    work = _Work(setting, options, kept, config, sets, registry, table)
+    work = Work(setting, options, kept, config, sets, registry, table)
     if pareto:
         _sweep(work, limits, plot, as_json=as_json)
         return
@@ -139,105 +121,32 @@ def _options(memory: str, seconds: str, seed: str, workers: str) -> OptimizeOpti
     return options
 
 
+def _check_use(
+    options: OptimizeOptions, output: Path | None, plot: Path | None, *, pareto: bool, watch: bool
+) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageError: those.
+        OutputError: no picture's name.
+    """
+    if output is not None and output.suffix.lower() not in {".csv", ".txt"}:
+        raise click.UsageError(f"{output}: a table ends in .csv or .txt")
+    if len(options.memory) > 1 and not pareto:
+        raise click.UsageError("several limits are for --pareto")
+    if watch and output is None:
+        raise click.UsageError("--watch writes what it finds: name a table by -o")
+    if plot is not None:
+        if not pareto:
+            raise click.UsageError("--plot draws what --pareto finds: give both")
+        check_picture(plot)
+
+
 def _number(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What is searched for, with what, and for how long."""
-
-    setting: Setting
-    options: OptimizeOptions
-    cache: Cache | None
-    config: Path
-    sets: tuple[str, ...]
-    registry: Registry
-    table: Schedule | None
-
-    def search(self, memory: int) -> tuple[Optimised, list[Rival]]:
-        """Search under one limit, and tell how it goes; Ctrl-C keeps the best so far."""
-        from pptrace_optpipe.optimising import optimise
-        from pptrace_optpipe.rivals import rivals
-        from pptrace_optpipe.solving import Effort
-
-        began, options = time.monotonic(), self.options
-
-        told: list[tuple[int, int]] = []
-
-        def tell(simulated: Simulated, found: Found) -> None:
-            if told[-1:] == [(simulated.step_ns, found.bound)]:
-                return
-            told.append((simulated.step_ns, found.bound))
-            gap = max(simulated.step_ns - found.bound, 0) / simulated.step_ns
-            sys.stderr.write(
-                f"{time.monotonic() - began:7.1f} s  step {simulated.step_ns / 1e6:.3f} ms  "
-                f"bound {found.bound / 1e6:.3f} ms  gap {gap:.2%}\n"
-            )
-
-        with _stoppable() as stopped:
-            others: list[Rival] = []
-            for one in rivals(self.config, self.sets, self.registry, self.setting, memory):
-                others.append(one)
-                if stopped() or time.monotonic() - began > max(options.time / 1e9 * _SHARE, _AT_LEAST):
-                    break
-            took = min(time.monotonic() - began, options.time / 1e9 * _SHARE)
-            effort = Effort(
-                seconds=options.time / 1e9 - took, workers=options.workers, seed=options.seed, stopped=stopped
-            )
-            found = optimise(
-                self.setting, memory, effort, self.cache, warm=self.table, rivals=others, tell=tell, warn=_warn
-            )
-        return found, others
-
-
-def _warn(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
-@contextmanager
-def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into an answer; the second one interrupts as ever."""
-    asked = False
-
-    def stop(*_: object) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, before)
-        sys.stderr.write("stopping with the best so far; once more to leave it\n")
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _watch(
-    run: Path, output: Path, sets: tuple[str, ...], registry: Registry, options: OptimizeOptions, cache: Cache | None,
-    pause: float, rounds: int | None,
-) -> None:  # fmt: skip
-    """Search after each new measurement, until Ctrl-C."""
-    from pptrace_optpipe.watching import Watch
-
-    watched = Watch(run, output, sets, registry)
-
-    def search(setting: Setting, config: Path, last: Schedule | None) -> Optimised:
-        limit = options.memory[0] if options.memory else setting.workload.capacity_bytes
-        return _Work(setting, options, cache, config, sets, registry, last).search(limit)[0]
-
-    while rounds is None or rounds > 0:
-        if watched.is_new():
-            try:
-                click.echo(watched.improve(search).line())
-            except PptraceError as error:
-                sys.stderr.write(f"{run}: {error}\n")
-            rounds = None if rounds is None else rounds - 1
-        if rounds != 0:
-            time.sleep(pause)
-
-
-def _sweep(work: _Work, limits: tuple[int, ...], plot: Path | None, *, as_json: bool) -> None:
+def _sweep(work: Work, limits: tuple[int, ...], plot: Path | None, *, as_json: bool) -> None:
     """Search under several limits; those given, or eight from the least that anything fits in."""
     from pptrace_optpipe.report import document, dots, pareto_lines
 

@@ -1,4 +1,4 @@
-"""Step against memory as a picture: what searches found under several limits, and what other plugins' schedules take."""
+"""Step against memory as a picture: what searches found under limits, and what other plugins' schedules take."""
 
 from __future__ import annotations
 

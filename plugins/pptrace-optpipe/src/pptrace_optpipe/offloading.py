@@ -93,7 +93,7 @@ class _Offloader(Lister):
         if op.part is Part.I and op.stage and self.late:
             before = op._replace(stage=op.stage - 1)
             at = self._gradient_at(before) - self.problem.reload[before.stage]
-            heappush(self.events, (max(at, now), self.problem.stage_rank[before.stage]))
+            heappush(self.events, (int(max(at, now)), self.problem.stage_rank[before.stage]))
 
     def _gradient_at(self, op: Op) -> float:
         """Return when what an input gradient needs of the next stage is there, as far as that has begun."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Optimised", "cached_search", "optimise"]
 
 _SHARE = 0.25
-"""The part of the time in which the simulator plays what a search starts from, under other policies than ``async``."""
+"""The part of the time in which the simulator plays what a search starts from, unless messages are ``async``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +148,9 @@ def optimise(
     """Return the best table within so many bytes per rank.
 
     The simulator has the last word: it plays every better schedule under the configuration's network and policy,
-    and the shortest step that keeps the limit there is the result. Schedules of other plugins that keep it are what
-    the search starts from where they have its placement; where one of another placement is shorter than what comes
-    of that, the rest of the time goes to that placement, and the result is never longer than any of them.
+    and the shortest step that keeps the limit there is the result. The search starts from schedules of other
+    plugins that keep it and have its placement; where one of another placement is shorter than what comes of that,
+    the rest of the time goes to that placement, and the result is never longer than any of them.
 
     Raises:
         ScheduleError: nothing that fits was found in time.

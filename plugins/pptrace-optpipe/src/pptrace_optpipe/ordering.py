@@ -1,11 +1,11 @@
 """Rows that do what given times say, and keep the limit whatever the true times are.
 
-A copy is launched behind the last computation that has ended when it starts. Room passes from what frees it to what
-takes it: a forward or reload takes what has been freed by its start, what its own streams imply first, and awaits
-the copies to the host that it takes the rest from. All that then orders the rows also holds at the given times, so
-playing the rows is never slower; and every byte is handed on from one activation to the next, so no timing holds
-more. The argument is that of partial-order schedules by chaining: Policella et al., From Precedence Constraint
-Posting to Partial Order Schedules, AI Communications 20, 2007.
+A copy is launched behind the last computation that has ended when it starts. Room passes from what frees it to
+what takes it: a forward or reload takes what has been freed by its start, what its own streams imply first, and
+awaits the copies to the host that it takes the rest from. All that then orders the rows also holds at the given
+times, so playing the rows is never slower; and every byte is handed on from one activation to the next, so no
+timing holds more. The argument is that of partial-order schedules by chaining: Policella et al., From Precedence
+Constraint Posting to Partial Order Schedules, AI Communications 20, 2007.
 """
 
 from __future__ import annotations

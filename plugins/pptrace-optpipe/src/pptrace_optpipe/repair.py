@@ -1,4 +1,4 @@
-"""Hold rows to their limit whatever the times are: what takes memory awaits copies out, or moves back in its row."""
+"""Hold rows to their limit whatever the times are: what takes memory awaits copies out, or moves back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _repaired(problem: Problem, row: list[Op], limit: int) -> list[Op]:
 
 
 def _awaiting(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op], int]:
-    """Return a row in which ops await as many copies out as they need room, and the first that finds none, or -1."""
+    """Return a row in which ops await as many copies out as they need, and the first that finds no room, or -1."""
     found, held = list[Op](), 0
     under_way: list[Op] = []
     for place, op in enumerate(row):

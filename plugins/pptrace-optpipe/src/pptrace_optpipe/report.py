@@ -97,9 +97,8 @@ def pareto_lines(points: list[tuple[int, Optimised | None]]) -> list[str]:
         step, gone = one.simulated.step_ns, sum(op.part is Part.O for row in one.rows for op in row)
         bar = "#" * round(30 * step / longest)
         bound, gap = (_ms(one.bound_ns), f"{one.gap:.2%}") if one.bound_ns else ("-", "-")
-        table.append(
-            f"{format_size(memory):>10}  {_ms(step):>12}  {bound:>12}  {gap:>7}  {gone:<9} {bar} {one.rival}".rstrip()
-        )
+        line = f"{format_size(memory):>10}  {_ms(step):>12}  {bound:>12}  {gap:>7}  {gone:<9} {bar} {one.rival}"
+        table.append(line.rstrip())
     return table
 
 

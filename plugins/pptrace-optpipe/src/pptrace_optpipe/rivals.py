@@ -102,7 +102,7 @@ def _work(prepared: Prepared) -> int:
 def _prepared(
     config: Path | None, sets: Sequence[str], registry: Registry, name: str, memory: int
 ) -> Prepared | None:
-    """Return a schedule with what it runs in, which knows of the limit if costs can say it; None if it cannot run."""
+    """Return a schedule with what it runs in, the limit too if costs can say it; None if it cannot run."""
     limits = [[f"{key}={memory} B"] for key in _LIMITS] if memory else []
     for limit in [*limits, []]:
         try:

@@ -61,7 +61,7 @@ class Watch:
         self.seen: tuple[tuple[str, int, int], ...] = ()
 
     def is_new(self) -> bool:
-        """Return whether the folder has changed since it was looked at last; what is still written counts later."""
+        """Return whether the folder has changed since it was looked at last."""
         files = sorted(self.run.rglob("*")) if self.run.is_dir() else [self.run]
         found = []
         for file in files:

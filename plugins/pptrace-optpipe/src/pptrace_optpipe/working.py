@@ -1,0 +1,125 @@
+"""The work of ``pptrace optimize``: a search that tells how it goes, stops when asked, or follows a job."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import PptraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pptrace.plugin import Registry, Schedule
+    from pptrace_optpipe.caching import Cache
+    from pptrace_optpipe.optimising import Optimised
+    from pptrace_optpipe.options import OptimizeOptions
+    from pptrace_optpipe.rivals import Rival
+    from pptrace_optpipe.search import Found
+    from pptrace_optpipe.setting import Setting, Simulated
+
+__all__ = ["Work", "watch"]
+
+_SHARE = 0.25
+"""The part of the time in which other plugins' schedules are made and played."""
+_AT_LEAST = 3.0
+"""Seconds that this may take, however short a search is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is searched for, with what, and for how long."""
+
+    setting: Setting
+    options: OptimizeOptions
+    cache: Cache | None
+    config: Path
+    sets: tuple[str, ...]
+    registry: Registry
+    table: Schedule | None
+
+    def search(self, memory: int) -> tuple[Optimised, list[Rival]]:
+        """Search under one limit, and tell how it goes; Ctrl-C keeps the best so far."""
+        from pptrace_optpipe.optimising import optimise
+        from pptrace_optpipe.rivals import rivals
+        from pptrace_optpipe.solving import Effort
+
+        began, options = time.monotonic(), self.options
+
+        told: list[tuple[int, int]] = []
+
+        def tell(simulated: Simulated, found: Found) -> None:
+            if told[-1:] == [(simulated.step_ns, found.bound)]:
+                return
+            told.append((simulated.step_ns, found.bound))
+            gap = max(simulated.step_ns - found.bound, 0) / simulated.step_ns
+            sys.stderr.write(
+                f"{time.monotonic() - began:7.1f} s  step {simulated.step_ns / 1e6:.3f} ms  "
+                f"bound {found.bound / 1e6:.3f} ms  gap {gap:.2%}\n"
+            )
+
+        with _stoppable() as stopped:
+            others: list[Rival] = []
+            for one in rivals(self.config, self.sets, self.registry, self.setting, memory):
+                others.append(one)
+                if stopped() or time.monotonic() - began > max(options.time / 1e9 * _SHARE, _AT_LEAST):
+                    break
+            took = min(time.monotonic() - began, options.time / 1e9 * _SHARE)
+            effort = Effort(
+                seconds=options.time / 1e9 - took, workers=options.workers, seed=options.seed, stopped=stopped
+            )
+            found = optimise(
+                self.setting, memory, effort, self.cache, warm=self.table, rivals=others, tell=tell, warn=_warn
+            )
+        return found, others
+
+
+def _warn(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into an answer; the second one interrupts as ever."""
+    asked = False
+
+    def stop(*_: object) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, before)
+        sys.stderr.write("stopping with the best so far; once more to leave it\n")
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def watch(
+    run: Path, output: Path, sets: tuple[str, ...], registry: Registry, options: OptimizeOptions,
+    cache: Cache | None, *, pause: float, rounds: int | None,
+) -> Iterator[str]:  # fmt: skip
+    """Search after each new measurement, until Ctrl-C or for some rounds, and yield a line on each."""
+    from pptrace_optpipe.watching import Watch
+
+    watched = Watch(run, output, sets, registry)
+
+    def search(setting: Setting, config: Path, last: Schedule | None) -> Optimised:
+        limit = options.memory[0] if options.memory else setting.workload.capacity_bytes
+        return Work(setting, options, cache, config, sets, registry, last).search(limit)[0]
+
+    while rounds is None or rounds > 0:
+        if watched.is_new():
+            try:
+                yield watched.improve(search).line()
+            except PptraceError as error:
+                sys.stderr.write(f"{run}: {error}\n")
+            rounds = None if rounds is None else rounds - 1
+        if rounds != 0:
+            time.sleep(pause)
