@@ -61,7 +61,8 @@ def test_measured_times_come_within_two_percent(
 def test_copies_are_never_worse_and_idle_halves_where_memory_is_short(limit: int) -> None:
     steps = {}
     for copies in (False, True):
-        found = start(table(8, 16, limit, copies=copies))
+        problem = table(8, 16, limit, copies=copies)
+        found = start(problem, bound(problem))
         assert found is not None
         steps[copies] = found.played.step
     idle = {copies: step - 2 * 3 * 16 for copies, step in steps.items()}

@@ -93,9 +93,10 @@ def _tried(problem: Problem) -> Iterator[Rows]:
         kept = range(_most_kept(problem) + 1)
         offloaded = [
             partial(offloaded_rows, problem, most, patient=patient, late=late)
-            for late, patient, most in product((True, False), (True, False), kept)
+            for patient, most, late in product((True, False), kept, (False, True))
         ]
-        made = [*made[:4], *offloaded[: len(kept)], *made[4:], *offloaded[len(kept) :]]
+        patient = 2 * len(kept)
+        made = [made[0], *offloaded[:patient], *made[1:], *offloaded[patient:]]
     for place, make in enumerate(made):
         if place == 1:
             yield serial_rows(problem, copied=problem.copies)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import Action, Kind, Schedule, ScheduleError
@@ -81,11 +80,16 @@ def joined(problem: Problem, rows: Rows) -> Rows:
     best = play(problem, rows)
     if best is None:
         return rows
-    for rank, row in enumerate(rows):
-        whole = [_joined(row) if each == rank else each_row for each, each_row in enumerate(rows)]
+    ranks = [rank for rank, row in enumerate(rows) if len(_joined(row)) < len(row)]
+    groups, step = [ranks], best.step
+    while groups:
+        group = groups.pop()
+        whole = [_joined(row) if rank in group else row for rank, row in enumerate(rows)]
         played = play(problem, whole)
-        if played is not None and played.fits(problem) and played.step <= best.step:
-            rows, best = whole, replace(played)
+        if played is not None and played.fits(problem) and played.step <= step:
+            rows = whole
+        elif len(group) > 1:
+            groups += [group[len(group) // 2 :], group[: len(group) // 2]]
     return rows
 
 
