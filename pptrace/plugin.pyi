@@ -24,6 +24,8 @@ from pptrace.errors import nearest as nearest
 from pptrace.experiment.prepare import Prepared as Prepared
 from pptrace.experiment.prepare import prepare as prepare
 from pptrace.export.output import replace_file as replace_file
+from pptrace.export.picture import check_picture as check_picture
+from pptrace.export.picture import write_picture as write_picture
 from pptrace.export.table_file import write_table as write_table
 from pptrace.hooks.offers import API as API
 from pptrace.hooks.offers import ClusterOffer as ClusterOffer
@@ -96,8 +98,6 @@ from pptrace.schedule.policy import Policy as Policy
 from pptrace.schedule.recompute import with_recompute as with_recompute
 from pptrace.schedule.table import Schedule as Schedule
 from pptrace.sim.simulate import simulate as simulate
-from pptrace.study.picture import check_picture as check_picture
-from pptrace.study.picture import write_picture as write_picture
 from pptrace.timeline.build import from_slices as from_slices
 from pptrace.timeline.counter import Counter as Counter
 from pptrace.timeline.job import Job as Job

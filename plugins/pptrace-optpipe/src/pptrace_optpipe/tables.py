@@ -22,6 +22,8 @@ _KINDS = {
     Part.O: Kind.OFFLOAD,
     Part.R: Kind.RELOAD,
 }
+_TRIES = 8
+"""Groups of ranks on which backwards are tried whole."""
 _PARTS = {kind: part for part, kind in _KINDS.items()}
 
 
@@ -82,7 +84,9 @@ def joined(problem: Problem, rows: Rows) -> Rows:
         return rows
     ranks = [rank for rank, row in enumerate(rows) if len(_joined(row)) < len(row)]
     groups, step = [ranks], best.step
-    while groups:
+    for _ in range(_TRIES):
+        if not groups:
+            break
         group = groups.pop()
         whole = [_joined(row) if rank in group else row for rank, row in enumerate(rows)]
         played = play(problem, whole)
