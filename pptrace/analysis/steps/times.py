@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from pptrace.analysis.steps.arrivals import arrivals, released_by_messages
 from pptrace.model.cells import CELL, Cells
 from pptrace.model.columns import Int32s, Int64s, difference
-from pptrace.model.kinds import COMMUNICATION, RECEIVES, TOWARDS_NEXT, Kind, Pass, Stream, message_kind
+from pptrace.model.kinds import RECEIVES, TOWARDS_NEXT, Kind, Pass, message_kind
 from pptrace.schedule.table import Schedule
 from pptrace.sim.action_times import ActionTimes
 from pptrace.timeline.folded import folded
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from pptrace.analysis.steps.arrivals import Arrivals
     from pptrace.model.placement import Placement
-    from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Performed", "Transfers", "performed"]
@@ -40,8 +41,6 @@ _SENDER = np.array(
     dtype=np.int8,
 )
 """By kind, that of the sender's side of a message; any other kind stays."""
-_WAITED_NS, _WAITED_UNSEEN_NS = 50_000, 200_000
-"""From how long a wait on a message shows when that was there; longer where the wait itself is not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,27 +171,29 @@ class Performed(Cells):
 
 
 def performed(timeline: Timeline) -> Performed:
-    """Take a step's times apart.
+    """Take a step's times apart; :mod:`pptrace.analysis.steps.arrivals` says when messages were there.
 
-    Where a consumer did not wait, its message may have been there long before it was looked for: then the median
-    of the same way's messages stands for it, if that is less. Actions in segments are taken whole.
+    Actions in segments are taken whole.
     """
     timeline = folded(timeline)
     by_rank = compute_rows(timeline)
     rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
-    pairs = messages(timeline)
     before = np.zeros(len(timeline), dtype=np.int64)
     for row in by_rank:
         before[row[1:]] = timeline.end_ns[row[:-1]]
-    ready = np.maximum(before, _arrivals(timeline, pairs))[rows]
+    found = arrivals(timeline, messages(timeline), before)
+    ready = before.copy()
+    np.maximum.at(ready, found.consumer, found.there_ns)
+    released = np.zeros(len(timeline), dtype=np.bool_)
+    released[found.consumer] = released_by_messages(timeline)[found.consumer]
     first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)
-    gap = np.where(_released_by_messages(timeline)[rows], 0, np.maximum(timeline.start_ns[rows] - ready, 0))
+    gap = np.where(released, 0, np.maximum(timeline.start_ns - ready, 0))[rows]
     gap[first[first < rows.size]] = 0  # what comes before a rank's first action is no gap between two
     return Performed(
         **timeline.cells.taken(rows)._asdict(), placement=timeline.placement, rank=timeline.rank_of_row()[rows],
         row=rows, start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
         duration_ns=(timeline.end_ns - timeline.start_ns)[rows], gap_ns=gap,
-        transfers=_transfers(timeline, pairs, before),
+        transfers=_transfers(timeline, found),
     )  # fmt: skip
 
 
@@ -205,56 +206,14 @@ def _sends(transfers: Transfers, placement: Placement) -> Int64s:
     return np.where(here, cells, 0)
 
 
-def _arrivals(timeline: Timeline, pairs: Messages) -> Int64s:
-    """Return, per row, when the last of its inputs from other ranks was there; 0 where there is none."""
-    there = np.zeros(len(timeline), dtype=np.int64)
-    rows = np.where(pairs.recv >= 0, pairs.recv, pairs.send)
-    consumed = pairs.consumer >= 0
-    np.maximum.at(there, pairs.consumer[consumed], (timeline.end_ns[rows] + timeline.lag_ns[rows])[consumed])
-    return there
-
-
-def _released_by_messages(timeline: Timeline) -> NDArray[np.bool_]:
-    """Return, per row, whether it is known that a message released it: its own, or one that came with that."""
-    beside = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
-    carries = COMMUNICATION.mask(timeline.kind) & beside
-    brought: NDArray[np.bool_] = np.append(carries, False)[timeline.cause]
-    return brought
-
-
-def _transfers(timeline: Timeline, pairs: Messages, before: Int64s) -> Transfers:
-    known = (pairs.producer >= 0) & (pairs.consumer >= 0)
-    producer, consumer = pairs.producer[known], pairs.consumer[known]
-    send, recv = pairs.send[known], pairs.recv[known]
-    rows = np.where(recv >= 0, recv, send)
-    arrived = timeline.end_ns[rows] + timeline.lag_ns[rows]
-    # A simulation, and a GPU's recording, know what released each slice, and when both ends were ready.
-    caused = timeline.cause[consumer] >= 0
-    ready = np.where(caused, timeline.start_ns[rows], np.where(recv >= 0, timeline.enter_ns[rows], 0))
-    ready = np.maximum(ready, timeline.end_ns[producer])
-    took = np.maximum(arrived - ready, 0)
-    held = np.where(caused, ready - timeline.end_ns[producer], 0)
-    joined = caused & _released_by_messages(timeline)[consumer]
-    held[joined] += np.maximum(timeline.start_ns[consumer] - arrived, 0)[joined]
-    enter, start = timeline.enter_ns[consumer], timeline.start_ns[consumer]
-    waited = np.where(enter < start, start - np.maximum(before[consumer], enter) > _WAITED_NS,
-                      arrived - before[consumer] > _WAITED_UNSEEN_NS)  # fmt: skip
-    observed = caused | waited
-    rank = timeline.rank_of_row()
-    way = rank[producer].astype(np.int64) * timeline.ranks + rank[consumer]
-    for one in np.unique(way):
-        same = way == one
-        seen = took[same & observed] if (same & observed).any() else took[observed]
-        if seen.size:
-            unseen = same & ~observed
-            took[unseen] = np.minimum(took[unseen], int(np.median(seen)))
-    cells = timeline.cells.taken(rows)
+def _transfers(timeline: Timeline, found: Arrivals) -> Transfers:
+    cells, rank, size = timeline.cells.taken(found.row), timeline.rank_of_row(), timeline.size_bytes
     received, ahead = RECEIVES.mask(cells.kind), TOWARDS_NEXT.mask(cells.kind)
     cells = cells._replace(
         kind=_SENDER[cells.kind], stage=cells.stage + np.where(received, np.where(ahead, 1, -1), 0)
     )
     return Transfers(
-        **cells._asdict(), source=rank[producer], target=rank[consumer],
-        size_bytes=np.maximum(timeline.size_bytes[rows], np.where(send >= 0, timeline.size_bytes[send], 0)),
-        took_ns=took, held_ns=held, observed=observed,
+        **cells._asdict(), source=rank[found.producer], target=rank[found.consumer],
+        size_bytes=np.maximum(size[found.row], np.where(found.send >= 0, size[found.send], 0)),
+        took_ns=found.took_ns, held_ns=found.held_ns, observed=found.observed,
     )  # fmt: skip
