@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["SIGMAS", "Figure", "Sides", "median_of", "with_deviations"]
+__all__ = ["SIGMAS", "Figure", "Sides", "mean_of", "median_of", "with_deviations"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Figure:
     deviation: float | None = None
     """Standard deviation from step to step; None where there is one step."""
     spread: int | None = None
-    """From the lower to the upper quartile of what the number is the median of; None where it is no median."""
+    """From the lower to the upper quartile of the times that the number stands for; None for a single one."""
 
     def __sub__(self, other: Figure) -> Figure:
         known = [one for one in (self.deviation, other.deviation) if one is not None]
@@ -71,6 +71,11 @@ def median_of(times: NDArray[Any], absent: float = math.nan) -> Figure:
     if not times.size:
         return Figure(absent, spread=0)
     return Figure(int(np.median(times)), spread=int(np.subtract(*np.percentile(times, [75, 25]))))
+
+
+def mean_of(times: NDArray[Any]) -> Figure:
+    """Return the mean of times, at least one, with the distance of their quartiles."""
+    return Figure(round(float(np.mean(times))), spread=median_of(times).spread)
 
 
 def with_deviations(value: T, *groups: Sequence[T], factors: Sequence[float] = (1.0, 1.0)) -> T:

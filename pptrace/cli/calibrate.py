@@ -51,27 +51,28 @@ def command(
 
     Lines of NCCL Inspector, which know no actions, give the network alone.
     """
+    from pptrace.analysis.calibration.check import checked
     from pptrace.analysis.calibration.fit import calibrate
-    from pptrace.analysis.calibration.known_order import schedule_of
-    from pptrace.analysis.steps.times import performed
-    from pptrace.errors import TraceError
+    from pptrace.analysis.calibration.known_order import schedules_of
+    from pptrace.analysis.steps.sides import measured_side
     from pptrace.hooks.registry import Registry
     from pptrace.present.calibration import calibrated_yaml, calibration_document
 
     if output is not None and not output.lower().endswith((".yaml", ".yml")):
         raise click.UsageError(f"{output}: a calibration is written as .yaml")
-    measurement = read(traces, request, without_actions=True)
+    measurement, measured = read(traces, request, without_actions=True)
     if not measurement.steps:
         _network_alone(measurement, traces[0], output, as_json=as_json)
         return
-    steps = [performed(step.timeline) for step in measurement.steps]
-    if measurement.numbers or any(one.lacks_stages for one in steps):
-        raise TraceError("files of ranks are missing, and with them stages: a fit needs them all", file=traces[0])
+    side = measured_side(measurement, str(traces[0]))
+    for incomplete in side.incomplete:
+        click.echo(printable_line(f"note: {incomplete}"), err=True)
+    registry, steps = Registry.load(), side.every
     fit = calibrate(steps, node_ranks or 0)
-    echo_documents(calibration_document(fit), as_json=as_json)
+    check, names = checked(fit, steps, registry, measured=measured), schedules_of(steps[0], registry)
+    echo_documents(calibration_document(fit, check, names), as_json=as_json)
     if output is not None:
-        schedule = schedule_of(steps[0], Registry.load())
-        _write(output, calibrated_yaml(fit, traces[0].name, schedule))
+        _write(output, calibrated_yaml(fit, traces[0].name, names, check))
 
 
 def _network_alone(measurement: Measurement, traces: Path, output: str | None, *, as_json: bool) -> None:

@@ -146,7 +146,7 @@ def _read(sources: Sequence[Path], step: str, where: Mapping[str, Any]) -> Timel
 
     if step == "all":
         raise click.UsageError("--step all: a trace is of one step, a number or median")
-    measurement = read(sources, **where)
+    measurement, _ = read(sources, **where)
     if len(measurement.steps) == 1 and step in {"median", "0"}:
         return measurement.steps[0].timeline
     return measured_side(measurement, str(sources[0]), step).timeline

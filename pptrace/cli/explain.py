@@ -53,9 +53,9 @@ def command(
     side, name = _planned(steps, request, step), str(steps[0])
     job = None
     if side is None:
-        measurement = read(steps, replace(request, every_replica=True), without_actions=True)
+        measurement, measured = read(steps, replace(request, every_replica=True), without_actions=True)
         if measurement.steps:
-            side, job = measured_side(measurement, name, step), _job(measurement)
+            side, job = measured_side(measurement, name, step, measured=measured), _job(measurement)
         else:
             documents = [operations_document(measurement, name)]
     if side is not None:

@@ -40,8 +40,13 @@ def measured_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def read(traces: Sequence[Path], request: ImportRequest, *, without_actions: bool = False) -> Measurement:
+def read(
+    traces: Sequence[Path], request: ImportRequest, *, without_actions: bool = False
+) -> tuple[Measurement, bool]:
     """Read measured traces, or ours; what is noted goes to standard error.
+
+    Returns:
+        The measurement, and whether it was recorded, and is no simulation's trace.
 
     Raises:
         TraceError: they cannot be read, or hold no action of a pipeline and are not taken ``without_actions``.
@@ -51,9 +56,9 @@ def read(traces: Sequence[Path], request: ImportRequest, *, without_actions: boo
     from pptrace.experiment.measured import read_measurement
     from pptrace.hooks.registry import Registry
 
-    measurement, _ = read_measurement(traces, Registry.load(), request)
+    measurement, measured = read_measurement(traces, Registry.load(), request)
     if not measurement.steps and not without_actions:
         raise TraceError(NO_ACTIONS, file=traces[0])
     for note in measurement.notes:
         click.echo(printable_line(f"note: {note}"), err=True)
-    return measurement
+    return measurement, measured

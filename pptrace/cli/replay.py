@@ -50,12 +50,12 @@ def command(
     from pptrace.present.replay import replay_document
 
     policy = None if p2p is None else _policy(p2p)
-    measurement = read(traces, request)
+    measurement, _ = read(traces, request)
     replays: dict[str, Replayed] = {}
     failed = {}
     for step in measurement.steps:
         try:
-            replays[step.label] = replay(step.timeline, policy)
+            replays[step.label] = replay(step.timeline, policy, lacks_ranks=bool(measurement.numbers))
         except ScheduleError as error:
             failed[step.label] = error
     if not replays:

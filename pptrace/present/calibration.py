@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from pptrace.analysis.calibration.network_fit import network_of
 from pptrace.config.quantity import format_duration, format_rate, format_size
 from pptrace.model.kinds import Kind
 from pptrace.present.document import Document, Line, Section, Table
+from pptrace.present.figures import ms
 from pptrace.printable import printable_line, shell_word
+from pptrace.schedule.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pptrace.analysis.calibration.check import Checked
     from pptrace.analysis.calibration.fit import Calibration, Fitted, LinkFit, WayTime
     from pptrace.analysis.calibration.network_fit import SortFit
 
@@ -23,8 +28,10 @@ _NO_COSTS = (
 )
 
 
-def calibrated_yaml(fit: Calibration, source: str, schedule: str = "") -> str:
-    """Return the YAML text, which names the schedule where one has the measured order.
+def calibrated_yaml(
+    fit: Calibration, source: str, schedules: Sequence[str] = (), check: Checked | None = None
+) -> str:
+    """Return the YAML text, which names the schedules that have the measured order, the first of them as its own.
 
     A backward that was measured whole on some stages and split on others is given whole, with the input gradient
     where it was measured on all stages; else the simulator takes half of it.
@@ -32,55 +39,78 @@ def calibrated_yaml(fit: Calibration, source: str, schedule: str = "") -> str:
     steps = f"{fit.steps} steps" if fit.steps > 1 else "one step"
     shown = printable_line(source)
     lines = [
-        f"# Medians of {steps} of {shown}: pptrace calibrate. Behind # is the spread, lower to upper quartile.",
-        *_schedule(fit, source, schedule), "batch:", f"  microbatches: {fit.microbatches}",
+        f"# Means of {steps} of {shown}: pptrace calibrate. Behind # is the spread, lower to upper quartile.",
+        *(f"# {line}" for line in (_about_check(check) if check else ())),
+        *_schedule(fit, source, schedules), "batch:", f"  microbatches: {fit.microbatches}",
         "costs:", "  name: table", f"  slices: {fit.stages}  # stages of the measured schedule; others share them",
     ]  # fmt: skip
     lines += _times(fit)
     if fit.overhead_ns:
-        lines.append(f"  overhead: {_exact(fit.overhead_ns)}  # median host gap before an action")
+        lines.append(f"  overhead: {_exact(fit.overhead_ns)}  # mean host gap before an action")
     if fit.boundary_bytes:
         lines.append(f"  boundary: {fit.boundary_bytes} B")
-    return "\n".join([*lines, *_network(fit)]) + "\n"
+    policy = ["p2p:", f"  policy: {check.policy}"] if check and check.policy != Policy().label else []
+    return "\n".join([*lines, *_network(fit), *policy]) + "\n"
 
 
-def _schedule(fit: Calibration, source: str, schedule: str) -> list[str]:
+def _schedule(fit: Calibration, source: str, schedules: Sequence[str]) -> list[str]:
     chunks = fit.stages // fit.ranks
     parallel = ["parallel:", f"  pp: {fit.ranks}"]
-    if not schedule:
+    if not schedules:
         word = printable_line(shell_word(source))
         return [
             "# The measured order is that of no installed schedule. Simulate another one, --schedule 1f1b, or",
-            f"# that order: pptrace convert {word} order.csv --messages asap, then --schedule order.csv",
+            f"# that order: pptrace convert {word} order.csv, then --schedule order.csv",
             *parallel,
         ]
-    return [f"schedule: {schedule}", *parallel, *([f"  vp: {chunks}"] if chunks > 1 else [])]
+    others = f"  # the same order: {', '.join(schedules[1:])}" if len(schedules) > 1 else ""
+    return [f"schedule: {schedules[0]}{others}", *parallel, *([f"  vp: {chunks}"] if chunks > 1 else [])]
 
 
-def calibration_document(fit: Calibration) -> Document:
-    """Return the fit of costs and network."""
+def calibration_document(fit: Calibration, check: Checked, schedules: Sequence[str]) -> Document:
+    """Return the fit of costs and network, what it is worth, and the schedules that have the measured order."""
     rows = tuple(
         (
             Kind[one.kind].word.replace(" ", "_"), str(one.stage), str(one.count),
-            format_duration(round(one.median_ns.value)), format_duration(one.median_ns.spread or 0),
+            format_duration(round(one.mean_ns.value)), format_duration(one.mean_ns.spread or 0),
         )
         for one in sorted(fit.fitted, key=lambda one: (Kind[one.kind], one.stage))
     )  # fmt: skip
     pairs = ", ".join(f"{one.stage}{one.kind}" for one in fit.fitted if one.in_overlapped_pairs)
     lines = [
         *([f"measured in overlapped pairs alone, whose time is shared out: {pairs}"] if pairs else []),
-        f"overhead of an action: {format_duration(fit.overhead_ns)}",
+        f"overhead of an action: {format_duration(fit.overhead_ns)}, seen before {fit.gaps} actions",
         *_about_links(fit),
     ]
+    known = [f"its order is that of {', '.join(schedules)}"] if schedules else []
+    worth = [*known, *_about_check(check)]
     size = f"{fit.steps} step(s), {fit.ranks} ranks, {fit.stages} stages, {fit.microbatches} microbatches"
     return Document(
         title="calibration", lead=(Line(text=size),),
         sections=(
-            Section(title="times", blocks=(Table(head=("", "stage", "count", "median", "spread"), rows=rows),)),
+            Section(title="times", blocks=(Table(head=("", "stage", "count", "mean", "spread"), rows=rows),)),
             Section(title="overhead and network", blocks=tuple(Line(text=line) for line in lines)),
+            Section(title="what it is worth", blocks=tuple(Line(text=line) for line in worth)),
         ),
-        values=fit,
+        values={
+            **{one.name: getattr(fit, one.name) for one in fields(fit)}, "check": check, "schedules": schedules,
+        },
     )  # fmt: skip
+
+
+def _about_check(check: Checked) -> list[str]:
+    return [
+        (
+            f"simulated with this fit, messages {check.policy}: {ms(check.own_ns)}, "
+            f"measured {ms(check.step_ns)} ({check.error:+.1%})"
+        ),
+        *(
+            [f"other schedules: up to {check.interval:.1%} off; those nearer to each other than that are a tie"]
+            if check.interval is not None
+            else []
+        ),
+        *(f"warning: {line}" for line in check.warnings),
+    ]
 
 
 def network_document(fits: Sequence[SortFit]) -> Document:
@@ -122,16 +152,16 @@ def _times(fit: Calibration) -> list[str]:
     whole, gradients = [], []
     for stage in range(fit.stages):
         b, i, w = (fit.of(kind, stage) for kind in (Kind.B, Kind.I, Kind.W))
-        both = _median(i) + _median(w) if i is not None and w is not None else None
-        whole.append(_median(b) if b is not None else both)
+        both = _mean(i) + _mean(w) if i is not None and w is not None else None
+        whole.append(_mean(b) if b is not None else both)
         gradients.append(i)
-    lines = [f"  forward: {_listed([_median(one) if one else None for one in forward])}{_spreads(forward)}"]
+    lines = [f"  forward: {_listed([_mean(one) if one else None for one in forward])}{_spreads(forward)}"]
     lines.append(f"  backward: {_listed(whole)}")
     measured = [one for one in gradients if one is not None]
     if len(measured) == fit.stages:
-        lines.append(f"  input_gradient: {_listed([_median(one) for one in measured])}{_spreads(measured)}")
+        lines.append(f"  input_gradient: {_listed([_mean(one) for one in measured])}{_spreads(measured)}")
     elif measured:
-        shares = sorted(_median(one) / time for one in measured if (time := whole[one.stage]))
+        shares = sorted(_mean(one) / time for one in measured if (time := whole[one.stage]))
         share = shares[len(shares) // 2] if shares else 0.5
         ratio = [round(time * share) if time else None for time in whole]
         lines.append(
@@ -142,16 +172,19 @@ def _times(fit: Calibration) -> list[str]:
     return lines
 
 
-def _median(fitted: Fitted) -> int:
-    return round(fitted.median_ns.value)
+def _mean(fitted: Fitted) -> int:
+    return round(fitted.mean_ns.value)
 
 
 def _listed(times: Sequence[int | None]) -> str:
-    return f"[{', '.join('0 ns' if time is None else _exact(time) for time in times)}]"
+    """Return times by stage; a stage that nobody recorded takes the mean of the others."""
+    known = [time for time in times if time is not None]
+    usual = round(mean(known)) if known else 0
+    return f"[{', '.join(_exact(usual if time is None else time) for time in times)}]"
 
 
 def _spreads(fitted: Sequence[Fitted | None]) -> str:
-    known = [format_duration(one.median_ns.spread or 0) for one in fitted if one is not None]
+    known = [format_duration(one.mean_ns.spread or 0) for one in fitted if one is not None]
     return f"  # {', '.join(known)}" if known else ""
 
 

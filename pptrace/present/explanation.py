@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from pptrace.present.document import Block
     from pptrace.timeline.measurement import Measurement, Summary
 
-__all__ = ["TO_SEE_ACTIONS", "brief", "explanation_document", "operations_document"]
+__all__ = ["TO_SEE_ACTIONS", "UNRECORDED", "brief", "explanation_document", "operations_document"]
 
 TO_SEE_ACTIONS = (
     "to see a pipeline's actions, mark them where they run (pptrace annotate prints a module for that), or say in "
     "a file how the annotations that are there name them (--rules FILE)"
 )
 """What to do about traces without actions."""
+UNRECORDED = "waits for what nobody recorded, {} on all ranks, stay as long as they were"
+"""What is said of replays of some ranks alone."""
 
 
 def explanation_document(
@@ -76,7 +78,12 @@ def _parts(one: Explanation) -> tuple[Block, ...]:
     exposed, ranks = one.exposed_communication_ns, len(one.ranks)
     mean = Figure(exposed.value / ranks, None if exposed.deviation is None else exposed.deviation / ranks)
     hidden = f"communication that nothing hid: {ms(mean)} ({mean.value / max(one.step_ns.value, 1):.1%})"
-    return Table(rows=rows), Line(text=hidden)
+    groups = (
+        f"{name}: {ms(time)} on all ranks, of it {ms(one.hidden_ns[name])} hidden by computation "
+        f"({one.hidden_ns[name].value / max(time.value, 1):.1%})"
+        for name, time in one.groups_ns.items()
+    )
+    return Table(rows=rows), Line(text=hidden), *(Line(text=line) for line in groups)
 
 
 def _ranks(one: Explanation) -> Table:
@@ -104,7 +111,8 @@ def _without(one: Explanation) -> tuple[Block, ...]:
         ("without any bubble", without.no_bubble_ns),
     ):
         rows.append((text, ms(length), f"{length.value / max(without.replayed_ns.value, 1) - 1:+.1%}"))
-    return (Table(rows=tuple(rows)),)
+    kept = UNRECORDED.format(ms(one.unrecorded_ns))
+    return Table(rows=tuple(rows)), *((Line(text=kept),) if one.unrecorded_ns.value else ())
 
 
 def operations_document(measurement: Measurement, name: str, top: int = 10) -> Document:

@@ -6,6 +6,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
 from pptrace.present.document import Document, Line
+from pptrace.present.explanation import UNRECORDED
 from pptrace.present.figures import ms
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ def replay_document(replays: Mapping[str, Replayed]) -> Document:
         f"{label}: measured {ms(one.step.span_ns)}, replayed {ms(one.replayed_ns)}: {one.explained:.2%} explained"
         for label, one in replays.items()
     ]
+    waits = max(int((one.step.gap_ns - one.step.host_gap_ns).sum()) for one in replays.values())
+    if waits:
+        lines.append(UNRECORDED.format(f"at most {ms(waits)}"))
     if len(shares) > 1:
         lines.append(f"{len(shares)} steps: {mean(shares):.2%} ±{stdev(shares):.2%} explained")
     return Document(

@@ -19,7 +19,7 @@ from pptrace.schedule.walk import walk
 if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
 
-__all__ = ["validate", "validate_structure"]
+__all__ = ["validate", "validate_partial", "validate_structure"]
 
 _PASSES = {Result.ACTIVATION: Kind.F, Result.GRADIENT: Kind.B, Result.WEIGHT_GRADIENT: Kind.W}
 """What each stage of each microbatch has, by the kind that leaves it."""
@@ -59,6 +59,18 @@ def validate_structure(schedule: Schedule) -> Positions:
     check_stage_ends(schedule)
     check_waits(schedule)
     return positions
+
+
+def validate_partial(schedule: Schedule) -> None:
+    """Check a table of computations of which some may be missing: every action once, in place and in order.
+
+    Raises:
+        ScheduleError: an action is on a wrong rank, there twice, or out of order in its row.
+    """
+    positions = index_schedule(schedule)
+    if positions.problem is not None:
+        raise _describe(schedule, positions.problem)
+    _check_order(schedule, positions)
 
 
 def _describe(schedule: Schedule, problem: Problem) -> ScheduleError:

@@ -11,7 +11,7 @@ from pptrace.kernel import run
 from pptrace.model.kinds import SENDS
 from pptrace.network.flat import ideal
 from pptrace.schedule.policy import Policy
-from pptrace.schedule.validate import validate, validate_structure
+from pptrace.schedule.validate import validate, validate_partial, validate_structure
 from pptrace.sim.contention import Contention
 from pptrace.sim.deadlock import explain_stuck
 from pptrace.sim.epilogue import with_epilogue
@@ -59,6 +59,7 @@ def simulate(
     overlap_reduction: bool = True,
     stage_replicas: bool = False,
     times: ActionTimes | None = None,
+    partial: bool = False,
 ) -> Timeline:
     """Simulate ``schedule`` and return its timeline.
 
@@ -73,6 +74,7 @@ def simulate(
             are whole, or only when every rank has finished.
         stage_replicas: whether ranks that hold the same stage reduce its gradients between them.
         times: of single actions, in place of the workload's and the network's.
+        partial: whether actions may be missing, of ranks that nobody recorded; what they leave is there at once.
 
     Raises:
         ScheduleError: the schedule breaks a law of tables, or the costs are not for it.
@@ -82,6 +84,7 @@ def simulate(
     return simulate_traffic(
         schedule, workload, network, policy,
         contention=contention, overlap_reduction=overlap_reduction, stage_replicas=stage_replicas, times=times,
+        partial=partial,
     ).timeline  # fmt: skip
 
 
@@ -95,13 +98,18 @@ def simulate_traffic(
     overlap_reduction: bool = True,
     stage_replicas: bool = False,
     times: ActionTimes | None = None,
+    partial: bool = False,
 ) -> Simulated:
     """Simulate as :func:`simulate` does, and keep what the messages did on the links."""
     policy, network = policy or Policy(), network or ideal()
     contention = contention or Contention()
     # Streams find every deadlock but a pair's with itself: there its members follow one another.
-    check = validate if (schedule.pair >= 0).any() else validate_structure
-    check(schedule)
+    if partial:
+        validate_partial(schedule)
+    elif (schedule.pair >= 0).any():
+        validate(schedule)
+    else:
+        validate_structure(schedule)
     workload = timed(workload, network.links)
     check_costs(schedule, workload)
     whole = with_epilogue(schedule, workload, overlap=overlap_reduction)

@@ -114,7 +114,8 @@ def _beside_computation(timeline: Timeline) -> Iterator[tuple[int, slice, Int64s
         rank = int(timeline.lane_rank[lane])
         hidden = np.zeros(rows.stop - rows.start, dtype=np.int64)
         if rank in computing:
-            clock = Clock.of(timeline, computing[rank])
+            inside = timeline.parts is None and Stream(int(timeline.lane_stream[lane])).is_group
+            clock = Clock.of(timeline, computing[rank], waits_first=inside)
             hidden = clock.at(timeline.end_ns[rows]) - clock.at(timeline.start_ns[rows])
         yield lane, rows, hidden
 
@@ -138,11 +139,16 @@ class Clock(NamedTuple):
     """Shape (computations + 1,): time computed before each, and in all."""
 
     @classmethod
-    def of(cls, timeline: Timeline, lane: int) -> Clock:
-        """Return the clock of a compute stream's lane."""
+    def of(cls, timeline: Timeline, lane: int, *, waits_first: bool = False) -> Clock:
+        """Return the clock of a compute stream's lane.
+
+        With ``waits_first``, computations begin with their waits for their own group, which do not count.
+        """
         rows = np.arange(*timeline.lane_ptr[lane : lane + 2].tolist())
         rows = rows[COMPUTE.mask(timeline.kind[rows])]
         start, end = timeline.start_ns[rows], timeline.end_ns[rows]
+        if waits_first:
+            start = start + timeline.collective_ns[rows]
         return cls(start, end, np.concatenate([[0], np.cumsum(end - start)]))
 
     def at(self, now: Int64s) -> Int64s:

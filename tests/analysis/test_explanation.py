@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,9 +72,10 @@ def test_every_figure_varies_as_the_steps_do(steps: list[Explanation], measureme
         "exposed_communication_ns",
         "critical_path_ns",
         "idle_ns",
+        "unrecorded_ns",
     }
     assert figures | {f"{name}_deviation" for name in figures} == values.keys() - {
-        "step", "ranks", "what_if", "no_what_if", "lengths_ns", "unattributed", "notes",
+        "step", "ranks", "what_if", "no_what_if", "lengths_ns", "unattributed", "notes", "groups_ns", "hidden_ns",
     }  # fmt: skip
     assert len(values["ranks"]) == len(values["idle_ns_deviation"]) == 3
     for inner in (*values["ranks"], values["what_if"]):
@@ -98,12 +100,27 @@ def test_one_step_varies_by_nothing_that_is_known(steps: list[Explanation], meas
     assert "±" not in text_of(document)
 
 
-def test_what_cannot_be_replayed_is_explained_but_for_what_would_shorten_it(measurement: Measurement) -> None:
+def test_a_wait_for_an_action_that_is_not_there_stays_as_long_as_it_was(measurement: Measurement) -> None:
     one = explain(side_of_step(lacking_1f3(measurement.steps[0].timeline)))
     document = document_of(one, [one], measurement)
 
+    assert one.what_if is not None
+    assert one.what_if.replayed_ns == one.step_ns
+    assert one.unrecorded_ns.value > 0
+    assert "waits for what nobody recorded, " in text_of(document)
+
+
+def test_what_cannot_be_replayed_is_explained_but_for_what_would_shorten_it(measurement: Measurement) -> None:
+    timeline = measurement.steps[0].timeline
+    kind = timeline.kind.copy()
+    rows = [int(np.flatnonzero((kind == one) & (timeline.stage == 0) & (timeline.microbatch == 0))[0])
+            for one in (Kind.F, Kind.B)]  # fmt: skip
+    kind[rows] = kind[rows[::-1]]
+    one = explain(side_of_step(replace(timeline, kind=kind)))
+    document = document_of(one, [one], measurement)
+
     assert one.what_if is None
-    assert "1F3 is missing" in one.no_what_if
+    assert "comes before" in one.no_what_if
     assert "it is not known what less, for it cannot be replayed: " in text_of(document)
     assert plain(document)["what_if"] is None
 

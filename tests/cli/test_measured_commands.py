@@ -66,7 +66,7 @@ def test_a_configuration_is_explained_as_its_trace_is(pptrace: Any) -> None:
 def test_a_fit_of_a_simulation_gives_its_costs_back(pptrace: Any, folder: Path) -> None:
     found = json.loads(pptrace("calibrate", "step.pftrace", "--json", "-o", "costs.yaml").out)
 
-    assert {(one["kind"], one["stage"]): one["median_ns"] for one in found["fitted"]} == {
+    assert {(one["kind"], one["stage"]): one["mean_ns"] for one in found["fitted"]} == {
         ("F", 0): 10_000_000, ("F", 1): 10_000_000, ("B", 0): 20_000_000, ("B", 1): 25_000_000,
     }  # fmt: skip
     assert found["link"]["median_ns"] == 1_100_000

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 
+from pptrace.cli.main import cli
 from pptrace.model.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.formats.kineto import read_kineto
@@ -25,13 +29,17 @@ PUBLISHED = os.environ.get("PPTRACE_DEEPSEEK_PROFILE")
 EPOCH_US = 1_740_461_679_471_346
 
 
-def twin(folder: Path) -> Path:
-    """Write a profile of the same structure: whole microseconds, three streams, launches from two threads."""
+def twin(folder: Path, stall_us: int = 0) -> Path:
+    """Write a profile of the same structure: whole microseconds, three streams, launches from two threads.
+
+    The first ``dispatch(B)`` takes longer by a stall, and its layer's backward waits for it.
+    """
     trace = SmallGpuTrace(rank=0, world=64, base_ns=None)
     host, compute, carry = EPOCH_US, EPOCH_US + 2_000, EPOCH_US + 2_000
     trace.annotate("ProfilerStep#1", host - 10, host + 100 * LAYERS * len(PHASES))
     trace.annotate("1F1B", host - 5, host + 100 * LAYERS * len(PHASES))
-    for _ in range(LAYERS):
+    for layer in range(LAYERS):
+        stalls = stall_us if layer == 0 else 0
         for phase in PHASES:
             trace.annotate(phase, host, host + 90)
             thread = AUTOGRAD if phase == "attn(B)" else 100
@@ -39,8 +47,13 @@ def twin(folder: Path) -> Path:
                 trace.kernel("void cast<128>(float*)", host + 1, compute, compute + 3)
                 trace.kernel("dpsk::ep::internode::cached_notify<8>", host + 2, carry, carry + 10, stream=27)
                 trace.kernel("dpsk::ep::internode::combine<8>", host + 3, carry + 10, carry + 900, stream=27)
-                compute, carry = compute + 3, carry + 900
+                stall = stalls if phase == "dispatch(B)" else 0
+                if stall:
+                    trace.kernel("dpsk::ep::intranode", host + 4, carry + 900, carry + 900 + stall, stream=27)
+                compute, carry = compute + 3, carry + 900 + stall
             else:
+                if phase == "attn(B)" and stalls:
+                    compute = carry
                 for number in range(20):
                     trace.kernel("gemm_fp8", host + 4 * number, compute, compute + 50, thread=thread)
                     compute += 50 if number else 55
@@ -71,9 +84,9 @@ def check_structure(timeline: object) -> None:
     assert isinstance(timeline, Timeline)
     assert len(timeline) == 40
     assert Counter(Kind(kind).name for kind in timeline.kind.tolist()) == {
-        "F": 8, "I": 8, "W": 8, "SEND_F": 8, "SEND_B": 8,
+        "F": 8, "I": 8, "W": 8, "SEND_F": 8, "SEND_B": 4, "RECV_B": 4,
     }  # fmt: skip
-    assert set(timeline.lane_stream.tolist()) == {Stream.COMPUTE, Stream.COMM}
+    assert set(timeline.lane_stream.tolist()) == {Stream.COMPUTE, Stream.EXPERT_PARALLEL}
     assert (
         len({(kind, stage) for kind, stage in zip(timeline.kind.tolist(), timeline.stage.tolist(), strict=True)})
         == 40
@@ -86,8 +99,43 @@ def check_structure(timeline: object) -> None:
     assert np.diff(timeline.start_ns[timeline.kind == Kind.F]).min() > 0
 
 
+def run(*arguments: str | Path) -> str:
+    ran = CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    return ran.stdout
+
+
+def check_commands(profile: Path, folder: Path) -> dict[str, Any]:
+    """Run every command that takes a measured step; return what ``explain`` says."""
+    (replayed,) = json.loads(run("replay", profile, "--json"))
+    assert replayed["explained"] == pytest.approx(1, abs=0.02)
+    assert "all times equal" in run("diff", profile, profile)
+    run("calibrate", profile, "-o", folder / "costs.yaml")
+    run("convert", profile, folder / "step.pftrace")
+    run("convert", profile, folder / "step.json")
+    run("convert", profile, folder / "order.csv")
+    explained: dict[str, Any] = json.loads(run("explain", profile, "--json"))
+    return explained
+
+
+def test_every_command_takes_the_twin_and_waits_that_nothing_hid_are_told(tmp_path: Path) -> None:
+    profile = twin(tmp_path, stall_us=7_000)
+    explained = check_commands(profile, tmp_path)
+
+    # The first layer's dispatch(B) comes behind two other ways, beside four phases and three casts.
+    waited = 3 * 900_000 + 7_000_000 - 4 * 1_005_000 - 3 * 3_000
+    total, hidden = (explained[name]["expert-parallel"] for name in ("groups_ns", "hidden_ns"))
+    assert total == 16 * 900_000 + 7_000_000
+    assert explained["exposed_communication_ns"] == waited
+    without = explained["what_if"]
+    assert without["replayed_ns"] - without["free_communication_ns"] == waited
+    # What runs before the first computation and behind the last is not hidden, either.
+    assert 0 <= total - hidden - waited < 2 * 900_000
+    assert "dispatch(B) " in CliRunner().invoke(cli, ["explain", str(profile)]).stderr
+
+
 @pytest.mark.skipif(not PUBLISHED, reason="PPTRACE_DEEPSEEK_PROFILE names no file")
-def test_every_phase_and_operation_of_the_published_profile_is_attributed() -> None:
+def test_every_phase_and_operation_of_the_published_profile_is_attributed(tmp_path: Path) -> None:
     path = Path(str(PUBLISHED))
     recording = read_kineto(path, BUILT_IN)
 
@@ -96,3 +144,6 @@ def test_every_phase_and_operation_of_the_published_profile_is_attributed() -> N
     measured = measure_kineto([path], ImportRequest())
     assert measured.unattributed == ()
     check_structure(measured.steps[0].timeline)
+    explained = check_commands(path, tmp_path)
+    total, hidden = (explained[name]["expert-parallel"] for name in ("groups_ns", "hidden_ns"))
+    assert hidden / total == pytest.approx(0.978, abs=0.002)

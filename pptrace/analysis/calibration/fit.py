@@ -1,8 +1,10 @@
 """Fit the simulator to measured steps: times per stage and action, overhead per action, latency and bandwidth.
 
-Medians are fitted, because a profiler's steps hold outliers. Latency and bandwidth come from messages of several
-sizes, by the median slope between sizes (H. Theil, 1950; P. K. Sen, 1968); from one size they cannot be told
-apart, and then only the whole time is said.
+Computations and host gaps are fitted by their means: a step waits for its stalls as well, so that sums carry over
+to other orders and medians, which leave stalls out, come out short. A host's gap is seen only where its action
+waited for no message. Messages are fitted by medians, because a late one is mostly held by its host, which is in
+the gaps. Latency and bandwidth come from messages of several sizes, by the median slope between sizes (H. Theil,
+1950; P. K. Sen, 1968); from one size they cannot be told apart, and then only the whole time is said.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.analysis.figure import Figure, median_of
+from pptrace.analysis.figure import Figure, mean_of, median_of
 from pptrace.analysis.steps.times import Transfers
 from pptrace.model.kinds import PASSES, Kind
 
@@ -40,8 +42,8 @@ class Fitted:
     """The stage."""
     count: int
     """How many were measured."""
-    median_ns: Figure
-    """Median of their times."""
+    mean_ns: Figure
+    """Mean of their times."""
     in_overlapped_pairs: bool
     """Whether only members of overlapped pairs were measured, whose share of the pair is not known."""
 
@@ -91,7 +93,11 @@ class Calibration:
     fitted: tuple[Fitted, ...]
     """Per stage and kind."""
     overhead_ns: int
-    """Median host gap before an action whose rank and inputs were ready."""
+    """Mean host gap before an action whose rank and inputs were ready."""
+    overhead_deviation_ns: int
+    """Standard deviation of those gaps."""
+    gaps: int
+    """Of how many actions it was seen."""
     link: LinkFit | None
     """Messages, where nodes are known those between nodes; None where no arrival was seen."""
     node_ranks: int
@@ -102,6 +108,16 @@ class Calibration:
     """The fastest and the slowest way between ranks, where they are too far apart for one sort of link."""
     boundary_bytes: int
     """Size of a message between stages; 0 where unknown."""
+
+    def wire_ns(self, size_bytes: Int64s) -> Int64s:
+        """Return what messages of some sizes take from rank to rank; 0 where no arrival was seen."""
+        link = self.link or self.node_link
+        if link is None:
+            return np.zeros_like(size_bytes)
+        if link.latency_ns is None or link.bytes_per_s is None:
+            return np.full_like(size_bytes, link.median_ns.value)
+        took: Int64s = (link.latency_ns + size_bytes * (1e9 / link.bytes_per_s)).astype(np.int64)
+        return took
 
     def of(self, kind: Kind, stage: int) -> Fitted | None:
         """Return one kind on one stage; None where it was not measured."""
@@ -124,14 +140,15 @@ def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
         raise ValueError(msg)
     ((ranks, stages, microbatches),) = sizes
     fits = (_fitted(steps, kind, stage) for stage in range(stages) for kind in sorted(PASSES))
-    gaps = np.concatenate([one.gap_ns for one in steps])
+    gaps = np.concatenate([_host_gaps(one) for one in steps])
     sent = np.concatenate([one.transfers.size_bytes for one in steps])
     seen = _seen(steps)
     near = seen.source // node_ranks == seen.target // node_ranks if node_ranks else np.zeros(len(seen), bool)
     return Calibration(
         ranks=ranks, stages=stages, microbatches=microbatches, steps=len(steps),
         fitted=tuple(one for one in fits if one is not None),
-        overhead_ns=int(np.median(gaps)) if gaps.size else 0,
+        overhead_ns=round(float(gaps.mean())) if gaps.size else 0,
+        overhead_deviation_ns=round(float(gaps.std())) if gaps.size else 0, gaps=gaps.size,
         link=_link(seen, ~near), node_ranks=node_ranks, node_link=_link(seen, near),
         uneven=() if node_ranks else _uneven(seen),
         boundary_bytes=int(np.median(sent[sent > 0])) if (sent > 0).any() else 0,
@@ -147,8 +164,15 @@ def _fitted(steps: Sequence[Performed], kind: Kind, stage: int) -> Fitted | None
     if not times.size:
         return None
     return Fitted(
-        kind=kind.name, stage=stage, count=times.size, median_ns=median_of(times), in_overlapped_pairs=paired
+        kind=kind.name, stage=stage, count=times.size, mean_ns=mean_of(times), in_overlapped_pairs=paired
     )
+
+
+def _host_gaps(step: Performed) -> Int64s:
+    """Return the gaps that the host left, of actions that nothing else held up; those of first ones are none."""
+    follows = np.diff(step.rank, prepend=-1) == 0
+    gaps: Int64s = step.gap_ns[follows & ~step.waited & ~step.outside]
+    return gaps
 
 
 def _seen(steps: Sequence[Performed]) -> Transfers:

@@ -1,4 +1,4 @@
-"""Which installed schedule a step's order is."""
+"""Which installed schedules have a step's order."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from pptrace.hooks.registry import Registry
     from pptrace.schedule.table import Schedule
 
-__all__ = ["schedule_of"]
+__all__ = ["schedules_of"]
 
 
-def schedule_of(step: Performed, registry: Registry) -> str:
-    """Return the name of the schedule that orders its computations so with no option set; "" for none."""
+def schedules_of(step: Performed, registry: Registry) -> tuple[str, ...]:
+    """Return the names of all schedules that order its computations so with no option set."""
     placement = step.placement
     chunks, uneven = divmod(placement.stages, placement.ranks)
-    if uneven:
-        return ""
+    names: list[str] = []
+    if uneven or step.partial:
+        return ()
     for name, provided in registry.schedules.items():
         parameters = provided.offer.options
         try:
@@ -40,8 +41,8 @@ def schedule_of(step: Performed, registry: Registry) -> str:
         except (PptraceError, ValidationError):  # it takes no such sizes, or must be given an option
             continue
         if same:
-            return name
-    return ""
+            names.append(name)
+    return tuple(names)
 
 
 def _same_order(step: Performed, table: Schedule) -> bool:

@@ -39,7 +39,7 @@ def ladder_steps(a: Performed, b: Performed, a_ns: int, b_ns: int) -> tuple[Ladd
         ScheduleError: an order cannot be replayed.
     """
     lengths = [
-        performed(run_order(order, times)).span_ns
+        performed(run_order(order, times, partial=a.partial or b.partial)).span_ns
         for order, times in (
             (a.order, a.times()),
             (a.order, a.times(durations=b)),

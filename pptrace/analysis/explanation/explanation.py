@@ -35,6 +35,12 @@ class Explanation:
     """Idle time of all ranks by cause."""
     exposed_communication_ns: Figure
     """Communication of all ranks that nothing hid."""
+    groups_ns: Mapping[str, Figure]
+    """Communication of all ranks within their own groups, by group, beside computation or not."""
+    hidden_ns: Mapping[str, Figure]
+    """The part of each that ran while its rank computed."""
+    unrecorded_ns: Figure
+    """Waits of all ranks for what nobody recorded."""
     critical_path_ns: Mapping[str, Figure]
     """The chain that the end waited for, by kind, and what lies between."""
     ranks: tuple[RankBusy, ...]
@@ -50,6 +56,7 @@ class Explanation:
 def explain(side: Side) -> Explanation:
     """Explain a side's step."""
     metrics, step = side.metrics, side.performed
+    groups = [one for one in metrics.groups if one.stream.is_group]
     without, why = None, ""
     try:
         without = what_if(step)
@@ -59,6 +66,9 @@ def explain(side: Side) -> Explanation:
         step=side.steps[side.chosen].label, step_ns=Figure(metrics.step_ns), bubble=Figure(float(metrics.bubble)),
         parts_ns=_figures(parts_of(side)), idle_by_cause_ns=_figures(metrics.idle_by_cause_ns),
         exposed_communication_ns=Figure(int(metrics.exposed_ns.sum())),
+        groups_ns=_figures({one.name: int(one.total_ns.sum()) for one in groups}),
+        hidden_ns=_figures({one.name: int(one.hidden_ns.sum()) for one in groups}),
+        unrecorded_ns=Figure(int((step.gap_ns - step.host_gap_ns).sum())),
         critical_path_ns=_figures(chain_of(step).by_kind_ns), ranks=busy_by_rank(step),
         idle_ns=tuple(map(Figure, metrics.idle_ns.sum(axis=1).tolist())), what_if=without, no_what_if=why,
     )  # fmt: skip

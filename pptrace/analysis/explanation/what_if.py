@@ -36,7 +36,7 @@ class WhatIf:
     replayed_ns: Figure
     """As it was, replayed; the others are against this."""
     free_communication_ns: Figure
-    """With every message there at once."""
+    """With every message there at once, and no wait for a rank's own groups."""
     no_host_gaps_ns: Figure
     """With no host gaps."""
     no_bubble_ns: Figure
@@ -59,9 +59,12 @@ def what_if(step: Performed) -> WhatIf:
     repaired = np.where(step.rank == slowest.rank, (step.duration_ns / longer).astype(np.int64), step.duration_ns)
     nothing = np.zeros_like(step.transfers.took_ns)
     at_once = replace(step.transfers, took_ns=nothing, held_ns=nothing)
+    alone = step.duration_ns - step.collective_ns
     return WhatIf(
-        replayed_ns=_length(step), free_communication_ns=_length(replace(step, transfers=at_once)),
-        no_host_gaps_ns=_length(replace(step, gap_ns=np.zeros_like(step.gap_ns))), no_bubble_ns=slowest.busy_ns,
+        replayed_ns=_length(step),
+        free_communication_ns=_length(replace(step, transfers=at_once, duration_ns=alone)),
+        no_host_gaps_ns=_length(replace(step, gap_ns=step.gap_ns - step.host_gap_ns)),
+        no_bubble_ns=slowest.busy_ns,
         repaired_ns=_length(replace(step, duration_ns=repaired)), slowest=slowest,
     )  # fmt: skip
 
@@ -77,4 +80,4 @@ def busy_by_rank(step: Performed) -> tuple[RankBusy, ...]:
 
 
 def _length(step: Performed) -> Figure:
-    return Figure(performed(run_order(step.order, step.times())).span_ns)
+    return Figure(performed(run_order(step.order, step.times(), partial=step.partial)).span_ns)

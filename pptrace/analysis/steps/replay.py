@@ -37,25 +37,35 @@ class Replayed:
         return self.replayed_ns / self.step.span_ns if self.step.span_ns else 1.0
 
 
-def replay(timeline: Timeline, policy: Callable[[Schedule], Policy] | None = None) -> Replayed:
+def replay(
+    timeline: Timeline, policy: Callable[[Schedule], Policy] | None = None, *, lacks_ranks: bool = False
+) -> Replayed:
     """Replay a step with its own order, durations, transfers and host gaps.
+
+    Where computations are missing, waits for them are kept as long as they were.
 
     Args:
         timeline: the step.
         policy: how the messages of an order are issued. Unless given none waits for another, and each is held for
             as long as it was; a policy says itself what holds them.
+        lacks_ranks: whether ranks are missing whose recordings nobody has.
 
     Raises:
-        ScheduleError: its order is no pipeline's, for an action is missing or comes before what it needs.
+        ScheduleError: its order is no pipeline's, for an action comes before what it needs.
         ConstraintError: the policy cannot place the messages of its order.
     """
-    step = performed(timeline)
+    step = performed(timeline, lacks_ranks=lacks_ranks)
     chosen = None if policy is None else policy(step.order)
-    again = run_order(step.order, step.times(held=chosen is None), chosen)
+    again = run_order(step.order, step.times(held=chosen is None), chosen, partial=step.partial)
     return Replayed(step=step, timeline=again, replayed_ns=performed(again).span_ns)
 
 
-def run_order(order: Schedule, times: ActionTimes, policy: Policy | None = None) -> Timeline:
-    """Simulate an order with every time given, its messages as a policy issues them; ``async`` by default."""
+def run_order(
+    order: Schedule, times: ActionTimes, policy: Policy | None = None, *, partial: bool = False
+) -> Timeline:
+    """Simulate an order with every time given, its messages as a policy issues them; ``async`` by default.
+
+    Where actions are missing (``partial``), nothing waits for them.
+    """
     costs = Workload.uniform(order.stages, edges=len(order.placement.edges), f_ns=0, b_ns=0)
-    return simulate(order, costs, policy=policy, times=times)
+    return simulate(order, costs, policy=policy, times=times, partial=partial)

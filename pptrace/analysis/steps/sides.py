@@ -61,14 +61,14 @@ class Side:
     def performed(self) -> Performed:
         """Its computations."""
         if not self.pools:
-            return performed(self.timeline)
+            return performed(self.timeline, lacks_ranks=bool(self.numbers))
         every = self.every
         return median_step(every.pop(self.chosen), every)
 
     @property
     def every(self) -> list[Performed]:
         """The computations of each of its steps, with its own times."""
-        return [performed(step.timeline) for step in self.steps]
+        return [performed(step.timeline, lacks_ranks=bool(self.numbers)) for step in self.steps]
 
     @property
     def spans_ns(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from pptrace.analysis.steps.arrivals import arrivals, released_by_messages
+from pptrace.analysis.steps.unrecorded import needs_unrecorded
 from pptrace.model.cells import CELL, Cells
 from pptrace.model.columns import Int32s, Int64s, difference
 from pptrace.model.kinds import RECEIVES, TOWARDS_NEXT, Kind, Pass, message_kind
@@ -41,6 +42,8 @@ _SENDER = np.array(
     dtype=np.int8,
 )
 """By kind, that of the sender's side of a message; any other kind stays."""
+_EACH = ([Kind.F], [Kind.B, Kind.I])
+"""What every stage computes once for each microbatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,6 +83,12 @@ class Performed(Cells):
     """What it took; of two that are folded, both in sum."""
     gap_ns: Int64s
     """From when it could start, its rank free and its inputs there, to its start."""
+    collective_ns: Int64s
+    """The part of its duration in which it waited for its rank's own group."""
+    waited: NDArray[np.bool_]
+    """Whether it is known to have waited for a message, so that nobody saw what its host did meanwhile."""
+    outside: NDArray[np.bool_]
+    """Whether it waited for what nobody recorded, so that its gap is that wait, and not the host's."""
     transfers: Transfers
     """The messages between ranks."""
 
@@ -106,6 +115,18 @@ class Performed(Cells):
         columns = ("rank", *CELL, "start_ns", "end_ns", "duration_ns", "gap_ns")
         of_messages = ("source", "target", "kind", "stage", "microbatch", "size_bytes", "took_ns")
         return not (difference(self, other, columns) or difference(self.transfers, other.transfers, of_messages))
+
+    @property
+    def host_gap_ns(self) -> Int64s:
+        """The gaps that the host left; 0 where one is a wait for what nobody recorded."""
+        return np.where(self.outside, 0, self.gap_ns)
+
+    @property
+    def partial(self) -> bool:
+        """Whether computations are missing: of ranks that nobody recorded, or of what one of them did."""
+        cells = self.placement.stages * self.placement.microbatches
+        forwards, backwards = (int(self.span[np.isin(self.kind, kinds)].sum()) for kinds in _EACH)
+        return bool(self.outside.any()) or not forwards == backwards == cells
 
     @property
     def lacks_ranks(self) -> bool:
@@ -170,10 +191,14 @@ class Performed(Cells):
         return ActionTimes(duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
 
 
-def performed(timeline: Timeline) -> Performed:
+def performed(timeline: Timeline, *, lacks_ranks: bool = False) -> Performed:
     """Take a step's times apart; :mod:`pptrace.analysis.steps.arrivals` says when messages were there.
 
     Actions in segments are taken whole.
+
+    Args:
+        timeline: the step.
+        lacks_ranks: whether ranks are missing from it whose recordings nobody has.
     """
     timeline = folded(timeline)
     by_rank = compute_rows(timeline)
@@ -184,15 +209,20 @@ def performed(timeline: Timeline) -> Performed:
     found = arrivals(timeline, messages(timeline), before)
     ready = before.copy()
     np.maximum.at(ready, found.consumer, found.there_ns)
-    released = np.zeros(len(timeline), dtype=np.bool_)
+    released, waited = (np.zeros(len(timeline), dtype=np.bool_) for _ in range(2))
     released[found.consumer] = released_by_messages(timeline)[found.consumer]
+    seen = found.observed & (released[found.consumer] | (timeline.cause[found.consumer] < 0))
+    waited[found.consumer[seen]] = True
     first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)
     gap = np.where(released, 0, np.maximum(timeline.start_ns - ready, 0))[rows]
     gap[first[first < rows.size]] = 0  # what comes before a rank's first action is no gap between two
+    cells = timeline.cells.taken(rows)
     return Performed(
-        **timeline.cells.taken(rows)._asdict(), placement=timeline.placement, rank=timeline.rank_of_row()[rows],
+        **cells._asdict(), placement=timeline.placement, rank=timeline.rank_of_row()[rows],
         row=rows, start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
         duration_ns=(timeline.end_ns - timeline.start_ns)[rows], gap_ns=gap,
+        collective_ns=timeline.collective_ns[rows], waited=waited[rows],
+        outside=needs_unrecorded(cells, timeline.placement, lacks_ranks=lacks_ranks),
         transfers=_transfers(timeline, found),
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from pptrace.plugin import (
     message_kind,
 )
 from pptrace_profilers.assembly.causes import with_causes
+from pptrace_profilers.assembly.group_waits import with_group_waits
 from pptrace_profilers.assembly.messages import kernel_of, kernel_payloads
 from pptrace_profilers.assembly.overlapped_pairs import TimesAlone, arrival
 from pptrace_profilers.recording.recording import shifted
@@ -53,6 +54,7 @@ def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tupl
     moves = ((move, 0, done) for move, done in _moves(messages) if _is_within(move.action, placement))
     slices = [*((action, gap, -1) for action, gap in actions), *moves]
     slices.sort(key=lambda row: _place(row[0]))
+    slices = with_group_waits(slices)
     zero = min(row.start_ns for row, _, _ in slices)
     timeline = from_slices([_since(row, zero) for row, _, _ in slices], placement)
     received = np.array([-1 if done < 0 else done - zero for _, _, done in slices], dtype=np.int64)
@@ -102,6 +104,8 @@ def _begin(execution: Execution) -> int:
 def _stream(execution: Execution) -> Stream:
     """Return the stream of an action: the one that its kernels ran on, else the one that its kind stands for."""
     kind, gpu = execution.action.kind, execution.gpu
+    if kind in COMMUNICATION and execution.pair >= 0:
+        return Stream.EXPERT_PARALLEL
     computed = gpu is not None and gpu.computes and kind not in COMMUNICATION | COPIES
     return Stream.COMPUTE if computed else kind.traits.stream
 

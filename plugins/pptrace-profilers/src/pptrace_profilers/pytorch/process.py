@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from pptrace.plugin import COMPUTE
 from pptrace_profilers.pytorch.metadata import groups_of, positive, rank_of
 from pptrace_profilers.pytorch.operations import gpu_operations
-from pptrace_profilers.pytorch.phases import phase_executions
+from pptrace_profilers.pytorch.phases import hidden_phases, phase_executions
 from pptrace_profilers.pytorch.posts import posted_ends
 from pptrace_profilers.recording.annotations import Annotations
 from pptrace_profilers.recording.gpu_spans import with_gpu_spans
@@ -48,7 +49,7 @@ def recording_of(events: Events, rules: Rules) -> Recording:
     groups = groups_of(metadata, rank)
     members = pipeline_group(groups, rank)
     executions, annotations = _annotated(events, rules)
-    return with_gpu_spans(Recording(
+    recording = with_gpu_spans(Recording(
         path=events.path, rank=rank, world=positive(metadata.get("world_size"), MOST_RANKS), groups=groups,
         windows=_windows(events),
         executions=tuple(executions), ends=tuple(posted_ends(events, executions, members)),
@@ -57,6 +58,8 @@ def recording_of(events: Events, rules: Rules) -> Recording:
         origin_ns=positive(events.top.get("baseTimeNanoseconds")),
         allocated_bytes=max((size for device, size in events.allocated.items() if device != _HOST), default=0),
     ))  # fmt: skip
+    hidden = hidden_phases(recording.executions)
+    return replace(recording, notes=(*recording.notes, f"{events.path.name}: {hidden}")) if hidden else recording
 
 
 def _notes(events: Events, executions: Sequence[Execution]) -> Iterable[str]:

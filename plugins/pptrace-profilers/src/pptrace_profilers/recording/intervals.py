@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Int64s
 
-__all__ = ["covered_ns", "totals", "window_around"]
+__all__ = ["covered_ns", "totals", "uncovered_ns", "window_around"]
 
 
 def covered_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> Int64s:
@@ -54,6 +54,19 @@ def totals(key: NDArray[Any], amount: Int64s) -> tuple[NDArray[Any], Int64s, Int
     total = np.zeros(keys.size, dtype=np.int64)
     np.add.at(total, group, amount)
     return keys, np.bincount(group, minlength=keys.size), total
+
+
+def uncovered_ns(span: tuple[int, int], others: Sequence[tuple[int, int]]) -> int:
+    """Return for how long nothing else ran within a span.
+
+    >>> uncovered_ns((0, 10), [(-2, 3), (2, 4), (8, 12)])
+    4
+    """
+    alone, reached = 0, span[0]
+    for start, end in sorted(others):
+        alone += max(min(start, span[1]) - reached, 0)
+        reached = max(reached, min(end, span[1]))
+    return alone + span[1] - reached
 
 
 def window_around(windows: Sequence[tuple[int, int]], at_ns: Sequence[int]) -> Int64s:

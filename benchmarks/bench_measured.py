@@ -1,0 +1,93 @@
+"""How much of recorded steps replays give back, and how well a fit on one run predicts all others.
+
+    python benchmarks/bench_measured.py FOLDER
+
+FOLDER holds a folder of traces per run. Prints two tables in Markdown: replays, and for every pair of runs by how
+many percent the second's step, simulated with the first's fit in the second's order, is off.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pptrace.analysis.calibration.check import checked
+from pptrace.analysis.calibration.fit import calibrate
+from pptrace.analysis.steps.replay import replay
+from pptrace.analysis.steps.sides import measured_side
+from pptrace.analysis.steps.times import performed
+from pptrace.config.resolve import load
+from pptrace.experiment.measured import read_measurement
+from pptrace.experiment.run import simulate
+from pptrace.hooks.registry import Registry
+from pptrace.present.calibration import calibrated_yaml
+from pptrace.schedule.write import table_text
+
+if TYPE_CHECKING:
+    from pptrace.analysis.steps.sides import Side
+
+
+def main(folder: Path) -> None:
+    """Print both tables."""
+    registry = Registry.load()
+    runs = {path.name.removeprefix("sleep-"): path for path in sorted(folder.iterdir()) if path.is_dir()}
+    sides = {}
+    for name, path in runs.items():
+        measurement, _ = read_measurement([path], registry)
+        sides[name] = measured_side(measurement, name)
+    print("| run | step | replay |\n|---|---|---|")
+    for name, side in sides.items():
+        found = replay(side.timeline)
+        print(f"| `{name}` | {found.step.span_ns / 1e6:.1f} ms | {found.explained - 1:+.1%} |")
+    with tempfile.TemporaryDirectory() as scratch:
+        print_predictions(sides, Path(scratch), registry)
+
+
+def print_predictions(sides: dict[str, Side], scratch: Path, registry: Registry) -> None:
+    """Print the table of predictions, and how many lie in the interval that each fit states."""
+    names = list(sides)
+    print("\n| fitted on |", " | ".join(f"`{name}`" for name in names), "| stated |")
+    print("|---" * (len(names) + 2), end="|\n")
+    for name, side in sides.items():
+        (scratch / f"{name}.csv").write_text(table_text(side.performed.order), encoding="utf-8")
+    others, inside, kept = [], 0, 0
+    for source, side in sides.items():
+        fit = calibrate(side.every)
+        check = checked(fit, side.every, registry)
+        interval = check.interval or 0.0
+        costs = scratch / f"{source}.yaml"
+        costs.write_text(calibrated_yaml(fit, source, (), check), encoding="utf-8")
+        off, lengths = {}, {}
+        for target, other in sides.items():
+            step = simulate(load(costs, (), {"schedule": str(scratch / f"{target}.csv")}), registry).timeline
+            lengths[target] = performed(step).span_ns
+            off[target] = lengths[target] / other.performed.span_ns - 1
+        others += [abs(one) for target, one in off.items() if target != source]
+        inside += sum(abs(one) <= interval for target, one in off.items() if target != source)
+        kept += orders_kept(sides, lengths, interval)
+        print(f"| `{source}` |", " | ".join(f"{100 * off[name]:+.1f}" for name in names), end="")
+        print(f" | ±{interval:.1%} |")
+    pairs = len(names) * len(names) * (len(names) - 1) // 2
+    print(
+        f"\nothers than its own: median {median(others):.1%}, worst {max(others):.1%}, {inside} of {len(others)} ",
+        end="",
+    )
+    print(f"in the stated interval; {kept} of {pairs} pairs of schedules in their order, or a stated tie")
+
+
+def orders_kept(sides: dict[str, Side], lengths: dict[str, int], interval: float) -> int:
+    """Return how many pairs of schedules are predicted in their measured order, or as a tie."""
+    names, kept = list(sides), 0
+    for at, first in enumerate(names):
+        for second in names[at + 1 :]:
+            said = lengths[first] / lengths[second] - 1
+            was = sides[first].performed.span_ns - sides[second].performed.span_ns
+            kept += abs(said) <= interval or (said > 0) == (was > 0)
+    return kept
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
