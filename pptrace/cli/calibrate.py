@@ -82,12 +82,12 @@ def _network_alone(measurement: Measurement, traces: Path, output: str | None, *
         TraceError: not even that was, or nothing of it can be told.
     """
     from pptrace.analysis.calibration.network_fit import fit_network
-    from pptrace.analysis.steps.sides import NO_ACTIONS
+    from pptrace.analysis.steps.sides import no_actions
     from pptrace.errors import TraceError
     from pptrace.present.calibration import network_document, network_yaml
 
     if not measurement.by_size:
-        raise TraceError(NO_ACTIONS, file=traces)
+        raise TraceError(no_actions(measurement), file=traces)
     fits = fit_network(measurement.by_size)
     echo_documents(network_document(fits), as_json=as_json)
     if output is not None:

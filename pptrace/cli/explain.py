@@ -108,9 +108,11 @@ def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str) -> Side
 def _explained(side: Side, step: str) -> list[Document]:
     from pptrace.analysis.explanation.explanation import explain
     from pptrace.analysis.figure import with_deviations
+    from pptrace.hooks.registry import Registry
     from pptrace.present.explanation import explanation_document
 
-    every = [explain(replace(side, chosen=at, pools=False)) for at in range(len(side.steps))]
+    registry = Registry.load()
+    every = [explain(replace(side, chosen=at, pools=False), registry) for at in range(len(side.steps))]
     lengths = [round(one.step_ns.value) for one in every]
     return [
         explanation_document(

@@ -51,14 +51,14 @@ def read(
     Raises:
         TraceError: they cannot be read, or hold no action of a pipeline and are not taken ``without_actions``.
     """
-    from pptrace.analysis.steps.sides import NO_ACTIONS
+    from pptrace.analysis.steps.sides import no_actions
     from pptrace.errors import TraceError
     from pptrace.experiment.measured import read_measurement
     from pptrace.hooks.registry import Registry
 
     measurement, measured = read_measurement(traces, Registry.load(), request)
     if not measurement.steps and not without_actions:
-        raise TraceError(NO_ACTIONS, file=traces[0])
+        raise TraceError(no_actions(measurement), file=traces[0])
     for note in measurement.notes:
         click.echo(printable_line(f"note: {note}"), err=True)
     return measurement, measured

@@ -14,7 +14,7 @@ from pptrace.cli.printed import echo_documents
 from pptrace.printable import printable_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pptrace.schedule.policy import Policy
     from pptrace.schedule.table import Schedule
@@ -24,7 +24,8 @@ __all__ = ["command"]
 
 _EXAMPLES = """\b
 pptrace replay run/
-pptrace replay run/ --p2p torch -o replay.pftrace"""
+pptrace replay run/ --p2p torch -o replay.pftrace
+pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
 
 
 @click.command("replay", epilog=_EXAMPLES)
@@ -37,19 +38,31 @@ pptrace replay run/ --p2p torch -o replay.pftrace"""
     help="Issue messages as this policy does; unless given, each goes when it is made, and is held as it was.",
 )  # fmt: skip
 @click.option(
+    "--p2p-option", "p2p_options", multiple=True, metavar="KEY=VALUE",
+    help="An option of that policy, as under p2p.options; may be repeated.",
+)
+@click.option(
     "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=complete.files(),
     help="Write the (first) replay.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    traces: tuple[Path, ...], request: ImportRequest, p2p: str | None, output: str | None, *, as_json: bool
+    traces: tuple[Path, ...],
+    request: ImportRequest,
+    p2p: str | None,
+    p2p_options: tuple[str, ...],
+    output: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Replay the steps in TRACES: their order, durations, transfers and gaps, never when anything started."""
     from pptrace.analysis.steps.replay import Replayed, replay
     from pptrace.errors import ScheduleError
     from pptrace.present.replay import replay_document
 
-    policy = None if p2p is None else _policy(p2p)
+    if p2p_options and p2p is None:
+        raise click.UsageError("--p2p-option is for a policy: name it with --p2p")
+    policy = None if p2p is None else _policy(p2p, p2p_options)
     measurement, _ = read(traces, request)
     replays: dict[str, Replayed] = {}
     failed = {}
@@ -74,11 +87,17 @@ def command(
             click.echo(f"wrote {printable_line(str(path))}", err=True)
 
 
-def _policy(name: str) -> Callable[[Schedule], Policy]:
-    """Return what makes a policy, with its default options, for an order."""
+def _policy(name: str, given: Sequence[str]) -> Callable[[Schedule], Policy]:
+    """Return what makes a policy, with the options that are given, for an order."""
+    from pptrace.config.yaml_file import parse_value
     from pptrace.hooks.build import build_policy, checked_options
     from pptrace.hooks.registry import Registry
 
+    pairs = [text.partition("=") for text in given]
+    unsaid = next((key for key, equals, _ in pairs if not (key and equals)), None)
+    if unsaid is not None:
+        raise click.UsageError(f"--p2p-option {unsaid}: write KEY=VALUE")
+    values = {key: parse_value(value, f"--p2p-option {key}") for key, _, value in pairs}
     provided = Registry.load().message_policies[name]
-    options = checked_options(provided, {}, "p2p.options")
+    options = checked_options(provided, values, "p2p.options")
     return lambda order: build_policy(provided, order, options)

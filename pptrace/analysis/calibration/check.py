@@ -7,42 +7,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.analysis.steps.nearest_policy import nearest_policy
 from pptrace.analysis.steps.replay import run_order
 from pptrace.analysis.steps.times import performed
-from pptrace.config.choices import PolicyName
-from pptrace.errors import PptraceError
-from pptrace.hooks.build import build_policy, checked_options
 from pptrace.model.kinds import Kind
-from pptrace.model.workload import Workload
-from pptrace.schedule.policy import Policy
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pptrace.analysis.calibration.fit import Calibration
     from pptrace.analysis.steps.times import Performed
-    from pptrace.hooks.offers import MessagePolicyOffer
-    from pptrace.hooks.provider import Provided
     from pptrace.hooks.registry import Registry
+    from pptrace.schedule.policy import Policy
 
 __all__ = ["Checked", "checked"]
 
 _DOUBTFUL = 0.05
 """From which error of its own step on a fit is warned of."""
-_AS_NEAR = 0.001
-"""Which share of a step two policies are told apart by."""
 _MOST_PARTS = 6
 """Computations of a rank for each microbatch: forward, input and weight gradient of two chunks."""
 _SEEN_SELDOM = 0.25
 """From which share of actions down it is warned that what the host does between them was hardly seen."""
-
-_V_SHAPED = Schedule.from_rows([
-    ["0F0", "0F1", "3F0", "3I0", "3F1", "3I1", "3W0", "3W1", "0B0", "0B1"],
-    ["1F0", "2F0", "1F1", "2F1", "2I0", "1I0", "2I1", "1I1", "2W0", "2W1", "1W0", "1W1"],
-])  # fmt: skip
-"""An order of chunks in a V, with split backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +62,7 @@ def checked(fit: Calibration, steps: Sequence[Performed], registry: Registry, *,
         registry: the plugins, whose message policies are tried.
         measured: false for steps of a simulation's trace.
     """
-    policy = _nearest(steps[0], registry, measured=measured)
+    policy = nearest_policy(steps[0], registry, measured=measured).policy
     simulated = [_length(_with_fit(fit, step), policy) for step in steps]
     spans = [step.span_ns for step in steps]
     step_ns, own_ns = round(float(np.mean(spans))), round(float(np.mean(simulated)))
@@ -95,39 +80,6 @@ def _interval(fit: Calibration, steps: Sequence[Performed], error: float, step_n
     host = max(fit.overhead_ns, fit.overhead_deviation_ns) * actions / step_ns
     spans = [step.span_ns for step in steps]
     return error + host + (float(np.std(spans, ddof=1)) / step_ns if len(spans) > 1 else 0.0)
-
-
-def _nearest(step: Performed, registry: Registry, *, measured: bool) -> Policy:
-    """Return the policy under which a step's actions, with their own times, start nearest to when they did.
-
-    Of policies that are as near, to a thousandth of the step: a framework's where one ran, for it knows what that
-    does with other orders; else ``async``.
-    """
-    tried = {name: _off(step, provided) for name, provided in registry.message_policies.items()}
-    known = [found for found in tried.values() if found is not None]
-    if step.partial or not known:
-        return Policy()
-    least = min(off for off, _ in known) + _AS_NEAR * step.span_ns
-    near = [policy for off, policy in known if off <= least]
-    rules = {name.value for name in PolicyName}
-    return min(near, key=lambda one: ((one.label in rules) == measured, one.label != Policy().label))
-
-
-def _off(step: Performed, provided: Provided[MessagePolicyOffer]) -> tuple[int, Policy] | None:
-    """Return by how many nanoseconds actions are off in the mean; None for a policy that cannot take this order.
-
-    One that cannot take every order does not count: a fit is to say what others take.
-    """
-    try:
-        options = checked_options(provided, {}, "p2p.options")
-        any_order = build_policy(provided, _V_SHAPED, options)
-        simulate(_V_SHAPED, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=any_order)
-        policy = build_policy(provided, step.order, options)
-        again = performed(run_order(step.order, step.times(held=False), policy))
-    except PptraceError:
-        return None
-    off = (again.start_ns - again.start_ns.min()) - (step.start_ns - step.start_ns.min())
-    return round(float(np.abs(off).mean())), policy
 
 
 def _with_fit(fit: Calibration, step: Performed) -> Performed:

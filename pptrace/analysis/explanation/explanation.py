@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pptrace.analysis.explanation.runs_again import runs_again
 from pptrace.analysis.explanation.what_if import RankBusy, WhatIf, busy_by_rank, what_if
 from pptrace.analysis.figure import Figure
 from pptrace.analysis.steps.parts import parts_of
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pptrace.analysis.steps.sides import Side
+    from pptrace.hooks.registry import Registry
 
 __all__ = ["Explanation", "explain"]
 
@@ -53,13 +55,13 @@ class Explanation:
     """Why not."""
 
 
-def explain(side: Side) -> Explanation:
-    """Explain a side's step."""
+def explain(side: Side, registry: Registry | None = None) -> Explanation:
+    """Explain a side's step; of the plugins given, message policies are tried where messages were held up."""
     metrics, step = side.metrics, side.performed
     groups = [one for one in metrics.groups if one.stream.is_group]
     without, why = None, ""
     try:
-        without = what_if(step)
+        without = what_if(step, None if registry is None else runs_again(side, registry))
     except ScheduleError as error:
         why = str(error)
     return Explanation(

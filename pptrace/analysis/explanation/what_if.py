@@ -12,6 +12,8 @@ from pptrace.analysis.steps.replay import run_order
 from pptrace.analysis.steps.times import performed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pptrace.analysis.steps.times import Performed
 
 __all__ = ["RankBusy", "WhatIf", "busy_by_rank", "what_if"]
@@ -47,8 +49,13 @@ class WhatIf:
     """That rank."""
 
 
-def what_if(step: Performed) -> WhatIf:
+def what_if(step: Performed, again: Callable[[Performed], int] | None = None) -> WhatIf:
     """Replay a step without one thing after another.
+
+    Args:
+        step: the step.
+        again: runs it with other durations and gaps and returns its length, its messages held up by whatever holds
+            them then; unless given, each is held for as long as it was.
 
     Raises:
         ScheduleError: its order is no pipeline's.
@@ -60,12 +67,13 @@ def what_if(step: Performed) -> WhatIf:
     nothing = np.zeros_like(step.transfers.took_ns)
     at_once = replace(step.transfers, took_ns=nothing, held_ns=nothing)
     alone = step.duration_ns - step.collective_ns
+    length = again or _held
     return WhatIf(
-        replayed_ns=_length(step),
-        free_communication_ns=_length(replace(step, transfers=at_once, duration_ns=alone)),
-        no_host_gaps_ns=_length(replace(step, gap_ns=step.gap_ns - step.host_gap_ns)),
+        replayed_ns=Figure(length(step)),
+        free_communication_ns=Figure(_held(replace(step, transfers=at_once, duration_ns=alone))),
+        no_host_gaps_ns=Figure(length(replace(step, gap_ns=step.gap_ns - step.host_gap_ns))),
         no_bubble_ns=slowest.busy_ns,
-        repaired_ns=_length(replace(step, duration_ns=repaired)), slowest=slowest,
+        repaired_ns=Figure(length(replace(step, duration_ns=repaired))), slowest=slowest,
     )  # fmt: skip
 
 
@@ -79,5 +87,5 @@ def busy_by_rank(step: Performed) -> tuple[RankBusy, ...]:
     )
 
 
-def _length(step: Performed) -> Figure:
-    return Figure(performed(run_order(step.order, step.times(), partial=step.partial)).span_ns)
+def _held(step: Performed) -> int:
+    return performed(run_order(step.order, step.times(), partial=step.partial)).span_ns

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from pptrace.timeline.metrics import Metrics
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["NO_ACTIONS", "Side", "measured_side", "simulated_side"]
+__all__ = ["Side", "measured_side", "no_actions", "simulated_side"]
 
-NO_ACTIONS = (
+_NO_ACTIONS = (
     "holds no action of a pipeline that is recognised; if its annotations have names of their own, say which in a "
     "file: --rules FILE; pptrace annotate prints what makes them, pptrace explain what else is in it"
 )
 """What a trace without actions is refused with."""
+_TOLD = 4
+"""Notes of it that are repeated there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,12 @@ class Side:
         return measure(self.timeline, self.workload)
 
 
+def no_actions(measurement: Measurement) -> str:
+    """Return what a trace without actions is refused with: what to do, and what was noted of it."""
+    noted = "; ".join(measurement.notes[-_TOLD:])
+    return f"{_NO_ACTIONS} (noted: {noted})" if noted else _NO_ACTIONS
+
+
 def simulated_side(run: Run, name: str) -> Side:
     """Return a simulated side."""
     from pptrace.timeline.measurement import Step
@@ -108,7 +116,7 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
         ConfigError: no such step, or no step at all.
     """
     if not measurement.steps:
-        raise ConfigError(NO_ACTIONS, file=name)
+        raise ConfigError(no_actions(measurement), file=name)
     every = [performed(one.timeline) for one in measurement.steps]
     most = max(len(one) for one in every)
     whole = [number for number, one in enumerate(every) if len(one) == most]
