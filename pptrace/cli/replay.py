@@ -38,7 +38,10 @@ pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
     help="Issue messages as this policy does; unless given, each goes when it is made, and is held as it was.",
 )  # fmt: skip
 @click.option(
-    "--p2p-option", "p2p_options", multiple=True, metavar="KEY=VALUE",
+    "--p2p-option",
+    "p2p_options",
+    multiple=True,
+    metavar="KEY=VALUE",
     help="An option of that policy, as under p2p.options; may be repeated.",
 )
 @click.option(

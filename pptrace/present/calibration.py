@@ -105,7 +105,7 @@ def _about_check(check: Checked) -> list[str]:
             f"measured {ms(check.step_ns)} ({check.error:+.1%})"
         ),
         *(
-            [f"other schedules: up to {check.interval:.1%} off; those nearer to each other than that are a tie"]
+            [f"other schedules: about ±{check.interval:.1%}; those nearer to each other than that are a tie"]
             if check.interval is not None
             else []
         ),

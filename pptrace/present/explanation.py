@@ -53,7 +53,7 @@ def explanation_document(
             Section(title="parts of the step, mean over ranks", blocks=_parts(one)),
             Section(title="ranks", blocks=(_ranks(one),)),
             Section(title="critical path: computations, and what lies between", blocks=(_path(one),)),
-            Section(title="the pipeline would take", blocks=_without(one)),
+            Section(title="the pipeline would take, from its first computation to its last", blocks=_without(one)),
             Section(title="what belongs to no action", blocks=tuple(Line(text=line) for line in lost)),
         ),
         values={

@@ -21,7 +21,8 @@ def replay_document(replays: Mapping[str, Replayed]) -> Document:
     """Return a line per step, and one over all."""
     shares = [one.explained for one in replays.values()]
     lines = [
-        f"{label}: measured {ms(one.step.span_ns)}, replayed {ms(one.replayed_ns)}: {one.explained:.2%} explained"
+        f"{label}: measured {ms(one.step.span_ns)}{_of_step(one)}, replayed {ms(one.replayed_ns)}: "
+        f"{one.explained:.2%} explained"
         for label, one in replays.items()
     ]
     waits = max(int((one.step.gap_ns - one.step.host_gap_ns).sum()) for one in replays.values())
@@ -33,9 +34,14 @@ def replay_document(replays: Mapping[str, Replayed]) -> Document:
         title="replays", lead=tuple(Line(text=line) for line in lines),
         values=[
             {
-                "step": label, "measured_ns": one.step.span_ns, "replayed_ns": one.replayed_ns,
-                "explained": one.explained,
+                "step": label, "step_ns": one.step_ns, "measured_ns": one.step.span_ns,
+                "replayed_ns": one.replayed_ns, "explained": one.explained,
             }
             for label, one in replays.items()
         ],
     )  # fmt: skip
+
+
+def _of_step(one: Replayed) -> str:
+    """Say of which step the computations are, where more belongs to it."""
+    return f" from the first computation to the last, of a step of {ms(one.step_ns)}" if one.has_more else ""

@@ -76,7 +76,7 @@ def test_a_step_does_not_differ_from_itself() -> None:
     assert found.change == 0
     assert found.changes == found.orders == found.culprits == ()
     assert found.divergence is None
-    assert [one.change_ns.value for one in found.ladder] == [0] * 6
+    assert [one.change_ns.value for one in found.ladder] == [0] * 7
 
 
 def test_three_milliseconds_on_one_action_are_ranked_first_and_where_it_parts() -> None:

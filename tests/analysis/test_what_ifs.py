@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pptrace.analysis.diff.step_diff import diff
 from pptrace.analysis.explanation.explanation import explain
 from pptrace.analysis.steps.sides import measured_side, simulated_side
 from pptrace.api import simulate
@@ -63,3 +64,16 @@ def test_a_repaired_rank_takes_what_the_simulator_takes_without_its_delay(case: 
         assert found.slowest.rank == 3
         assert found.replayed_ns.value == slow.metrics.step_ns
         assert found.repaired_ns.value == pytest.approx(even.metrics.step_ns, rel=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_slow_rank_on_the_same_network_is_no_slow_network(case: str) -> None:
+    schedule, network = CASES[case]
+    sides = (simulated_side(run(factor, schedule, **network), str(factor)) for factor in (1.0, 1.5))
+
+    found = diff(*sides)
+
+    ladder = {step.name: step.change_ns.value for step in found.ladder}
+    assert ladder["transfers"] == 0
+    assert ladder["durations"] > 0
+    assert {one.sort for one in found.culprits} == {"slow rank"}

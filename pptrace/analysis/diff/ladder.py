@@ -1,7 +1,8 @@
 """A ladder from one step to another: what each sort of time changes; together they are the whole difference.
 
-The first step's replay gets the second's durations, then its order, its transfers, its host gaps. What replays do
-not give of either step is a step of the ladder too, and so is what lies before and behind the pipeline.
+The first step's replay gets the second's durations, then its order, its transfers, what held its messages up,
+its host gaps. What replays do not give of either step is a step of the ladder too, and so is what lies before and
+behind the pipeline.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ def ladder_steps(a: Performed, b: Performed, a_ns: int, b_ns: int) -> tuple[Ladd
         for order, times in (
             (a.order, a.times()),
             (a.order, a.times(durations=b)),
-            (b.order, b.times(transfers=a, gaps=a)),
+            (b.order, b.times(transfers=a, holds=a, gaps=a)),
+            (b.order, b.times(holds=a, gaps=a)),
             (b.order, b.times(gaps=a)),
             (b.order, b.times()),
         )
     ]
-    names = ("durations", "order", "transfers", "host gaps")
+    names = ("durations", "order", "transfers", "messages held up", "host gaps")
     changes = [(name, after - before) for name, (before, after) in zip(names, pairwise(lengths), strict=True)]
     changes.append(("not explained by replays", (b.span_ns - lengths[-1]) - (a.span_ns - lengths[0])))
     changes.append(("before and behind the pipeline", (b_ns - b.span_ns) - (a_ns - a.span_ns)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pptrace.analysis.steps.times import Performed, performed
 from pptrace.model.workload import Workload
 from pptrace.sim.simulate import simulate
+from pptrace.timeline.window import window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,13 @@ class Replayed:
     """The replay."""
     replayed_ns: int
     """From its first computation to its last."""
+    step_ns: int
+    """Length of the whole step, with the messages before the first computation and behind the last."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the step has more than what lies between its first computation and its last."""
+        return self.step_ns != self.step.span_ns
 
     @property
     def explained(self) -> float:
@@ -57,7 +65,8 @@ def replay(
     step = performed(timeline, lacks_ranks=lacks_ranks)
     chosen = None if policy is None else policy(step.order)
     again = run_order(step.order, step.times(held=chosen is None), chosen, partial=step.partial)
-    return Replayed(step=step, timeline=again, replayed_ns=performed(again).span_ns)
+    opened, closed = window(timeline)
+    return Replayed(step=step, timeline=again, replayed_ns=performed(again).span_ns, step_ns=int(closed - opened))
 
 
 def run_order(

@@ -169,11 +169,11 @@ class Performed(Cells):
 
     def times(
         self, *, durations: Self | None = None, transfers: Self | None = None, gaps: Self | None = None,
-        held: bool = True,
+        holds: Self | None = None, held: bool = True,
     ) -> ActionTimes:  # fmt: skip
         """Return times by action, each sort from another step where one is given; what it lacks stays ours.
 
-        Messages take what held them too, unless ``held`` is false.
+        Messages take what held them (``holds``) too, unless ``held`` is false.
         """
         cells = len(Kind) * self.placement.stages * self.placement.microbatches
         duration, transfer = (np.full(cells, -1, dtype=np.int64) for _ in range(2))
@@ -183,11 +183,14 @@ class Performed(Cells):
             if other is not None:
                 there = np.isin(other.places, self.places)
                 times[other.places[there]] = getattr(other, column)[there]
-        for step in (self, transfers):
-            if step is not None:
-                at = _sends(step.transfers, self.placement)
-                whole = step.transfers.took_ns + (step.transfers.held_ns if held else 0)
-                transfer[at] = np.where(step.transfers.took_ns >= 0, whole, transfer[at])
+        hold = np.zeros(cells, dtype=np.int64)
+        for times, column, others in ((transfer, "took_ns", transfers), (hold, "held_ns", holds)):
+            for step in (self, others):
+                if step is not None:
+                    at, moves = _sends(step.transfers, self.placement), step.transfers
+                    times[at] = np.where(moves.took_ns >= 0, getattr(moves, column), times[at])
+        if held:
+            transfer = np.where(transfer >= 0, transfer + hold, transfer)
         return ActionTimes(duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
 
 

@@ -47,7 +47,7 @@ def assemble(recordings: Sequence[Recording]) -> Measurement:
     matched = [match_ends(step, unattributed) for step in rank_steps]
     clocks = align(len(recordings), list(_transfers([message for step in matched for message in step])))
     notes = [*(note for one in recordings for note in one.notes), *left_out, *_contradictions(clocks)]
-    steps = []
+    found = []
     for label, ranks, messages in zip(labels, rank_steps, matched, strict=True):
         if all(one.action.kind in COMMUNICATION for rank in ranks for one in rank.executions):
             notes.append(f"{label} holds no action: left out")
@@ -56,10 +56,14 @@ def assemble(recordings: Sequence[Recording]) -> Measurement:
         _check_replicas(parts)
         moves = [shifted_message(message, clocks) for message in messages]
         name_messages(parts, moves, unattributed)
-        if _skips_input_gradient(parts):
-            parts = [_with_whole_backward(part) for part in parts]
-            notes.append(_SKIPPED)
-        timeline, gap, begins = timeline_of(parts, moves)
+        found.append((label, parts, moves))
+    # What a framework skips it skips in every step, however long one of them took.
+    skips = _skips_input_gradient([part for _, parts, _ in found for part in parts])
+    notes += [_SKIPPED] if skips else []
+    steps = []
+    for label, parts, moves in found:
+        whole = [_with_whole_backward(part) for part in parts] if skips else parts
+        timeline, gap, begins = timeline_of(whole, moves)
         covered = _covered(recordings, label)
         steps.append(Step(label=label, timeline=timeline, gap_ns=gap, covered_ns=covered, begins_ns=begins))
     if not steps:
