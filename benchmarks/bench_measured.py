@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.analysis.calibration.check import checked
 from pptrace.analysis.calibration.fit import calibrate
+from pptrace.analysis.steps.nearest_policy import nearest_policy
 from pptrace.analysis.steps.replay import replay
 from pptrace.analysis.steps.sides import measured_side
 from pptrace.analysis.steps.times import performed
@@ -40,7 +41,8 @@ def main(folder: Path) -> None:
         sides[name] = measured_side(measurement, name)
     print("| run | step | replay |\n|---|---|---|")
     for name, side in sides.items():
-        found = replay(side.timeline)
+        policy = nearest_policy(side.performed, registry, measured=True).policy
+        found = replay(side.timeline, lambda _, policy=policy: policy)
         print(f"| `{name}` | {found.step.span_ns / 1e6:.1f} ms | {found.explained - 1:+.1%} |")
     with tempfile.TemporaryDirectory() as scratch:
         print_predictions(sides, Path(scratch), registry)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pptrace.schedule.policy import Policy
     from pptrace.schedule.table import Schedule
-    from pptrace.timeline.measurement import ImportRequest
+    from pptrace.timeline.measurement import ImportRequest, Measurement
 
 __all__ = ["command"]
 
@@ -35,7 +35,7 @@ pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
 @measured_options
 @click.option(
     "--p2p", metavar="POLICY", shell_complete=complete.offers("message_policies"),
-    help="Issue messages as this policy does; unless given, each goes when it is made, and is held as it was.",
+    help="Issue messages as this policy does; unless given, the one that is nearest, or each held as it was.",
 )  # fmt: skip
 @click.option(
     "--p2p-option",
@@ -66,7 +66,9 @@ def command(
     if p2p_options and p2p is None:
         raise click.UsageError("--p2p-option is for a policy: name it with --p2p")
     policy = None if p2p is None else _policy(p2p, p2p_options)
-    measurement, _ = read(traces, request)
+    measurement, measured = read(traces, request)
+    if policy is None:
+        policy = _nearest(measurement, measured=measured)
     replays: dict[str, Replayed] = {}
     failed = {}
     for step in measurement.steps:
@@ -88,6 +90,20 @@ def command(
         timeline = explained(next(iter(replays.values())).timeline)
         for path in save(timeline, [output], exporters, {"color": "kind"}):
             click.echo(f"wrote {printable_line(str(path))}", err=True)
+
+
+def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule], Policy] | None:
+    """Return what makes the policy nearest to the first step; None where it is known what held messages."""
+    from pptrace.analysis.steps.nearest_policy import nearest_policy
+    from pptrace.analysis.steps.times import performed
+    from pptrace.hooks.registry import Registry
+
+    step = performed(measurement.steps[0].timeline, lacks_ranks=bool(measurement.numbers))
+    if step.partial or step.transfers.held_ns.any():
+        return None
+    label = nearest_policy(step, Registry.load(), measured=measured).policy.label
+    click.echo(f"note: messages as {label} has them, which is nearest; --p2p says otherwise", err=True)
+    return _policy(label, ())
 
 
 def _policy(name: str, given: Sequence[str]) -> Callable[[Schedule], Policy]:

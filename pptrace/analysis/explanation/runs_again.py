@@ -29,18 +29,18 @@ _GIVES_BACK = 0.01
 def runs_again(side: Side, registry: Registry) -> Callable[[Performed], int] | None:
     """Return what runs a side's step with other durations and gaps, and says how long that takes.
 
-    What was simulated is simulated again, its own policy, network and contention included. A trace whose messages
-    were held runs under the policy that gives it back. None where no policy does, or nothing was held: messages
-    then stay as long as they were.
+    What was simulated is simulated again, its own policy, network and contention included. A trace runs under the
+    policy that is nearest to it. None where messages were held and no policy gives them back: they then stay held
+    for as long as they were.
     """
     step = side.performed
     if side.run is not None:
         run = side.run
         return (lambda changed: _simulated(run, changed)) if side.timeline.parts is None else None
-    if step.partial or not step.transfers.held_ns.any():
+    if step.partial:
         return None
     found = nearest_policy(step, registry, measured=side.measured)
-    if found.off_ns > _GIVES_BACK * step.span_ns:
+    if step.transfers.held_ns.any() and found.off_ns > _GIVES_BACK * step.span_ns:
         return None
     return lambda changed: performed(run_order(changed.order, changed.times(held=False), found.policy)).span_ns
 
