@@ -74,7 +74,8 @@ def _as_one(file: Path) -> Iterator[Path]:
     from pptrace.export import perfetto
     from pptrace.timeline.measurement import ImportRequest
 
-    step = measured_side(read([file], ImportRequest()), str(file), "median").timeline
+    measurement, measured = read([file], ImportRequest())
+    step = measured_side(measurement, str(file), "median", measured=measured).timeline
     with TemporaryDirectory() as folder:
         trace = Path(folder, f"{file.resolve().name}.pftrace")
         perfetto.write(explained(step), trace, {"title": file.resolve().name})
