@@ -13,6 +13,7 @@ from pptrace.model.request import ScheduleRequest as ScheduleRequest
 from pptrace.model.workload import Workload as Workload
 from pptrace.schedule.policy import Policy as Policy
 from pptrace.schedule.table import Schedule as Schedule
+from pptrace.study.plan.entrance import plan as plan
 from pptrace.timeline.metrics import Metrics as Metrics
 from pptrace.timeline.timeline import Timeline as Timeline
 from pptrace.version import __version__ as __version__

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from pptrace.config.flags import ARGUMENTS
+from pptrace.config.given import Config, check_arguments, given_document
 from pptrace.config.quantity import parse_share
-from pptrace.config.resolve import document_of, load
-from pptrace.errors import ConfigError, nearest
+from pptrace.config.resolve import load
 from pptrace.experiment.run import Run
 from pptrace.experiment.run import simulate as simulate_resolved
 from pptrace.hooks.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pptrace.config.arguments import Settings, SettingsBesideSchedule
-    from pptrace.config.yaml_file import Document
     from pptrace.present.diff.comparison import Diff
     from pptrace.study.basis import Basis
     from pptrace.study.compare import Comparison
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
     from pptrace.timeline.measurement import Measurement
 
 __all__ = ["compare", "crossover", "diff", "simulate", "sweep"]
-
-Config: TypeAlias = str | Path | Mapping[str, Any]
-"""A YAML file, or the mapping that it would hold."""
 
 
 def simulate(
@@ -55,8 +50,8 @@ def simulate(
 
     >>> run = simulate(schedule="table.csv")  # doctest: +SKIP
     """
-    _check_arguments(values, ARGUMENTS)
-    resolved = load(_document(config), sets, values)
+    check_arguments(values, ARGUMENTS)
+    resolved = load(given_document(config), sets, values)
     return simulate_resolved(resolved, registry or Registry.load())
 
 
@@ -167,6 +162,7 @@ def sweep(
     config: Config | None = None,
     *,
     over: Mapping[str, Iterable[Any]] | Sequence[str],
+    gpus: int | None = None,
     sets: Sequence[str] = (),
     outputs: Sequence[str | Path] = (),
     fresh: bool = False,
@@ -182,6 +178,7 @@ def sweep(
         config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
         over: values by key, ``{"microbatches": [8, 16], "schedule": ["gpipe", "hanayo:waves=2"]}``, or texts as
             for ``--over``.
+        gpus: as many every point has: its replicas follow; as the configuration and the axes say unless given.
         sets: ``key.path=value`` texts, as for ``--set``.
         outputs: tables and pictures to write; finished rows in the tables are taken over, and after an
             interruption the same call goes on.
@@ -203,11 +200,11 @@ def sweep(
     from pptrace.study.axes import axes_of, parse_axes
     from pptrace.study.grid import grid_of
 
-    _check_arguments(values, ARGUMENTS)
+    check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
     study.check_outputs(paths)
     axes = axes_of(over) if isinstance(over, Mapping) else parse_axes(over)
-    grid = grid_of(_document(config), sets, values, axes)
+    grid = grid_of(given_document(config), sets, values, axes, gpus)
     swept = study.sweep(
         grid, registry or Registry.load(), executor=executor, workers=workers or 0, outputs=paths, fresh=fresh,
         shares_registry=registry is not None, progress=progress,
@@ -261,22 +258,8 @@ def _basis(
 ) -> Basis:
     from pptrace.study.basis import Basis
 
-    _check_arguments(values, [name for name in ARGUMENTS if name != "schedule"])
-    return Basis(file=_document(config), sets=tuple(sets), flags=values, registry=registry or Registry.load())
-
-
-def _document(config: Config | None) -> Document:
-    if config is None or isinstance(config, Mapping):
-        return document_of(config)
-    if not isinstance(config, str | PathLike):
-        raise ConfigError(f"must be a file's name or a mapping, not {config!r:.60}", key="config")
-    return document_of(Path(config))
-
-
-def _check_arguments(values: Mapping[str, Any], known: Collection[str]) -> None:
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise ConfigError(f"no such argument{nearest(unknown[0], known)}", key=unknown[0])
+    check_arguments(values, [name for name in ARGUMENTS if name != "schedule"])
+    return Basis(file=given_document(config), sets=tuple(sets), flags=values, registry=registry or Registry.load())
 
 
 def _listed(texts: str | Sequence[str]) -> Sequence[str]:

@@ -5,6 +5,8 @@ __all__ = ["COMMANDS"]
 COMMANDS = {
     "simulate": "Simulate one training step: a summary, and traces with -o.",
     "costs": "Print what actions cost by stage, and write that as a table to be edited.",
+    "plan": "Find the best configuration of a model on so many GPUs, with reasons.",
+    "whatif": "Say what single changes would bring a step, each simulated.",
     "compare": "Compare schedules as formula, as table and simulated.",
     "crossover": "Find where another of two schedules becomes the faster one.",
     "diff": "Compare two steps, simulated or measured, action by action.",

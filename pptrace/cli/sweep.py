@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pptrace.study.sweep import Sweep
     from pptrace.study.sweep_plots import Picture
 
-__all__ = ["command"]
+__all__ = ["command", "kept_text"]
 
 _EXAMPLES = """\b
 pptrace sweep llama.yaml --over microbatches=8..256*2 --over schedule=gpipe,1f1b -o results.csv -o fig.png
@@ -38,6 +38,7 @@ _REDRAW_S = 0.1
     "--over", "over", multiple=True, required=True, metavar="KEY=VALUE,...",
     help="An axis: a flag's name or a key, with its values; 8..64*2 doubles, 8..64+8 adds. May be repeated.",
 )  # fmt: skip
+@click.option("--gpus", type=int, metavar="N", help="GPUs of every point: its replicas (dp) follow.")
 @experiment_flags()
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE",
@@ -62,6 +63,7 @@ _REDRAW_S = 0.1
 def command(
     config: tuple[str, ...],
     over: tuple[str, ...],
+    gpus: int | None,
     sets: tuple[str, ...],
     outputs: tuple[str, ...],
     plot: str,
@@ -92,7 +94,7 @@ def command(
     picture = Picture(plot=plot, x=x, y=tuple(name.strip() for name in y.split(",") if name.strip()))
     check_choice(picture)
     check_outputs(paths)
-    grid = grid_of(file, sets, given_flags(flags), parse_axes(over))
+    grid = grid_of(file, sets, given_flags(flags), parse_axes(over), gpus)
     if any(path.suffix.lower() not in TABLES for path in paths):
         check_axes(picture, grid.keys, grid.cells())
     with _told_what_is_kept(paths), _progress() as progress:
@@ -133,16 +135,16 @@ def _told_what_is_kept(paths: Sequence[Path]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        sys.stderr.write(_kept_text(journal_path(paths[0]) if paths else None))
+        sys.stderr.write(kept_text(journal_path(paths[0]) if paths else None))
         raise
 
 
-def _kept_text(journal: Path | None) -> str:
+def kept_text(journal: Path | None) -> str:
     """Say after Ctrl-C what is kept; ``main()`` ends the line."""
     from pptrace.study.journal import read_journal
 
     if journal is None or not journal.exists():
-        return "\nnothing is kept without a table: name one with -o"
+        return "\nnothing is kept without an output: name one with -o"
     rows = len(read_journal(journal).rows)
     return f"\n{rows:,} finished rows are kept in {journal}: the same command goes on from there"
 

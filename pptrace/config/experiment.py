@@ -289,3 +289,9 @@ class Experiment(_Section):
     data_parallel: DataParallel = Field(
         default=DataParallel(), description="Reduction of gradients over replicas, before the optimizer."
     )
+    plan: dict[str, list[Any]] | None = Field(
+        default=None,
+        description="What `pptrace plan` varies, by key, with the values that each takes; as `--vary`. A single "
+        "step is simulated without it.",
+        examples=[{"pp": [4, 8], "schedule": ["1f1b", "interleaved-1f1b"]}],
+    )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pptrace.schedule.source import TableFile
     from pptrace.schedule.table import Schedule
 
-__all__ = ["Prepared", "costs_alone", "prepare"]
+__all__ = ["Prepared", "costs_alone", "policy_of", "prepare", "priced"]
 
 _CHUNKS = "parallel.vp"
 
@@ -109,9 +109,14 @@ def costs_alone(resolved: Resolved, registry: Registry) -> Costs:
     Raises:
         PptraceError: as for :func:`prepare`.
     """
+    return priced(resolved, registry)[0]
+
+
+def priced(resolved: Resolved, registry: Registry) -> tuple[Costs, Network]:
+    """Return a configuration's costs, as :func:`costs_alone`, and what lies between its ranks."""
     work, _ = _table_file(Assembly(resolved=resolved, registry=registry))
-    work, _, job = _network(work)
-    return costs_of(work, job)[1]
+    work, network, job = _network(work)
+    return costs_of(work, job)[1], network
 
 
 def _are_of_the_file(resolved: Resolved) -> bool:
@@ -139,7 +144,7 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     placement = table.placement
     workload = workload_of(table.stages, tuple((int(low), int(high)) for low, high in placement.edges))
     request = replace(request, **_times(work, workload, network))
-    work, policy = _policy(work, table)
+    work, policy = policy_of(work, table)
     if table.microbatches > request.microbatches:
         parts = table.microbatches // request.microbatches
         workload = in_parts(workload, request.microbatches, parts, _part_times(work, request, file))
@@ -253,8 +258,12 @@ def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:
     return replace(resolved, experiment=experiment.model_copy(update={"parallel": parallel}), origins=origins)
 
 
-def _policy(work: Assembly, table: Schedule) -> tuple[Assembly, Policy]:
-    """Return how messages are issued: by the core's own settings, or as a plugin says of this table."""
+def policy_of(work: Assembly, table: Schedule) -> tuple[Assembly, Policy]:
+    """Return how messages are issued: by the core's own settings, or as a plugin says of this table.
+
+    Raises:
+        PptraceError: options that it cannot take, or a table whose messages it cannot place.
+    """
     p2p = work.experiment.p2p
     if p2p.policy in PolicyName.words():
         work, _ = work.options("p2p", None)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
     from pptrace.timeline.traffic import Traffic
 
-__all__ = ["Run", "simulate"]
+__all__ = ["Run", "run_prepared", "simulate"]
 
 _PAGE = "page"
 """The format of a run's own page, which tells more than a timeline has."""
@@ -197,14 +197,22 @@ def simulate(resolved: Resolved, registry: Registry, *, loose: bool | None = Non
     Raises:
         PptraceError: whatever :func:`~pptrace.experiment.prepare.prepare` and the simulation refuse.
     """
-    prepared = prepare(resolved, registry, loose=loose)
-    overlap = resolved.experiment.data_parallel.overlaps
+    return run_prepared(prepare(resolved, registry, loose=loose), registry)
+
+
+def run_prepared(prepared: Prepared, registry: Registry) -> Run:
+    """Simulate what is prepared, whatever was changed of it since.
+
+    Raises:
+        PptraceError: whatever the simulation refuses.
+    """
+    reduction = prepared.resolved.experiment.data_parallel
     try:
-        with placed(resolved, "network"):
+        with placed(prepared.resolved, "network"):
             step = simulate_traffic(
                 prepared.schedule, prepared.workload, prepared.network, prepared.policy,
-                contention=prepared.contention, overlap_reduction=overlap,
-                stage_replicas=resolved.experiment.data_parallel.stage_replicas,
+                contention=prepared.contention, overlap_reduction=reduction.overlaps,
+                stage_replicas=reduction.stage_replicas,
             )  # fmt: skip
     except ScheduleError as error:
         raise located(error, prepared, registry) from error

@@ -13,7 +13,7 @@ from pptrace.config.experiment import Experiment
 from pptrace.config.flags import ARGUMENTS, key_of
 from pptrace.config.overrides import Assignment, assignment
 from pptrace.config.places import key_text
-from pptrace.config.yaml_file import read_yaml
+from pptrace.config.yaml_file import parse_value, read_yaml
 from pptrace.errors import ConfigError, nearest
 from pptrace.study.entry import parse_entries
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Axis", "Value", "axes_of", "parse_axes"]
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)([*+])(\d+)(\s*[A-Za-z][\w/]*)?")
+_MAPPING = re.compile(r"\{")
 _LOOKS_LIKE_RANGE = re.compile(r"\d+\.\.\d*")
 _MOST_VALUES = 10_000
 _SCHEDULE = ("schedule", "schedule.name")
@@ -39,13 +40,13 @@ class Value:
     """As the user wrote it; of a file, its name without folder and suffix."""
     varied: tuple[Assignment, ...]
     """What it sets: the axis's key, and with a schedule the settings behind its name; of a file, all its keys."""
-    from_file: bool = False
-    """Whether it is a file of settings."""
+    is_coupled: bool = False
+    """Whether it sets keys that change together: a file of settings, or a mapping."""
 
     @property
     def cell(self) -> int | float | str | None:
         """What stands for it in a table: a number or a name as it is, all else as it was written."""
-        value = self.varied[0].value if len(self.varied) == 1 and not self.from_file else self.text
+        value = self.varied[0].value if len(self.varied) == 1 and not self.is_coupled else self.text
         return value if isinstance(value, int | float | str) else self.text
 
 
@@ -60,13 +61,13 @@ class Axis:
 
     @property
     def own_paths(self) -> frozenset[KeyPath]:
-        """The key, as its values set it: as a name, or as a whole section; of files, all their keys."""
-        return self.paths if self.from_files else frozenset(value.varied[0].path for value in self.values)
+        """The key, as its values set it: as a name, or as a whole section; of coupled keys, all of them."""
+        return self.paths if self.is_coupled else frozenset(value.varied[0].path for value in self.values)
 
     @property
-    def from_files(self) -> bool:
-        """Whether its values are files of settings."""
-        return self.values[0].from_file
+    def is_coupled(self) -> bool:
+        """Whether its values are files of settings, or mappings."""
+        return self.values[0].is_coupled
 
     @property
     def paths(self) -> frozenset[KeyPath]:
@@ -74,11 +75,11 @@ class Axis:
         return frozenset(one.path for value in self.values for one in value.varied)
 
 
-def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
+def parse_axes(texts: Sequence[str], option: str = "--over") -> tuple[Axis, ...]:
     """Read axes as behind ``--over``: ``microbatches=8,16``, ``pp=4..64*2``, ``schedule=gpipe,hanayo:waves=2``.
 
-    Values that are YAML files (``machine=slow.yaml,fast.yaml``) each set all that stands in them; any name may
-    stand before them.
+    Values that are YAML files (``machine=slow.yaml,fast.yaml``) each set all that stands in them, as do mappings
+    behind a name that is no key (``layout={pp: 8, tp: 2},{pp: 4, tp: 4}``).
 
     Raises:
         ConfigError: no key or no such key, no value, a value twice, a range that cannot be, or a file that cannot
@@ -87,7 +88,7 @@ def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
     >>> [[value.text for value in axis.values] for axis in parse_axes(["pp=4..32*2", "network.latency=1..3+2 us"])]
     [['4', '8', '16', '32'], ['1 us', '3 us']]
     """
-    return tuple(_parsed(text) for text in texts)
+    return tuple(_parsed(text, option) for text in texts)
 
 
 def axes_of(over: Mapping[str, Iterable[Any]]) -> tuple[Axis, ...]:
@@ -99,27 +100,29 @@ def axes_of(over: Mapping[str, Iterable[Any]]) -> tuple[Axis, ...]:
     return tuple(_axis(key, [_text(key, value) for value in _listed(key, values)]) for key, values in over.items())
 
 
-def _parsed(text: str) -> Axis:
+def _parsed(text: str, option: str) -> Axis:
     key, equals, values = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"write KEY=VALUE,VALUE, such as microbatches=8,16, not {text!r}", file="--over")
+        raise ConfigError(f"write KEY=VALUE,VALUE, such as microbatches=8,16, not {text!r}", file=option)
     key = key.strip()
     words = [word.strip() for word in _split(values)]
-    return _axis(key, [one for word in words for one in _expanded(word, f"--over {key}")])
+    return _axis(key, [one for word in words for one in _expanded(word, f"{option} {key}")], option)
 
 
-def _axis(key: str, words: Sequence[str]) -> Axis:
-    source = f"--over {key}"
+def _axis(key: str, words: Sequence[str], option: str = "--over") -> Axis:
+    source = f"{option} {key}"
     files = [word for word in words if word.lower().endswith(_FILES)]
     if files:
         return Axis(key=key, values=_overlays(files, words, source))
     section = re.split(r"[.\[]", key_of(key))[0]
+    if section not in Experiment.model_fields and words and all(map(_MAPPING.match, words)):
+        return Axis(key=key, values=tuple(_coupled(word, f"{source}={word}") for word in words))
     if section not in Experiment.model_fields:
         raise ConfigError(f"no such key{nearest(key, ARGUMENTS)}", file=source)
     if not words or not all(words):
         what = "an empty value between its commas" if any(words) else "no value"
         raise ConfigError(f"has {what}: write such as {key}=VALUE,VALUE", file=source)
-    values = tuple(_value(key, word) for word in words)
+    values = tuple(_value(key, word, option) for word in words)
     seen: list[Any] = []
     for value in values:
         meant = sorted((str(one.path), repr(one.value)) for one in value.varied)
@@ -142,7 +145,7 @@ def _overlays(files: Sequence[str], words: Sequence[str], source: str) -> tuple[
     stems = [Path(file).stem for file in files]
     names = stems if len(set(stems)) == len(stems) else files
     return tuple(
-        Value(text=name, varied=_settings(Path(file)), from_file=True)
+        Value(text=name, varied=_settings(Path(file)), is_coupled=True)
         for name, file in zip(names, files, strict=True)
     )
 
@@ -160,11 +163,27 @@ def _settings(file: Path) -> tuple[Assignment, ...]:
     return tuple(found)
 
 
-def _value(key: str, word: str) -> Value:
+def _coupled(word: str, source: str) -> Value:
+    """Return one value of several keys that change together."""
+    settings = parse_value(word, source)
+    if not isinstance(settings, dict) or not settings:
+        raise ConfigError(f"{word} is no mapping of keys: write such as {{pp: 8, tp: 2}}", file=source)
+    varied: list[Assignment] = []
+    for key, below in settings.items():
+        if key in _SCHEDULE and isinstance(below, str):
+            varied += parse_entries([below], source)[0].varied
+        elif re.split(r"[.\[]", key_of(str(key)))[0] in Experiment.model_fields:
+            varied.append(assignment(str(key), json.dumps(below), source))
+        else:
+            raise ConfigError(f"no such key{nearest(str(key), ARGUMENTS)}", key=str(key), file=source)
+    return Value(text=word, varied=tuple(varied), is_coupled=True)
+
+
+def _value(key: str, word: str, option: str) -> Value:
     if key in _SCHEDULE and not word.startswith("{"):
-        (entry,) = parse_entries([word], f"--over {key}")
+        (entry,) = parse_entries([word], f"{option} {key}")
         return Value(text=entry.label, varied=entry.varied)
-    return Value(text=word, varied=(assignment(key, word, f"--over {key}={word}"),))
+    return Value(text=word, varied=(assignment(key, word, f"{option} {key}={word}"),))
 
 
 def _split(text: str) -> list[str]:

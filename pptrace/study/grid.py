@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.experiment import Experiment, ScheduleChoice
 from pptrace.config.options import validate_options
-from pptrace.config.overrides import assignment, assignments, overlaid
-from pptrace.config.places import key_text
+from pptrace.config.overrides import Assignment, assignment, assignments, overlaid
+from pptrace.config.places import Place, key_text
 from pptrace.config.resolve import document_of, load
 from pptrace.errors import ConfigError
 from pptrace.study.entry import Entry
+from pptrace.study.replicas import REPLICAS, check_replicas, replicas_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pptrace.config.overrides import Assignment
     from pptrace.config.places import KeyPath
     from pptrace.config.yaml_file import Document
     from pptrace.study.axes import Axis, Value
@@ -58,11 +58,15 @@ class Point:
     """Tells it from all others, of other configurations too; behind a hyphen what tells its schedule's file."""
     actions: int
     """About how many actions its table has; 0 where a table file knows."""
+    beside: tuple[Assignment, ...] = ()
+    """What it sets beside its values: the replicas that make up a number of GPUs."""
+    refused: str = ""
+    """Why it is not run; empty where it is."""
 
     @property
     def entry(self) -> Entry:
         """Return what it lays over the base."""
-        varied = tuple(one for value in self.values for one in value.varied)
+        varied = (*(one for value in self.values for one in value.varied), *self.beside)
         return Entry(label="--over", name="", settings=(), varied=varied)
 
 
@@ -92,9 +96,20 @@ class Grid:
 
 
 def grid_of(
-    file: Path | Document | None, sets: Sequence[str], flags: Mapping[str, Any], axes: Sequence[Axis]
+    file: Path | Document | None,
+    sets: Sequence[str],
+    flags: Mapping[str, Any],
+    axes: Sequence[Axis],
+    gpus: int | None = None,
 ) -> Grid:
     """Return the points of a sweep.
+
+    Args:
+        file: the configuration.
+        sets: ``key.path=value`` texts.
+        flags: values by flag name.
+        axes: what is swept.
+        gpus: as many each point has: its replicas follow; those of the configuration unless given.
 
     Raises:
         ConfigError: no axis, axes that contradict each other or the command line, a value that its key cannot
@@ -106,12 +121,19 @@ def grid_of(
     own = assignments(base.sets, base.flags)
     _check(axes, own)
     digests: dict[str, str] = {}
-    points = tuple(_point(base, own, values, digests) for values in product(*(axis.values for axis in axes)))
+    if gpus is not None:
+        check_replicas(gpus, own, axes)
+    points = tuple(_point(base, own, values, digests, gpus) for values in product(*(axis.values for axis in axes)))
     tree, _ = overlaid(document.value, document.places, own)
     _check_tables(tree, axes)
     _check_values(base, own, axes)
     _check_some_point(base, points)
-    return Grid(base=base, axes=tuple(axes), points=points, configuration=_digest(_without(tree, axes)))
+    return Grid(
+        base=base,
+        axes=tuple(axes),
+        points=points,
+        configuration=_digest([*_without(tree, axes), *([gpus] if gpus else [])]),
+    )
 
 
 def _check(axes: Sequence[Axis], own: Sequence[Assignment]) -> None:
@@ -177,6 +199,9 @@ def _check_some_point(base: Base, points: Sequence[Point]) -> None:
     """Refuse a configuration that no point makes usable, with what is wrong with the first."""
     first: ConfigError | None = None
     for point in points:
+        if point.refused:
+            first = first or ConfigError(point.refused, file="--gpus")
+            continue
         try:
             load(base.document, base.sets, base.flags, point.entry.varied)
         except ConfigError as error:
@@ -187,13 +212,21 @@ def _check_some_point(base: Base, points: Sequence[Point]) -> None:
         raise first
 
 
-def _point(base: Base, own: Sequence[Assignment], values: tuple[Value, ...], digests: dict[str, str]) -> Point:
-    tree, _ = overlaid(base.document.value, base.document.places, [*own, *_varied(values)])
+def _point(
+    base: Base, own: Sequence[Assignment], values: tuple[Value, ...], digests: dict[str, str], gpus: int | None
+) -> Point:
+    tree, places = overlaid(base.document.value, base.document.places, [*own, *_varied(values)])
+    beside: tuple[Assignment, ...] = ()
+    refused = ""
+    if gpus is not None:
+        dp, refused = replicas_of(tree, gpus)
+        beside = (Assignment(path=REPLICAS, value=dp, place=Place(source="--gpus")),)
+        tree, _ = overlaid(tree, places, beside)
     name = _name(tree)
     if name not in digests:
         digests[name] = _file_digest(name)
     identity = "-".join(filter(None, [_digest(tree), digests[name]]))
-    return Point(values=values, identity=identity, actions=_actions(tree))
+    return Point(values=values, identity=identity, actions=_actions(tree), beside=beside, refused=refused)
 
 
 def _varied(values: Sequence[Value]) -> list[Assignment]:
@@ -202,7 +235,7 @@ def _varied(values: Sequence[Value]) -> list[Assignment]:
 
 def _without(tree: dict[str, Any], axes: Sequence[Axis]) -> list[Any]:
     """Return a base with the keys that are swept taken out, and these keys."""
-    swept = [path for axis in axes for path in (axis.paths if axis.from_files else [_path(axis.key)])]
+    swept = [path for axis in axes for path in (axis.paths if axis.is_coupled else [_path(axis.key)])]
     for *above, last in sorted(swept, key=str):
         below: Any = tree
         for part in above:

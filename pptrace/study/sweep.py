@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pptrace.study.grid import Base, Grid, Point
     from pptrace.study.row import Cell, Row
 
-__all__ = ["Sweep", "check_outputs", "end_journals", "sweep"]
+__all__ = ["Sweep", "check_outputs", "cores", "end_journals", "sweep"]
 
 _AHEAD = 4
 """Calls per worker that are handed over before one is finished, so that none waits for this process."""
@@ -130,7 +130,7 @@ def sweep(
         PluginError: no plugin offers the executor.
         ConfigError: a registry of the caller's own with an executor that would not have it, or one of its options.
     """
-    chosen = choose(executor, registry, workers or _cores())
+    chosen = choose(executor, registry, workers or cores())
     if shares_registry and not chosen.in_process:
         raise _registry_is_not_shared(chosen)
     rows = {} if fresh else earlier_rows(grid, registry, outputs)
@@ -166,11 +166,13 @@ def _run(
     waiting = sorted(points, key=lambda point: -point.actions)
     if compiled and not chosen.in_process:
         smallest = waiting.pop()  # compiles once, for all workers, before they start
-        yield smallest, run_point(grid.base, smallest.entry, registry, compiled=True)
+        yield smallest, _call(grid.base, smallest, registry=registry, compiled=True)
     yield from run_all(waiting, call, chosen.start, ahead=_AHEAD * chosen.request.workers)
 
 
 def _call(base: Base, point: Point, *, registry: Registry | None, compiled: bool) -> Row:
+    if point.refused:
+        return {"error": point.refused, "pptrace": __version__}
     return run_point(base, point.entry, registry, compiled=compiled)
 
 
@@ -213,5 +215,6 @@ def _no_progress(done: int, total: int) -> None:
     del done, total
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

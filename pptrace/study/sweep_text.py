@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import DURATION, SIZE
+from pptrace.study.names import told_apart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,9 @@ _FIGURES = {
 }
 """Columns that are printed, with their headings."""
 
+_OF_MODELS = {"tokens_per_s_per_gpu": "tok/s/GPU", "mfu": "MFU"}
+"""Columns that are printed where a model gives them."""
+
 _MOST_ROWS = 100
 _MOST_MESSAGES = 20
 _LONGEST = 60
@@ -30,10 +34,12 @@ _LONGEST = 60
 
 def rows_text(sweep: Sweep) -> str:
     """Return a line per point: its axes, and the figures that studies are about."""
-    rows = [[*sweep.over, *_FIGURES.values()]]
+    shown = {key: told_apart([str(row[key]) for row in sweep.rows], _LONGEST) for key in sweep.over}
+    figures = _figures(sweep)
+    rows = [[*sweep.over, *figures.values()]]
     for row in sweep.rows[:_MOST_ROWS]:
-        figures = [_brief(str(row["error"]))] if row["error"] else [_figure(row, key) for key in _FIGURES]
-        rows.append([*(_brief(str(row[key])) for key in sweep.over), *figures])
+        own = [_brief(str(row["error"]))] if row["error"] else [_figure(row, key) for key in figures]
+        rows.append([*(shown[key][str(row[key])] for key in sweep.over), *own])
     left = len(sweep.over)
     whole = [row for row in rows if len(row) > left + 1]
     widths = [max(len(row[column]) for row in whole) for column in range(len(rows[0]))]
@@ -41,6 +47,17 @@ def rows_text(sweep: Sweep) -> str:
     lines = [_line(row, widths, left) for row in rows]
     more = len(sweep.rows) - _MOST_ROWS
     return "\n".join(lines + [f"and {more:,} more: write them with -o results.csv"] * (more > 0))
+
+
+def _figures(sweep: Sweep) -> dict[str, str]:
+    """Return the columns with their headings: GPUs where they differ, rates where they are known."""
+    differ = len({row.get("gpus") for row in sweep.rows if not row["error"]}) > 1
+    known = {key for row in sweep.rows for key in _OF_MODELS if row.get(key) is not None}
+    return (
+        ({"gpus": "GPUs"} if differ else {})
+        | _FIGURES
+        | {key: name for key, name in _OF_MODELS.items() if key in known}
+    )
 
 
 def failures_text(sweep: Sweep) -> str:
@@ -62,9 +79,13 @@ def _figure(row: Row, key: str) -> str:
     value: Cell = row.get(key)
     if not isinstance(value, int | float):
         return "-"
+    if key in {"gpus", "tokens_per_s_per_gpu"}:
+        return f"{value:,.0f}"
     if key.endswith("_ns"):
         return DURATION.rounded(int(value))
-    return SIZE.rounded(int(value)) if key.endswith("_bytes") else f"{100 * value:.2f}%"
+    if key.endswith("_bytes"):
+        return f"{SIZE.rounded(int(value))}{' !' if row.get('fits') is False else ''}"
+    return f"{100 * value:.2f}%"
 
 
 def _line(row: Sequence[str], widths: Sequence[int], left: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pptrace.export.picture import CYCLE, INK
+from pptrace.study.names import told_apart
 from pptrace.study.plot_data import number_of
 
 if TYPE_CHECKING:
@@ -60,19 +61,24 @@ def draw_winners(drawn: Any, roles: Roles, beside: str | None, figure: Figure, p
 
 
 def _cell(rows: Sequence[Row], names: Sequence[str], roles: Roles, figure: Figure) -> tuple[str, str]:
-    """Return a cell's text and colour."""
-    known = [(value, str(row[str(roles.lines)])) for row in rows if (value := figure.of(row)) is not None]
-    if not known:
-        return "-", _NONE
+    """Return a cell's text and colour; what is over its memory wins nothing."""
+    ran = [row for row in rows if figure.of(row) is not None]
+    fitting = [row for row in ran if row.get("fits") is not False]
+    if not fitting:
+        return "none fits" if ran else "-", _NONE
+    known = [(value, str(row[str(roles.lines)])) for row in fitting if (value := figure.of(row)) is not None]
+    short = told_apart(names, _LONGEST)
     known.sort(key=lambda each: -each[0] if figure.more_is_better else each[0])
     best, winner = known[0]
     tied = [name for value, name in known if value == best]
     if len(tied) > 1:
-        return "\n".join(["tie", *map(_short, tied[:2])]) if len(tied) == 2 else f"tie of {len(tied)}", _TIE  # noqa: PLR2004 - two names fit
+        return "\n".join(["tie", *(short[name] for name in tied[:2])]) if len(
+            tied
+        ) == 2 else f"tie of {len(tied)}", _TIE  # noqa: PLR2004 - two names fit
     color = _paler(CYCLE[names.index(winner) % len(CYCLE)])
     if len(known) == 1:
-        return f"{_short(winner)}\nalone", color
-    return f"{_short(winner)}\n{_margin(best, known[1][0])}", color
+        return f"{short[winner]}\nalone", color
+    return f"{short[winner]}\n{_margin(best, known[1][0])}", color
 
 
 def _margin(best: float, second: float) -> str:
@@ -85,10 +91,6 @@ def _margin(best: float, second: float) -> str:
 def _paler(color: str) -> str:
     parts = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
     return "#" + "".join(f"{round(part + (255 - part) * _PALE):02x}" for part in parts)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def _values(rows: Sequence[Row], key: str | None) -> list[Cell]:

@@ -229,7 +229,7 @@ def test_ctrl_c_without_an_output_says_that_nothing_is_kept(
 ) -> None:
     stop_after(monkeypatch, 3)
 
-    assert "nothing is kept without a table: name one with -o" in sweep("--over", MICROBATCHES).err
+    assert "nothing is kept without an output: name one with -o" in sweep("--over", MICROBATCHES).err
 
 
 @pytest.fixture(scope="module")

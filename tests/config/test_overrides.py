@@ -160,7 +160,7 @@ def test_every_flag_sets_a_key_that_exists() -> None:
 
 
 def test_flags_describe_the_settings_that_they_set() -> None:
-    assert {*HEADLINES, *SECTIONS} == {*Experiment.model_fields}
+    assert {*HEADLINES, *SECTIONS, "plan"} == {*Experiment.model_fields}
     for name, flag in FLAGS.items():
         section, _, key = flag.key.partition(".")
         field = Experiment.model_fields[section]

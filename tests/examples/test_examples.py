@@ -56,6 +56,14 @@ def test_the_page_about_memory_shows_its_example() -> None:
     assert (FOLDER / "offload.out").read_text(encoding="utf-8") == "\n".join(tables)
 
 
+def test_the_page_about_plans_shows_its_example() -> None:
+    page = (FOLDER.parent / "docs" / "plan.md").read_text(encoding="utf-8")
+    plan, _, best, changes = re.findall(r"^```(?:text|yaml)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+
+    recorded = (FOLDER / "plan.out").read_text(encoding="utf-8")
+    assert [block in recorded for block in (plan, best, changes)] == [True, True, True]
+
+
 def test_the_page_about_overlapped_pairs_shows_its_example() -> None:
     page = (FOLDER.parent / "docs" / "overlap.md").read_text(encoding="utf-8")
     costs, table, combined = re.findall(r"^```(?:yaml)?\n(.*?)^```", page, re.DOTALL | re.MULTILINE)

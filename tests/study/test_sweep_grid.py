@@ -145,3 +145,21 @@ def test_axes_that_contradict_are_refused_in_one_line(
 
 def test_one_point_that_can_run_is_enough() -> None:
     assert len(grid("dp=2,3").points) == 2
+
+
+def test_replicas_follow_from_a_number_of_gpus() -> None:
+    made = grid_of(
+        Path("step.yaml"), (), {}, parse_axes(["layout={pp: 2, tp: 2},{pp: 4},{pp: 3}", "schedule=a,b"]), gpus=8
+    )
+
+    said = [{one.path[-1]: one.value for one in point.entry.varied} for point in made.points[::2]]
+    assert [(sizes["pp"], sizes["dp"]) for sizes in said] == [(2, 2), (4, 2), (3, 1)]
+    assert [bool(point.refused) for point in made.points] == [False] * 4 + [True] * 2
+    assert made.configuration != grid("layout={pp: 2, tp: 2},{pp: 4},{pp: 3}", "schedule=a,b").configuration
+
+
+def test_replicas_are_not_said_beside_a_number_of_gpus() -> None:
+    with pytest.raises(ConfigError, match="--over dp: it follows from --gpus"):
+        grid_of(Path("step.yaml"), (), {}, parse_axes(["dp=1,2"]), gpus=8)
+    with pytest.raises(ConfigError, match="do not make 8"):
+        grid_of(Path("step.yaml"), (), {}, parse_axes(["pp=3,5"]), gpus=8)

@@ -1,0 +1,114 @@
+"""``pptrace plan``: GPUs and a model in, the configuration to run out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pptrace.cli import complete
+from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
+from pptrace.cli.status import status
+from pptrace.printable import printable_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace plan llama.yaml --gpus 256 -o best.yaml
+pptrace plan llama.yaml --gpus 256 --memory 76GiB --vary schedule=1f1b,interleaved-1f1b -o points.csv -o points.png
+pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 --gpus 64 --top 3 --json
+"""
+
+
+@click.command("plan", epilog=_EXAMPLES)
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@click.option("--gpus", type=int, required=True, metavar="N", help="GPUs that the job has.")
+@click.option("--memory", metavar="SIZE", help="What a rank may hold, such as 76GiB; the device's unless given.")
+@click.option(
+    "--objective", default="tokens", show_default=True, metavar="WORD",
+    shell_complete=complete.words("tokens", "mfu", "step", "gpus"),
+    help="What counts: tokens, mfu, step, or gpus (the fewest that fit).",
+)  # fmt: skip
+@click.option(
+    "--vary", multiple=True, metavar="KEY=VALUE,...",
+    help="What varies, as behind sweep's --over: pp=4,8, micro, recompute, zero, layers, schedule=all. May be "
+    "repeated.",
+)  # fmt: skip
+@click.option("--top", type=int, default=10, show_default=True, metavar="N", help="How many to name.")
+@click.option("--exhaustive", is_flag=True, help="Simulate all that can run, without bounds.")
+@click.option("--no-robustness", "robust", is_flag=True, default=True, flag_value=False,
+              help="Leave out the first places on other machines.")  # fmt: skip
+@experiment_flags()
+@click.option(
+    "-o", "--output", "outputs", multiple=True, metavar="FILE",
+    shell_complete=complete.files("yaml", "csv", "parquet", "png", "svg", "pdf"),
+    help="Write the best (.yaml), all points (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
+    shell_complete=complete.offers("executors"), help="What configurations are simulated on.",
+)  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="How many at once; one per core.")
+@click.option("--fresh", is_flag=True, help="Take over nothing of an earlier start.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(
+    config: tuple[str, ...],
+    gpus: int,
+    memory: str | None,
+    objective: str,
+    vary: tuple[str, ...],
+    top: int,
+    sets: tuple[str, ...],
+    outputs: tuple[str, ...],
+    executor: str,
+    workers: int | None,
+    *,
+    exhaustive: bool,
+    robust: bool,
+    fresh: bool,
+    as_json: bool,
+    **flags: str | None,
+) -> None:
+    """Find the best configuration of CONFIG's model on as many GPUs: how to divide it, what to schedule.
+
+    Sizes that CONFIG says are where it starts from; those on the command line are fixed. Finished simulations are
+    kept beside the first output: after an interruption, the same command goes on. Exits with 2 where nothing
+    can run or fits.
+    """
+    file = config_file(config)
+    from pptrace.hooks.registry import Registry
+    from pptrace.study.plan.question import Question
+    from pptrace.study.plan.run import answer
+    from pptrace.study.sweep import end_journals
+
+    paths = [Path(output) for output in outputs]
+    question = Question(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive)
+    with _told_what_is_kept(paths), status("planning") as watch:
+        found = answer(
+            file, question, Registry.load(), sets=sets, flags=given_flags(flags), vary=vary, robust=robust,
+            executor=executor, workers=workers or 0, outputs=paths, fresh=fresh, watch=watch,
+        )  # fmt: skip
+    click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.summary())
+    for path in found.save(*paths):
+        sys.stderr.write(f"wrote {printable_line(str(path))}\n")
+    end_journals(paths)
+
+
+@contextmanager
+def _told_what_is_kept(paths: list[Path]) -> Iterator[None]:
+    """Say after Ctrl-C what is kept."""
+    from pptrace.cli.sweep import kept_text
+    from pptrace.study.journal import journal_path
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write(kept_text(journal_path(paths[0]) if paths else None))
+        raise

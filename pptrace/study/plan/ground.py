@@ -1,0 +1,180 @@
+"""The ground of a plan: a configuration without what a plan chooses, its model and machine, and what it fixes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.overrides import Assignment, assignment, assignments, overlaid
+from pptrace.config.places import Place, key_text
+from pptrace.config.resolve import document_of, load
+from pptrace.config.yaml_file import Document
+from pptrace.errors import ConfigError
+from pptrace.experiment.limit import limit_settings, memory_limit
+from pptrace.experiment.prepare import costs_alone
+from pptrace.study.axes import axes_of
+from pptrace.study.plan.question import varied_axes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from pptrace.config.resolve import Resolved
+    from pptrace.experiment.costs import Costs
+    from pptrace.hooks.registry import Registry
+    from pptrace.study.axes import Axis
+    from pptrace.study.plan.question import Question
+
+__all__ = ["Ground", "ground_of", "setting"]
+
+_SIZES = ("pp", "tp", "cp", "ep", "dp", "vp")
+_PLANNED = (*(f"parallel.{size}" for size in _SIZES), "batch.micro", "batch.global", "schedule.name")
+"""Keys whose values a plan chooses, unless the command line says them."""
+_PLACE = Place(source="plan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What all configurations of a plan have in common."""
+
+    document: Document
+    """The configuration without the sizes that a plan chooses."""
+    registry: Registry
+    """The plugins."""
+    axes: Mapping[str, Axis]
+    """What the user says of what varies, by key."""
+    facts: Mapping[str, Any]
+    """The model's parameters, as its cost model reads them: ``layers``, ``heads`` and so on."""
+    model_keys: frozenset[str]
+    """All parameters that it has."""
+    costs_name: str
+    """The cost model."""
+    node_gpus: int
+    """GPUs of a node: those of the cluster, or of the device's scale-up network."""
+    on_cluster: bool
+    """Whether links between GPUs are known."""
+    sequences: int
+    """The configuration's own global batch; 0 where it says none."""
+    sequence: int
+    """Tokens in a sequence."""
+    schedule: str
+    """The configuration's own schedule; empty where it names none."""
+
+    def resolved(self, varied: Sequence[Assignment]) -> Resolved:
+        """Return one configuration.
+
+        Raises:
+            ConfigError: what cannot be used.
+        """
+        return load(self.document, (), {}, varied)
+
+
+def setting(key: str, value: Any) -> Assignment:
+    """Return what sets a key to a plain value."""
+    return Assignment(path=tuple(key.split(".")), value=value, place=_PLACE)
+
+
+def ground_of(
+    file: Path | Document | None,
+    sets: Sequence[str],
+    flags: Mapping[str, Any],
+    vary: Sequence[str] | Mapping[str, Iterable[Any]],
+    question: Question,
+    registry: Registry,
+) -> Ground:
+    """Read a configuration as the ground of a plan.
+
+    Args:
+        file: the configuration.
+        sets: ``key.path=value`` texts; a size among them is fixed.
+        flags: values by flag name; a size among them is fixed.
+        vary: what varies, as texts or as values by key.
+        question: what is asked.
+        registry: the plugins.
+
+    Raises:
+        PptraceError: what cannot be used; no model; a cluster of another size.
+    """
+    question.check()
+    source = document_of(file)
+    own = assignments(sets, {name: value for name, value in flags.items() if value is not None})
+    tree, places = overlaid(source.value, source.places, own)
+    written = tree.pop("plan", None) or {}
+    texts, given = ([], vary) if not isinstance(vary, (list, tuple)) else (vary, {})
+    axes = varied_axes(texts, {**written, **dict(given)})  # type: ignore[arg-type] # a mapping by now
+    axes = _fixed(own, axes) | axes
+    if not tree.get("model"):
+        raise ConfigError("missing: a plan divides a model over GPUs, such as --model llama3-70b", key="model")
+    sequences = _sequences(tree)
+    schedule = str((tree.get("schedule") or {}).get("name") or "")
+    _without_sizes(tree)
+    if not schedule:
+        tree["schedule"] = {"name": "1f1b"}
+    document = Document(value=tree, places=places, source=source.source)
+    costs = _trial(document, registry, question)
+    if not tree.get("costs"):
+        tree["costs"] = {"name": costs.offer.offer.name}
+    if question.memory is not None:
+        document = _limited(document, question, costs)
+        costs = _trial(document, registry, question)
+    return _ground(document, registry, axes, costs, (sequences, schedule))
+
+
+def _ground(
+    document: Document, registry: Registry, axes: Mapping[str, Axis], costs: Costs, said: tuple[int, str]
+) -> Ground:
+    experiment = costs.resolved.experiment
+    device = costs.request.device
+    cluster = experiment.cluster
+    model = costs.offer.offer.model
+    return Ground(
+        document=document, registry=registry, axes=axes, facts=dict(costs.request.model),
+        model_keys=frozenset(model().model_fields if model else ()), costs_name=costs.offer.offer.name,
+        node_gpus=(cluster.gpus or 1) if cluster else int(device.get("scale_up_size") or 8),
+        on_cluster=cluster is not None, sequences=said[0], schedule=said[1],
+        sequence=experiment.batch.sequence or 0,
+    )  # fmt: skip
+
+
+def _fixed(own: Sequence[Assignment], axes: Mapping[str, Axis]) -> dict[str, Axis]:
+    """Return the sizes that the command line says, each with its one value."""
+    fixed = {key_text(one.path): one for one in own}
+    for key, one in fixed.items():
+        if key in axes and key in _PLANNED:
+            raise ConfigError("it varies, too: leave one of them out", key=key, file=str(one.place.source))
+    return {
+        key: next(iter(axes_of({key: [one.value]})))
+        for key, one in fixed.items()
+        if key in _PLANNED and one.value is not None
+    }
+
+
+def _sequences(tree: Mapping[str, Any]) -> int:
+    """Return the global batch that a configuration says, or that follows from its microbatches."""
+    batch, parallel = tree.get("batch") or {}, tree.get("parallel") or {}
+    if "global" in batch:
+        return int(batch["global"])
+    return int(batch.get("microbatches", 0)) * int(batch.get("micro", 1)) * int(parallel.get("dp", 1))
+
+
+def _without_sizes(tree: dict[str, Any]) -> None:
+    for section, keys in (("parallel", _SIZES), ("batch", ("global", "micro", "microbatches"))):
+        tree[section] = {key: value for key, value in (tree.get(section) or {}).items() if key not in keys}
+
+
+def _trial(document: Document, registry: Registry, question: Question) -> Costs:
+    """Return the costs of the plainest division, which says what model and machine are."""
+    sizes = {"parallel.pp": 1, "parallel.dp": question.gpus, "batch.global": question.gpus}
+    return costs_alone(load(document, (), {}, [setting(*one) for one in sizes.items()]), registry)
+
+
+def _limited(document: Document, question: Question, costs: Costs) -> Document:
+    """Return the configuration with a limit to every rank's memory."""
+    size = memory_limit(question.memory, "--memory")
+    resolved = load(
+        document, (), {}, [setting("parallel.pp", 1), setting("batch.global", 1)],
+    )  # fmt: skip
+    settings = limit_settings(resolved, costs, size, "--memory")
+    over = [assignment(key, str(value), "--memory") for key, value in settings.items()]
+    tree, places = overlaid(document.value, document.places, over)
+    return Document(value=tree, places=places, source=document.source)

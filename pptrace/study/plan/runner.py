@@ -1,0 +1,103 @@
+"""Runs configurations of a plan on an executor, and keeps each row the moment it is finished."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pptrace.study.journal import Journal, journal_path, read_journal
+from pptrace.study.plan.point import installed, run_candidate
+from pptrace.study.pool import run_all
+from pptrace.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from pptrace.config.yaml_file import Document
+    from pptrace.hooks.registry import Registry
+    from pptrace.study.executor import ExecutorChoice
+    from pptrace.study.plan.candidate import Candidate
+    from pptrace.study.plan.point import Trial
+    from pptrace.study.row import Row
+
+__all__ = ["Runner"]
+
+_AHEAD = 4
+
+
+class Runner:
+    """What simulates the configurations of a plan, as a context."""
+
+    def __init__(
+        self, document: Document, registry: Registry, chosen: ExecutorChoice, output: Path | None, *, fresh: bool
+    ) -> None:
+        """Read what an earlier start finished.
+
+        Args:
+            document: what all configurations have in common.
+            registry: the plugins.
+            chosen: what they run on.
+            output: the first file that the plan is for; rows are kept in the journal beside it.
+            fresh: take over no finished row.
+
+        Raises:
+            OutputError: the journal cannot be read or written.
+        """
+        self.document, self.registry, self.chosen = document, registry, chosen
+        self._plugins = sorted((one.distribution, one.version) for one in registry.providers)
+        self._known: dict[str, Row] = {}
+        self._journal: Journal | None = None
+        self._is_warm = False
+        if output is not None:
+            path = journal_path(output)
+            if path.exists() and not fresh:
+                self._known = {str(row["point"]): row for row in read_journal(path).rows}
+            self._journal = Journal(path, fresh=fresh)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Keep the journal: the files that it is for may still fail to be written."""
+        if self._journal is not None:
+            self._journal.__exit__(kind, error, trace)
+
+    def rows(self, candidates: Sequence[Candidate], trial: Trial | None = None) -> list[Row]:
+        """Return the figures of some configurations, in their order."""
+        names = [self._identity(one, trial) for one in candidates]
+        found = {name: self._known[name] for name in names if name in self._known}
+        missing = [at for at, name in enumerate(names) if name not in found]
+        items: list[Any] = [(at, candidates[at].varied, trial) for at in missing]
+        if items and not self._is_warm:
+            self._is_warm = True
+            item = items.pop()  # compiles once, for all workers, before they start
+            self._note(found, names[item[0]], run_candidate(self.document, item[1], item[2], self.registry))
+            installed()
+        own = self.registry if self.chosen.in_process else None
+        call = partial(_call, document=self.document, registry=own)
+        ahead = _AHEAD * self.chosen.request.workers
+        for item, row in run_all(items, call, self.chosen.start, ahead=ahead) if items else ():
+            self._note(found, names[item[0]], row)
+        return [found[name] for name in names]
+
+    def _note(self, found: dict[str, Row], name: str, row: Row) -> None:
+        found[name] = {**row, "point": name}
+        if self._journal is not None and not row.get("error"):
+            self._journal.append(found[name])
+
+    def _identity(self, candidate: Candidate, trial: Trial | None) -> str:
+        said = [__version__, self._plugins, self.document.value, candidate.settings, str(trial or "")]
+        text = json.dumps(said, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _call(item: Any, *, document: Document, registry: Registry | None) -> Row:
+    _, varied, trial = item
+    return run_candidate(document, varied, trial, registry)

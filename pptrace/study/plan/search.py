@@ -1,0 +1,155 @@
+"""The search: by bounds, the cheapest first, until no bound beats the last place asked for.
+
+Configurations are simulated in batches whose sizes do not depend on the machine, the cheapest bounds first. What
+is left out is above the last place at that time, which only falls; so the first places are those that simulating
+everything gives, whatever finished first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from pptrace.config.quantity import format_size
+from pptrace.errors import ConfigError
+from pptrace.kernel import always_compiled
+from pptrace.study.plan.candidate import Fate
+from pptrace.study.plan.weigh import Scales
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pptrace.study.plan.candidate import Candidate
+    from pptrace.study.plan.question import Worth
+    from pptrace.study.plan.runner import Runner
+    from pptrace.study.plan.space import Space
+
+__all__ = ["Found", "Search"]
+
+_BATCHES = (2, 6, 16, 32)
+"""Configurations that are simulated before bounds are looked at again; the last over and over."""
+_PEEKS = (24, 96, 384, 1536)
+"""Bounds after which the likeliest so far are simulated, before all others are bounded."""
+_LEAST = 8
+"""Configurations of least memory that are simulated where none fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search found."""
+
+    ranked: tuple[Candidate, ...]
+    """What was simulated and fits, the best first."""
+    candidates: tuple[Candidate, ...]
+    """All that was considered."""
+
+    def count(self, fate: Fate) -> int:
+        """Return of how many this became."""
+        return sum(one.fate is fate for one in self.candidates)
+
+
+class Search:
+    """One search."""
+
+    def __init__(self, space: Space, runner: Runner, watch: Callable[[str], None] | None = None) -> None:
+        self.space, self.runner = space, runner
+        self.question = space.question
+        self.watch = watch or _nobody
+        self.scales = Scales(space)
+        self.candidates: list[Candidate] = []
+        self.best: list[Candidate] = []
+        self.simulated = 0
+
+    def found(self) -> Found:
+        """Weigh all layouts and simulate what may be among the first.
+
+        Raises:
+            ConfigError: nothing can run, or nothing fits.
+            PptraceError: what cannot be used anywhere.
+        """
+        with always_compiled():
+            for layout in self.space.layouts():
+                for varied in self.space.settings_of(layout):
+                    self.candidates += self.scales.weighed(layout, varied)
+                self._tell()
+            self._simulate_by_bounds()
+            if not self.best:
+                raise self._nothing()
+        return Found(ranked=tuple(self.best), candidates=tuple(self.candidates))
+
+    def _simulate_by_bounds(self) -> None:
+        """Take candidates by their bounds; one without a bound of its own gets it, and goes back into the row."""
+        waiting = [(one.worth, one.number, one) for one in self.candidates if one.fate is Fate.BOUNDED]
+        heapify(waiting)
+        sizes, size = iter(_BATCHES), 0
+        batch: list[Candidate] = []
+        refined: list[Candidate] = []
+        while waiting:
+            size = size or next(sizes, _BATCHES[-1])
+            worth, _, one = heappop(waiting)
+            if self._is_hopeless(worth):
+                break
+            if one.origin is None:
+                batch += [one] * (one.fate is Fate.BOUNDED)
+            else:
+                self.scales.refine(one)
+                refined.append(one)
+                if one.fate is Fate.BOUNDED and not self._is_hopeless(one.worth):
+                    heappush(waiting, (one.worth, one.number, one))
+                if len(refined) in _PEEKS and not self.question.exhaustive:
+                    self._simulate(self._likeliest(refined, batch))
+            if len(batch) == size:
+                self._simulate(batch)
+                batch, size = [], 0
+        self._simulate([one for one in batch if not self._is_hopeless(one.worth)])
+
+    def _likeliest(self, refined: Sequence[Candidate], batch: Sequence[Candidate]) -> list[Candidate]:
+        """Return as many as are asked for of those with bounds of their own: an early answer, and a last place."""
+        waiting = [one for one in refined if one.fate is Fate.BOUNDED and one not in batch]
+        return sorted(waiting, key=lambda one: (one.worth, one.number))[: self.question.top]
+
+    def _is_hopeless(self, worth: Worth) -> bool:
+        """Whether what is worth no less than this cannot be among the first places."""
+        top = self.question.top
+        return not self.question.exhaustive and len(self.best) >= top and worth > self.best[top - 1].worth
+
+    def _simulate(self, batch: Sequence[Candidate]) -> None:
+        for one, row in zip(batch, self.runner.rows(batch), strict=True):
+            one.row = row
+            if row.get("error"):
+                one.fate, one.reason = Fate.REFUSED, str(row["error"])
+                continue
+            one.fate = Fate.SIMULATED
+            one.worth = self.question.worth(int(row["step_ns"] or 0), one.layout.sequences, one.layout.gpus)
+            self.simulated += 1
+            if one.fits:
+                self.best.append(one)
+        self.best.sort(key=lambda one: (one.worth, one.number))
+        self._tell()
+
+    def _tell(self) -> None:
+        best = f", best so far {self.best[0].name}" if self.best else ""
+        self.watch(f"{len(self.candidates):,} considered, {self.simulated:,} simulated{best}")
+
+    def _nothing(self) -> ConfigError:
+        """Return why nothing was found: what refused it, or the smallest memory that would do."""
+        tight = [one for one in self.candidates if one.bound and one.fate in {Fate.MEMORY, Fate.SIMULATED}]
+        if not tight:
+            reasons = [one.reason for one in self.candidates if one.reason]
+            most = max(dict.fromkeys(reasons), key=reasons.count, default="nothing varies")
+            return ConfigError(f"none of {len(self.candidates):,} configurations can run: {most}", file="plan")
+        least = sorted(tight, key=lambda one: (one.bound.peak_bytes if one.bound else 0, one.number))[:_LEAST]
+        rows = self.runner.rows(least)
+        needs = [(int(row["peak_memory_bytes"] or 0), one) for one, row in zip(least, rows, strict=True)
+                 if not row.get("error")]  # fmt: skip
+        if not needs:
+            return ConfigError(f"none of {len(self.candidates):,} configurations fits", file="--memory")
+        size, one = min(needs, key=lambda need: need[0])
+        told = f"the least needs {format_size(size)} ({one.name})"
+        message = f"none of {len(self.candidates):,} configurations fits: {told}; give more GPUs, or more memory"
+        return ConfigError(message, file="--memory")
+
+
+def _nobody(text: str) -> None:
+    del text

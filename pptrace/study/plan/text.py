@@ -1,0 +1,135 @@
+"""A plan as plain text: the first places with reasons, what became of all others, and what to do next."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from pptrace.config.quantity import DURATION, format_size
+from pptrace.study.plan.arguments import megatron_arguments, torchtitan_arguments
+from pptrace.study.plan.candidate import Fate
+from pptrace.study.plan.question import OBJECTIVES
+from pptrace.study.plan.reasons import why_behind
+
+if TYPE_CHECKING:
+    from pptrace.study.plan.candidate import Candidate
+    from pptrace.study.plan.result import Plan
+
+__all__ = ["plan_lines"]
+
+_HEAD = ("#", "schedule", "pp", "vp", "tp", "cp", "ep", "dp", "mbs", "gbs", "settings", "step", "tok/s/GPU", "MFU",
+         "memory", "exposed", "bubble", "behind")  # fmt: skip
+_LEFT = {1, 10}
+_OPTIONAL = ("vp", "cp", "ep", "gbs", "settings")
+"""Columns that go where no row has anything to say in them."""
+_SHORT = {"model.recompute": "recompute", "costs.zero": "zero", "parallel.order": "order",
+          "model.layers_per_stage": "layers"}  # fmt: skip
+_OWN = frozenset({
+    "parallel.pp", "parallel.tp", "parallel.cp", "parallel.ep", "parallel.dp", "parallel.vp", "batch.micro",
+    "batch.global", "schedule.name", "parallel.sequence_parallel",
+})  # fmt: skip
+_WIDTH = 110
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """Return the lines."""
+    return [
+        *_question(plan), "", *_table(plan), "", *_reasons(plan), *_robustness(plan), "", *_counts(plan), "",
+        *_frameworks(plan),
+    ]  # fmt: skip
+
+
+def _question(plan: Plan) -> list[str]:
+    experiment = plan.experiment
+    model = (experiment.model.preset if experiment.model else None) or "a model of one's own"
+    device = (experiment.device.preset if experiment.device else None) or "a device of one's own"
+    memory = f", {plan.question.memory} per rank" if plan.question.memory else ""
+    counts = f"up to {plan.question.gpus:,}" if plan.question.objective == "gpus" else f"{plan.question.gpus:,}"
+    return [f"{model} on {counts} GPUs ({device}{memory}): {OBJECTIVES[plan.question.objective]}", plan.heading]
+
+
+def _table(plan: Plan) -> list[str]:
+    rows = [list(_HEAD), *(_cells(plan, place, one) for place, one in enumerate(plan.ranked, 1))]
+    gone = {
+        at for at, name in enumerate(_HEAD)
+        if name in _OPTIONAL and len({row[at] for row in rows[1:]} - {"", "1"}) <= (name == "gbs")
+    }  # fmt: skip
+    kept = [at for at in range(len(_HEAD)) if at not in gone]
+    widths = {at: max(len(row[at]) for row in rows) for at in kept}
+    return [
+        "  ".join(row[at].ljust(widths[at]) if at in _LEFT else row[at].rjust(widths[at]) for at in kept).rstrip()
+        for row in rows
+    ]
+
+
+def _cells(plan: Plan, place: int, one: Candidate) -> list[str]:
+    layout, row, step = one.layout, one.row, int(one.row["step_ns"] or 0)
+    behind = float(one.worth[-1] / plan.best.worth[-1] - 1)
+    each, mfu = row["tokens_per_s_per_gpu"], row["mfu"]
+    exposed = (float(row["mean_collectives_ns"] or 0) + float(row["mean_messages_ns"] or 0)
+               + float(row["mean_reduction_ns"] or 0))  # fmt: skip
+    sizes = (layout.pp, one.chunks, layout.tp, layout.cp, layout.ep, layout.dp, layout.micro, layout.sequences)
+    return [
+        str(place), one.schedule, *map(str, sizes), _settings(one), DURATION.rounded(step),
+        f"{float(each):,.0f}" if each else "-", f"{float(mfu):.1%}" if mfu else "-",
+        format_size(int(row["peak_memory_bytes"] or 0)), f"{exposed / step:.1%}",
+        f"{float(row['mean_bubble_ns'] or 0) / step:.1%}", "-" if place == 1 else f"{behind:+.1%}",
+    ]  # fmt: skip
+
+
+def _settings(one: Candidate) -> str:
+    """Return what a configuration sets beside its sizes, without what has no effect."""
+    found = []
+    for key, value in one.settings.items():
+        if key in _OWN or key.startswith("schedule.options.") or value in (None, "none", 0):
+            continue
+        short = "balanced" if isinstance(value, list) else value
+        found.append(f"{_SHORT.get(key, key)} {short}")
+    return ", ".join(found)
+
+
+def _reasons(plan: Plan) -> list[str]:
+    lines = [f"why behind #1{'':>2}#{place}: {why_behind(plan.best, one) or 'nothing above 0.1 %'}"
+             for place, one in enumerate(plan.ranked, 1) if place > 1]  # fmt: skip
+    return [lines[0], *(f"{'':>14}{line[14:]}" for line in lines[1:])] if lines else []
+
+
+def _robustness(plan: Plan) -> list[str]:
+    found = plan.robustness
+    if found is None:
+        return []
+    total = len(found.verdicts)
+    lost = [f"{one.trial}: #{one.best + 1} by {one.behind:.1%}" for one in found.verdicts if one.behind > 0]
+    text = (
+        f"#1 stays first on {found.first} of {total} other machines, and first or within 2 % on {found.near}, "
+        f"among {found.contenders} contenders"
+    )
+    return _folded("robustness    ", f"{text}{'; ' if lost else ''}{'; '.join(lost)}")
+
+
+def _counts(plan: Plan) -> list[str]:
+    counts = plan.counts()
+    parts = [
+        f"{counts['considered']:,} configurations considered: {counts[Fate.REFUSED]:,} cannot run",
+        f"{counts[Fate.MEMORY]:,} need more memory", f"{counts[Fate.EQUAL]:,} equal others",
+        f"{counts[Fate.BOUNDED]:,} cannot be among the first {plan.question.top}",
+        f"{counts[Fate.SIMULATED]:,} simulated",
+    ]  # fmt: skip
+    refused = [f"{reason} {count:,}" for reason, count in list(plan.refusals().items())[:4]]
+    return [*_folded("", ", ".join(parts)), *(_folded("cannot run    ", ", ".join(refused)) if refused else [])]
+
+
+def _frameworks(plan: Plan) -> list[str]:
+    best, experiment = plan.best, plan.experiment
+    lines = _folded("pptrace       ", best.arguments)
+    for name, make in (("Megatron-LM   ", megatron_arguments), ("torchtitan    ", torchtitan_arguments)):
+        told = make(experiment, best.chunks)
+        lines += _folded(name, told.text + (f" (without {', '.join(told.without)})" if told.without else ""))
+    return lines
+
+
+def _folded(title: str, text: str) -> list[str]:
+    indent = " " * len(title)
+    return wrap(
+        f"{title}{text}", _WIDTH, subsequent_indent=indent or "  ", break_long_words=False, break_on_hyphens=False
+    )

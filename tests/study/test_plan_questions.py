@@ -1,0 +1,155 @@
+"""What cannot be planned is one line that says what to do; what can be asked has the answer's form."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+import pptrace
+from pptrace.cli.plan import command
+from pptrace.hooks.registry import Registry
+from pptrace.study.names import told_apart
+from pptrace.study.plan.arguments import megatron_arguments, torchtitan_arguments
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.needs_plugins
+
+MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocabulary": 32000}
+STEP = {"model": MODEL, "device": "a100-sxm", "batch": {"global": 8, "sequence": 1024}}
+MANY = list(range(1, 800))
+FEW = {
+    "schedule": ["1f1b", "interleaved-1f1b"],
+    "recompute": ["none"],
+    "zero": [1],
+    "micro": [1],
+    "layers": ["even"],
+}
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry.load()
+
+
+def planned(registry: Registry, **changed: Any) -> Any:
+    given = {"config": STEP, "gpus": 4, "vary": FEW, "executor": "serial", "robust": False, "registry": registry}
+    return pptrace.plan(**{**given, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"gpus": 0}, "--gpus: 0 is no number of GPUs: write 1 or more"),
+        ({"top": 0}, "--top: 0 is nothing"),
+        ({"objective": "tokns"}, r"--objective: 'tokns' is no objective \(did you mean 'tokens'"),
+        ({"memory": "2.2GiB"}, r"--memory: none of \d+ configurations fits: the least needs .* GiB \(.*\); give"),
+        ({"gpus": 2, "vary": {"pp": [2], "tp": [2]}}, "--gpus: a replica of the sizes named needs 4 GPUs, and"),
+        ({"gpus": 7, "vary": {"pp": [2]}}, "--vary: no pp x tp x cp x dp of the sizes named makes 7 GPUs"),
+        ({"vary": {"micro": MANY, "global": MANY}}, r"--vary: [0-9,]+ configur.*micro 799, global 799.*fewer"),
+        ({"vary": {"pp": ["two"]}}, "--vary parallel.pp: 'two' is no size"),
+        ({"vary": {"layers": ["odd"]}}, "--vary layers: 'odd' is no split: write even, balanced or a list"),
+        ({"vary": {"layout": [{"pp": 2, "tp": 2}]}}, "parallel.pp has values of its own in a plan"),
+        ({"vary": {"pp": [1, 2]}, "pp": 2}, "parallel.pp: it varies, too: leave one of them out"),
+        ({"config": {"device": "a100-sxm"}}, "model: missing: a plan divides a model over GPUs"),
+        ({"config": {**STEP, "batch": {"sequence": 1024}}}, "batch.global: missing"),
+        ({"config": {**STEP, "cluster": "dgx-a100x2"}, "gpus": 8}, "cluster.preset: .*2 nodes of 8 GPUs are 16"),
+        ({"outputs": ["best.txt"]}, "best.txt: no such format; write .yaml"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_one_line(registry: Registry, changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(pptrace.PptraceError, match=line) as raised:
+        planned(registry, **changed)
+
+    assert "\n" not in str(raised.value)
+
+
+def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(registry: Registry) -> None:
+    config = {**STEP, "plan": {**FEW, "tp": [1], "schedule": ["1f1b"]}}
+
+    found = planned(registry, config=config, vary=["micro=1,2"], pp=2)
+
+    assert {one.schedule for one in found.found.candidates} == {"1f1b"}
+    assert {(one.layout.pp, one.layout.tp) for one in found.found.candidates} == {(2, 1)}
+    assert {one.layout.micro for one in found.found.candidates} == {1, 2}
+    assert "plan" not in found.configuration
+
+
+def test_frameworks_get_the_arguments_of_the_first_place(registry: Registry) -> None:
+    found = planned(registry, vary={**FEW, "layers": [[1, 3, 3, 1]], "schedule": ["1f1b"]}, pp=4, tp=1)
+
+    megatron = megatron_arguments(found.experiment, found.best.chunks)
+    titan = torchtitan_arguments(found.experiment, found.best.chunks)
+    assert "--pipeline-model-parallel-layout 'Et|t*3|t*3|tL'" in megatron.text
+    assert "--use-distributed-optimizer" in megatron.words
+    assert megatron.without == ()
+    assert titan.words[titan.words.index("--parallelism.pipeline_parallel_schedule") + 1] == "1F1B"
+    assert titan.without == ("layers_per_stage",)
+
+
+def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path) -> None:
+    (tmp_path / "step.yaml").write_text(
+        json.dumps({**STEP, "plan": {**FEW, "schedule": ["1f1b", "gpipe"], "tp": [1]}})
+    )
+    told = ["--gpus", "4", "--top", "2", "--executor", "serial"]
+
+    result = CliRunner().invoke(
+        command, [str(tmp_path / "step.yaml"), *told, "--json", "-o", str(tmp_path / "p.svg")]
+    )
+
+    answer = json.loads(result.stdout)
+    assert [place["place"] for place in answer["places"]] == [1, 2]
+    assert sum(answer["counts"].values()) == 2 * answer["counts"]["considered"]
+    assert {trial["machine"].split(" ")[0] for trial in answer["robustness"]["trials"]} == {
+        "bandwidth", "efficiency", "jitter",
+    }  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {"step.yaml", "p.svg"}
+
+
+def test_a_plan_goes_on_where_it_was(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pptrace.study.plan import runner
+
+    ran: list[Any] = []
+    simulate = runner.run_candidate
+
+    def counted(*args: Any) -> Any:
+        ran.append(args)
+        if len(ran) == 4:
+            raise KeyboardInterrupt
+        return simulate(*args)
+
+    monkeypatch.setattr(runner, "run_candidate", counted)
+    with pytest.raises(KeyboardInterrupt):
+        planned(registry, outputs=[tmp_path / "best.yaml"])
+    assert [path.name for path in tmp_path.iterdir()] == ["best.yaml.journal"]
+    whole = planned(registry)
+    alone = len(ran) - 4
+    resumed = planned(registry, outputs=[tmp_path / "best.yaml"])
+
+    assert resumed.to_dict() == whole.to_dict()
+    assert len(ran) - 4 - alone == alone - 3
+    assert [path.name for path in tmp_path.iterdir()] == ["best.yaml"]
+
+
+def test_names_are_cut_only_where_they_stay_apart() -> None:
+    names = ["interleaved-1f1b:vp=2", "interleaved-1f1b:vp=4", "1f1b", "a" * 30 + "x" + "a" * 30]
+
+    shown = told_apart(names, 12)
+
+    assert len(set(shown.values())) == len(names)
+    assert shown["1f1b"] == "1f1b"
+    assert told_apart(["aaaaabaaaaa", "aaaaacaaaaa"], 6) == {name: name for name in ["aaaaabaaaaa", "aaaaacaaaaa"]}
+
+
+def test_no_copies_are_a_share_of_nothing(registry: Registry) -> None:
+    config = {**STEP, "device": {"preset": "a100-sxm", "host_bandwidth": "25 GB/s"}}
+    vary = {**FEW, "offload": [0, 0.5], "schedule": ["1f1b"], "tp": [1]}
+
+    found = planned(registry, config=config, vary=vary, pp=2, exhaustive=True)
+
+    ratios = [(found.ground.resolved(one.varied).experiment.schedule.offload) for one in found.found.candidates]
+    assert [ratio and ratio.ratio for ratio in ratios] == [None, 0.5]

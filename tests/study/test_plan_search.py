@@ -1,0 +1,144 @@
+"""A plan's bounds are below every simulated step, and its first places are those of simulating everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pptrace
+from pptrace.config.resolve import load
+from pptrace.hooks.build import build_schedule, checked_options
+from pptrace.hooks.registry import Registry
+from pptrace.model.request import ScheduleRequest
+from pptrace.model.workload import Workload
+from pptrace.sim.simulate import simulate
+from pptrace.study.plan.bounds import bound_of
+from pptrace.study.plan.candidate import Fate
+from pptrace.study.plan.reasons import differences_ns
+from pptrace.study.plan.shapes import Shape
+from pptrace.timeline.metrics import measure
+
+pytestmark = pytest.mark.needs_plugins
+
+MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocabulary": 32000}
+SCHEDULES = ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "chimera", "hanayo", "dualpipe-v", "seq-1f1b"]
+
+
+def planned(registry: Registry, **changed: Any) -> Any:
+    given_ = {
+        "config": {"model": MODEL, "device": "a100-sxm", "network": {"name": "hockney", "bandwidth": "25 GB/s"}},
+        "vary": {"schedule": ["1f1b", "interleaved-1f1b"], "zero": [1]}, "gpus": 4, "global": 16,
+        "sequence": 2048, "executor": "serial", "registry": registry, "robust": False,
+    }  # fmt: skip
+    return pptrace.plan(**{**given_, **changed})
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry.load()
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> dict[str, Any]:
+    model = MODEL | {
+        "layers": draw(st.sampled_from([4, 6])),
+        "vocabulary": draw(st.sampled_from([1000, 128_000])),
+        "recompute": draw(st.sampled_from(["none", "full"])),
+    }
+    config = {
+        "model": model, "device": draw(st.sampled_from(["a100-sxm", "h100-sxm"])),
+        "network": {
+            "name": "hockney", "bandwidth": draw(st.sampled_from(["1 GB/s", "100 GB/s"])), "latency": "5 us"
+        },
+        "p2p": draw(st.sampled_from(["async", "ordered"])),
+        "costs": {"name": "roofline", "segments": draw(st.booleans())},
+        "data_parallel": {"overlap": draw(st.booleans())},
+    }  # fmt: skip
+    return {
+        "config": config, "gpus": draw(st.sampled_from([2, 4])), "global": draw(st.sampled_from([4, 8])),
+        "memory": draw(st.sampled_from([None, "2.8GiB", "3.6GiB"])), "top": draw(st.integers(1, 3)),
+        "objective": draw(st.sampled_from(["tokens", "step", "mfu", "gpus"])),
+        "vary": {
+            "micro": [1], "recompute": [model["recompute"]],
+            "tp": [1, 2], "vp": [1, 2], "zero": [draw(st.integers(0, 1))],
+            "schedule": draw(st.lists(st.sampled_from(SCHEDULES), min_size=2, max_size=2, unique=True)),
+        },
+    }  # fmt: skip
+
+
+def answer(registry: Registry, problem: dict[str, Any], **changed: Any) -> Any:
+    try:
+        return planned(registry, **problem, **changed)
+    except pptrace.PptraceError:
+        return None
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(problem=problems())
+def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
+    registry: Registry, problem: dict[str, Any]
+) -> None:
+    bounded, everything = answer(registry, problem), answer(registry, problem, exhaustive=True)
+
+    assert (bounded is None) == (everything is None)
+    if bounded is None or everything is None:
+        return
+    ran = [one for one in everything.found.candidates if one.fate is Fate.SIMULATED]
+    assert [one.name for one in ran if one.bound.step_ns > one.row["step_ns"]] == []
+    assert [one.name for one in ran if one.bound.peak_bytes > one.row["peak_memory_bytes"]] == []
+    assert [(one.number, one.worth) for one in bounded.ranked] == [
+        (one.number, one.worth) for one in everything.ranked
+    ]
+    assert bounded.counts()["considered"] == everything.counts()["considered"]
+
+
+def test_the_bound_of_a_chain_is_its_step_where_messages_take_no_time(registry: Registry) -> None:
+    for name, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("zb-h1", 1)):
+        provided = registry.schedules[name]
+        request = ScheduleRequest(
+            ranks=4, microbatches=8, chunks=chunks, options=checked_options(provided, {}, "")
+        )
+        table = build_schedule(provided, request)
+        workload = Workload.uniform(
+            table.stages, f_ns=100, i_ns=100, w_ns=100, activation_bytes=7, weights_bytes=5
+        )
+        experiment = load(None, flags={"schedule": name, "pp": 4, "microbatches": 8}).experiment
+
+        bound = bound_of(
+            Shape(request=request, table=table, digest="", chunks=chunks), workload, experiment, provided
+        )
+
+        metrics = measure(simulate(table, workload), workload)
+        assert (bound.step_ns, bound.peak_bytes) == (metrics.step_ns, metrics.memory.peak_bytes.max()), name
+
+
+def test_the_parts_of_the_reasons_sum_to_the_difference(registry: Registry) -> None:
+    first, *others = planned(registry, top=5).ranked
+
+    for other in others:
+        longer = other.row["step_ns"] - first.row["step_ns"]
+        assert sum(differences_ns(first, other).values()) == pytest.approx(longer, abs=5)
+
+
+def test_the_best_configuration_simulates_as_it_stands(registry: Registry, tmp_path: Any) -> None:
+    found = planned(registry, outputs=[tmp_path / "best.yaml", tmp_path / "all.csv"], memory="4GiB")
+
+    run = pptrace.simulate(tmp_path / "best.yaml", registry=registry)
+    assert run.metrics.step_ns == found.best.row["step_ns"]
+    assert run.metrics.over_capacity is None
+    rows = (tmp_path / "all.csv").read_text().splitlines()
+    assert len(rows) == 1 + found.counts()["considered"]
+    assert {path.name for path in tmp_path.iterdir()} == {"best.yaml", "all.csv"}
+
+
+def test_as_few_gpus_as_fit_come_first(registry: Registry) -> None:
+    found = planned(registry, objective="gpus", memory="4GiB", gpus=8)
+
+    fewer = planned(registry, gpus=found.best.layout.gpus, memory="4GiB")
+    assert fewer.best.row["step_ns"] == found.best.row["step_ns"]
+    if found.best.layout.gpus > 1:
+        with pytest.raises(pptrace.PptraceError, match="the least needs"):
+            planned(registry, gpus=found.best.layout.gpus // 2, memory="4GiB")

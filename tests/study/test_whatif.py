@@ -1,0 +1,101 @@
+"""What single changes bring is what closed forms say, and no microbatch is lost with a worker."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pptrace
+from pptrace.errors import ConfigError
+from pptrace.experiment.altered import at_speeds, jittered
+from pptrace.experiment.run import run_prepared
+from pptrace.hooks.registry import Registry
+from pptrace.model.placement import Placement
+from pptrace.study.lost import rerouted
+from pptrace.study.whatif import whatif
+
+EAGER = '''
+def eager(ranks, microbatches):
+    """Every forward, then every backward."""
+    return [[f"{r}{kind}{u}" for kind in "FB" for u in range(microbatches)] for r in range(ranks)]
+'''
+COSTS = {"name": "table", "forward": "10 ms", "backward": "20 ms", "boundary": "50 MB"}
+
+
+@pytest.fixture
+def step(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(EAGER)
+
+    def run(**changed: Any) -> Any:
+        given_ = {"schedule": "./mine.py:eager", "pp": 4, "microbatches": 8, "costs": COSTS, "dp": 4,
+                  "network": {"name": "hockney", "bandwidth": "50 GB/s"}}  # fmt: skip
+        return pptrace.simulate(registry=Registry.load(), **{**given_, **changed})
+
+    return run
+
+
+def test_each_change_is_worth_what_a_closed_form_says(step: Any) -> None:
+    run = step()
+    rows = {row.name: row for row in whatif(run, lost=1).rows}
+
+    ms = 10**6
+    work, fill, wire = 8 * 30 * ms, 3 * 30 * ms, 6 * ms  # six messages of 1 ms on the way down and up
+    assert run.metrics.step_ns == work + fill + wire
+    assert next(iter(rows)).startswith("largest lever: bubble")
+    assert rows["bandwidth x2"].saved_ns == wire // 2
+    assert rows["free network"].saved_ns == wire
+    assert rows["half the bubble"].saved_ns == (fill + wire) // 2
+    assert rows["even stages"].step_ns is None
+    assert rows["no stragglers"].note == "nothing to change"
+    assert rows["one more microbatch"].step_ns == round(Fraction((9 * 30 * ms + fill + wire) * 8, 9))
+    lost = rows["1 worker lost, re-routed"]
+    assert lost.step_ns is not None
+    assert lost.step_ns >= -(-8 * 4 // 3) * 30 * ms + fill  # its peers compute a third more
+
+
+def test_changes_that_cannot_be_say_why(step: Any) -> None:
+    rows = {row.name: row for row in whatif(step(dp=1), lost=1).rows}
+
+    assert "1 workers lost leave a stage without a replica" in rows["1 worker lost, re-routed"].note
+    assert rows["1 worker lost, re-routed"].step_ns is None
+
+
+@given(
+    ranks=st.integers(1, 5), replicas=st.integers(2, 5), microbatches=st.integers(1, 6), chunks=st.integers(1, 2),
+    lost=st.integers(0, 6),
+)  # fmt: skip
+def test_every_stage_of_every_microbatch_stays_on_a_replica_of_its_rank(
+    ranks: int, replicas: int, microbatches: int, chunks: int, lost: int
+) -> None:
+    own = Placement.looped(ranks=ranks, microbatches=microbatches, chunks=chunks).stage_rank[0]
+    try:
+        placed = rerouted(own, ranks, replicas, microbatches, lost)
+    except ConfigError:
+        assert lost > replicas - 1
+        return
+
+    assert placed.microbatches == replicas * microbatches
+    assert np.array_equal(placed.stage_rank % ranks, np.broadcast_to(own, placed.stage_rank.shape))
+    used = {int(rank) for rank in placed.stage_rank.reshape(-1)}
+    assert len(used) <= ranks * replicas - lost
+    if not lost:
+        assert placed.routes == min(replicas, replicas * microbatches)
+
+
+def test_speeds_and_jitter_leave_everything_else_as_it_is(step: Any) -> None:
+    run = step()
+
+    assert run_prepared(at_speeds(run.prepared), run.registry).metrics.step_ns == run.metrics.step_ns
+    half = run_prepared(at_speeds(run.prepared, 0.5, 0.5), run.registry).metrics.step_ns
+    assert half == 2 * run.metrics.step_ns
+    first, again, other = (
+        run_prepared(jittered(run.prepared, seed, 0.05), run.registry).metrics.step_ns for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert abs(first / run.metrics.step_ns - 1) < 0.1
