@@ -209,11 +209,12 @@ def performed(timeline: Timeline, *, lacks_ranks: bool = False) -> Performed:
     before = np.zeros(len(timeline), dtype=np.int64)
     for row in by_rank:
         before[row[1:]] = timeline.end_ns[row[:-1]]
-    found = arrivals(timeline, messages(timeline), before)
+    pairs = messages(timeline)
+    found = arrivals(timeline, pairs, before)
     ready = before.copy()
     np.maximum.at(ready, found.consumer, found.there_ns)
-    released, waited = (np.zeros(len(timeline), dtype=np.bool_) for _ in range(2))
-    released[found.consumer] = released_by_messages(timeline)[found.consumer]
+    released, waited = released_by_messages(timeline), np.zeros(len(timeline), dtype=np.bool_)
+    released[pairs.consumer[(pairs.consumer >= 0) & (pairs.producer < 0)]] = False  # their waits are all there is
     seen = found.observed & (released[found.consumer] | (timeline.cause[found.consumer] < 0))
     waited[found.consumer[seen]] = True
     first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)

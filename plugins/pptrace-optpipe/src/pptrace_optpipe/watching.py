@@ -120,7 +120,7 @@ def _calibrated(run: Path, config: Path) -> float:
     """
     told = _pptrace("calibrate", str(run), "-o", str(config), "--json")
     fitted: list[dict[str, Any]] = json.loads(told)["fitted"]
-    spreads = [one["median_ns_spread"] / one["median_ns"] for one in fitted if one["median_ns"]]
+    spreads = [one["mean_ns_spread"] / one["mean_ns"] for one in fitted if one["mean_ns"]]
     return float(max(spreads, default=0.0))
 
 
