@@ -15,6 +15,7 @@ from pptrace.study.accuracy.rules import Rules, read_rules
 from pptrace.study.accuracy.run import run_cases
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 ROW = {
@@ -227,3 +228,20 @@ def test_rules_for_published_sources_can_be_read() -> None:
 
     assert isinstance(rules, Rules)
     assert all(rule.where for rule in rules.rules)
+
+
+def test_rules_for_published_sources_hold_no_fitted_constant_of_a_model_or_a_row() -> None:
+    fitted = {"attainable", "spread", "skew", "host", "imbalance"}
+    for rule in read_rules().rules:
+        if set(rule.where) <= {"source", "gpu"}:
+            continue
+        for key, value in _leaves(rule.set):
+            assert not any(name in key for name in fitted) or value == "0 ms", rule.where
+
+
+def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield path + key, value

@@ -28,9 +28,15 @@ _SHAPES_HOPPER = (
 )
 _SHAPES_BLACKWELL = (
     "what products attain: BF16 fitted to published steps (SimuMax 1.2), 5 % under its measured large products; "
-    "FP8, MXFP8 and NVFP4 to published steps (Megatron-Bridge); attention as SimuMax measured it"
+    "assumptions: FP8 and MXFP8 as measured in BF16, NVFP4; attention as SimuMax measured it"
 )
-_SHAPES_AMD = "what products attain: the best ones that mamf-finder found (ml-engineering); attention: ours"
+_SHAPES_SUPERCHIP = (
+    "what products and attention attain: fitted to published steps (Megatron-Bridge, dgxc-benchmarking)"
+)
+_SHAPES_AMD = (
+    "what BF16 products attain: the best one that mamf-finder found (ml-engineering), {} TFLOP/s; "
+    "assumptions: the same share in FP8, which is not measured there, and attention's"
+)
 _NVLINK5 = "NVLink 5: 1800 GB/s both ways, 900 per direction"
 _GB = "memory sizes in GB are read as GiB, as the driver reports them within 1 %"
 
@@ -75,7 +81,7 @@ _BLACKWELL: dict[str, Any] = {
     "peak_fp4": 9_000 * _TERA,
     "peak_fp32": 80 * _TERA,
     "memory": 180 * _GIB,
-    "memory_bandwidth": 8_000 * _GIGA,
+    "memory_bandwidth": 7_700 * _GIGA,
     "scale_up_bandwidth": 900 * _GIGA,
 }
 _SUPERCHIP: dict[str, Any] = {
@@ -83,6 +89,7 @@ _SUPERCHIP: dict[str, Any] = {
     "peak_bf16": 2_500 * _TERA,
     "peak_fp16": 2_500 * _TERA,
     "peak_fp8": 5_000 * _TERA,
+    "memory_bandwidth": 8_000 * _GIGA,
     "scale_up_size": 72,
     "attainable_bf16": 0.56,
     "attainable_fp8": 0.52,
@@ -99,8 +106,10 @@ _ULTRA: dict[str, Any] = {
 }
 """What Blackwell Ultra has: twice the rate of exponentials, which bound attention, and more power."""
 
-_ULTRA_AIR: dict[str, Any] = {"attainable_mxfp8": 0.52, "attention_attainable": 0.60}
-"""What it has on boards of eight, with less power."""
+_ULTRA_AIR: dict[str, Any] = {
+    name: round(_BLACKWELL[name] * share / _SUPERCHIP[name], 2) for name, share in _ULTRA.items()
+}
+"""What it has on boards of eight: B200's shares, times what GB300 attains over GB200."""
 
 DEVICES = (
     _device(
@@ -180,7 +189,7 @@ DEVICES = (
         "NVIDIA B200 180 GB, as in HGX B200.",
         "NVIDIA Blackwell architecture brief (2024), HGX B200: 4.5 PFLOP/s BF16 and FP16 and 9 FP8 with sparsity, "
         "halved for dense; 80 TFLOP/s FP32",
-        "DGX B200 datasheet: 1440 GB and 64 TB/s for eight",
+        "Blackwell datasheet, HGX B200, as reprinted: 180 GB, 7.7 TB/s (DGX B200's has 64 TB/s for eight)",
         _SHAPES_BLACKWELL,
         "72 PFLOP/s FP4 dense for eight",
         _NVLINK5,
@@ -189,18 +198,23 @@ DEVICES = (
     _device(
         "b300",
         "NVIDIA B300 288 GB, as in HGX B300.",
-        "NVIDIA HGX B300 datasheet (2025), for eight: 36 PFLOP/s BF16 and FP16 and 72 FP8 with sparsity, halved "
-        "for dense; 108 FP4 dense; 2.1 TB of memory as 270 GB each; 8 TB/s",
-        _SHAPES_BLACKWELL,
+        "NVIDIA Blackwell Ultra datasheet (2025), HGX B300, as reprinted: 4.5 PFLOP/s BF16 and FP16, 9 FP8 with "
+        "sparsity, halved for dense; 14 FP4 dense; 270 GB; for eight 62 TB/s and 600 TFLOP/s FP32; "
+        "multiprocessors as B200's, not printed",
+        "what products and attention attain: B200's shares times GB300's over GB200's, not fitted",
         _NVLINK5,
-        **{**_BLACKWELL, **_ULTRA_AIR, "peak_fp4": 13_500 * _TERA, "memory": 270 * _GIB},
+        **{
+            **_BLACKWELL, **_ULTRA_AIR, "peak_fp4": 14_000 * _TERA, "peak_fp32": 75 * _TERA,
+            "memory": 270 * _GIB, "memory_bandwidth": 7_750 * _GIGA,
+        },
     ),
     _device(
         "gb200",
         "NVIDIA B200 186 GB of a GB200 NVL72.",
         "NVIDIA GB200 NVL72 datasheet (2024), for 72: 360 PFLOP/s BF16 and FP16, 720 FP8 and 1440 FP4 with "
         "sparsity, halved for dense; 5.76 PFLOP/s FP32; 13.4 TB of memory, 576 TB/s",
-        _SHAPES_BLACKWELL,
+        "152 multiprocessors, as the driver reports",
+        _SHAPES_SUPERCHIP,
         _NVLINK5 + " to 72 devices",
         **{**_BLACKWELL, **_SUPERCHIP, "peak_fp4": 10_000 * _TERA, "memory": 186 * _GIB},
     ),
@@ -209,7 +223,8 @@ DEVICES = (
         "NVIDIA B300 279 GB of a GB300 NVL72.",
         "NVIDIA GB300 NVL72 datasheet (2025), for 72: 360 PFLOP/s BF16 and FP16 and 720 FP8 with sparsity, halved "
         "for dense; 1080 FP4 dense; 20 TB of memory, 576 TB/s",
-        _SHAPES_BLACKWELL,
+        "152 multiprocessors, as the driver reports",
+        _SHAPES_SUPERCHIP,
         _NVLINK5 + " to 72 devices",
         **{**_BLACKWELL, **_SUPERCHIP, **_ULTRA, "peak_fp4": 15_000 * _TERA, "memory": 279 * _GIB},
     ),
@@ -227,9 +242,9 @@ DEVICES = (
         "AMD Instinct MI300X 192 GB.",
         "AMD Instinct MI300X data sheet (2023): 1307.4 TFLOP/s BF16 and FP16, 2614.9 FP8, 163.4 FP32, 192 GB, "
         "5.3 TB/s, 304 compute units",
-        _SHAPES_AMD,
+        _SHAPES_AMD.format(668.4),
         "Infinity Fabric: seven links of 64 GB/s per direction",
-        multiprocessors=304, attainable_bf16=0.53, attainable_fp8=0.45, attention_attainable=0.35,
+        multiprocessors=304, attainable_bf16=0.51, attainable_fp8=0.51, attention_attainable=0.35,
         peak_bf16=1_307_400 * _GIGA, peak_fp16=1_307_400 * _GIGA, peak_fp8=2_614_900 * _GIGA,
         peak_fp32=163_400 * _GIGA, memory=192 * _GIB, memory_bandwidth=5_300 * _GIGA,
         scale_up_bandwidth=448 * _GIGA,
@@ -237,11 +252,11 @@ DEVICES = (
     _device(
         "mi355x",
         "AMD Instinct MI355X 288 GB.",
-        "AMD Instinct MI355X data sheet (2025): 2516.6 TFLOP/s BF16 and FP16, 5033.2 FP8, 10066.3 FP4, 157.3 "
-        "FP32, 288 GB, 8 TB/s, 256 compute units",
-        _SHAPES_AMD,
+        "AMD Instinct MI355X specifications (2025): 2.5 PFLOP/s BF16 and FP16, 5 FP8, 10.1 FP4; 2400 MHz and "
+        "1024 matrix cores make 2516.6 TFLOP/s, 5033.2 and 10066.3; 157.3 FP32, 288 GB, 8 TB/s, 256 compute units",
+        _SHAPES_AMD.format(1565),
         "Infinity Fabric: seven links of 76.8 GB/s per direction",
-        multiprocessors=256, attainable_bf16=0.6, attainable_fp8=0.5, attainable_mxfp8=0.5,
+        multiprocessors=256, attainable_bf16=0.62, attainable_fp8=0.62, attainable_mxfp8=0.62,
         attention_attainable=0.35, peak_bf16=2_516_600 * _GIGA, peak_fp16=2_516_600 * _GIGA,
         peak_fp8=5_033_200 * _GIGA, peak_fp4=10_066_300 * _GIGA, peak_fp32=157_300 * _GIGA,
         memory=288 * _GIB, memory_bandwidth=8_000 * _GIGA, scale_up_bandwidth=537_600 * 10**6,
