@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from pptrace.experiment.run import Run
 
+pytestmark = pytest.mark.needs_plugins
+
 registry = cache(Registry.load)
 SIZES = {"pp": 4, "microbatches": 8}
 
