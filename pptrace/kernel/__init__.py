@@ -9,43 +9,54 @@ nothing, and so gives the same bits on both roads.
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from pptrace.kernel.worth import Account
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
     Argument: TypeAlias = NDArray[Any] | int | tuple[NDArray[Any] | int, ...]
     """A column, an integer, or a record of those."""
 
-__all__ = ["COMPILE_FROM", "always_compiled", "compiles", "run", "run_kernel"]
+__all__ = ["COMPILE_FROM", "always_compiled", "compiles", "many_runs", "run", "run_kernel"]
 
 COMPILE_FROM = 60_000
-"""Rows of work from which loading compiled code is quicker than interpreting."""
+"""Rows of work from which loading compiled code is quicker than interpreting; see :mod:`worth` for making it."""
 
-_wanted = ContextVar("wanted", default=False)
+_ahead = ContextVar("ahead", default=0)
 _loaded: set[Callable[..., Any]] = set()
 """Kernels whose compiled code is in this process: from then on it is quicker than interpreting, at any size."""
 
+_account = Account()
+
 
 @contextmanager
-def always_compiled() -> Iterator[None]:
-    """Run every kernel compiled in this block, however small its work: loading pays off over many runs."""
-    before = _wanted.set(True)
+def many_runs(rows: int) -> Iterator[None]:
+    """Load compiled code in this block, however small the work: ``rows`` of each kernel are to come."""
+    before = _ahead.set(rows)
     try:
         yield
     finally:
-        _wanted.reset(before)
+        _ahead.reset(before)
+
+
+def always_compiled() -> AbstractContextManager[None]:
+    """Run every kernel compiled in this block, however small its work."""
+    return many_runs(sys.maxsize)
 
 
 def compiles(work: int, *, loaded: bool = False) -> bool:
-    """Whether ``work`` rows are run compiled; ``NUMBA_DISABLE_JIT=1`` interprets everything."""
-    pays = loaded or work >= COMPILE_FROM or _wanted.get()
+    """Whether ``work`` rows are run compiled if the code is at hand; ``NUMBA_DISABLE_JIT=1`` interprets everything."""
+    pays = loaded or max(work, _ahead.get()) >= COMPILE_FROM
     return pays and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
 
 
@@ -57,10 +68,12 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
     the road.
     """
     if compiles(work, loaded=kernel in _loaded):
-        from pptrace.kernel.compiled import call
+        from pptrace.kernel import compiled
 
-        _loaded.add(kernel)
-        return call(kernel, [*(_each(np.ascontiguousarray, value) for value in inputs), *outputs])
+        arguments = [*(_each(np.ascontiguousarray, value) for value in inputs), *outputs]
+        if compiled.is_ready(kernel, arguments) or _is_worth_compiling(kernel, work, compiled.size(kernel)):
+            _loaded.add(kernel)
+            return compiled.call(kernel, arguments)
     filled = [_each(np.ndarray.tolist, value) for value in outputs]
     result = kernel(*(_each(np.ndarray.tolist, value) for value in inputs), *filled)
     for output, values in zip(outputs, filled, strict=True):
@@ -70,6 +83,10 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
 
 run_kernel = run
 """What plugins call it."""
+
+
+def _is_worth_compiling(kernel: Callable[..., Any], work: int, size: int) -> bool:
+    return compiles(work) and _account.compiles(kernel, work, size=size, ahead=_ahead.get())
 
 
 def _each(function: Callable[..., Any], value: Argument, *others: Any) -> Any:

@@ -6,6 +6,7 @@ import gc
 import sys
 import warnings
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from hashlib import sha256
 from types import FunctionType
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     Layout: TypeAlias = tuple[Any, ...]
     """Of each argument: a column's dtype, None for an integer, a record's class and the layout of its fields."""
 
-__all__ = ["call"]
+__all__ = ["call", "is_ready", "size"]
 
 
 def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
@@ -36,7 +37,30 @@ def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
     except (OSError, RuntimeError):  # the code cannot be kept
         warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=3)
         compiled = _entry(kernel, layout, kept=False)
+        _unkept.add((kernel, layout))
     return int(compiled(words) or 0)
+
+
+def is_ready(kernel: Callable[..., Any], arguments: Sequence[Any]) -> bool:
+    """Whether a kernel's code for such arguments is in this process; code on the disk is loaded."""
+    layout = tuple(_layout(value) for value in arguments)
+    if (kernel, layout) in _unkept:
+        return True
+    before = _Compiling.refused.set(True)
+    try:
+        _entry(kernel, layout, kept=True)
+    except (_NotMadeYet, OSError, RuntimeError):
+        return False
+    finally:
+        _Compiling.refused.reset(before)
+    return True
+
+
+@cache
+def size(kernel: Callable[..., Any]) -> int:
+    """Return the bytes of bytecode that compiling a kernel compiles, its parts among them."""
+    parts = (value for value in _named(kernel).values() if isinstance(value, FunctionType))
+    return len(kernel.__code__.co_code) + sum(map(size, parts))
 
 
 def _layout(value: Any) -> Any:
@@ -58,7 +82,17 @@ def _words(value: Any) -> Iterator[int]:
 
 @cache
 def _entry(kernel: Callable[..., Any], layout: Layout, *, kept: bool) -> Callable[..., Any]:
-    """Return the function that takes a kernel's arguments as words.
+    """Return the function that takes a kernel's arguments as words, loaded or compiled."""
+    compiled = _dispatcher(kernel, layout, kept=kept)
+    with _uncollected():
+        compiled.compile((numba.typeof(np.empty(0, dtype=np.int64)),))
+    entered: Callable[..., Any] = compiled
+    return entered
+
+
+@cache
+def _dispatcher(kernel: Callable[..., Any], layout: Layout, *, kept: bool) -> Any:
+    """Return what numba compiles or loads.
 
     Code is kept by file and name, and what it is made of may change in other files, so the name tells the
     kernel's parts, their constants, and its arguments.
@@ -75,11 +109,7 @@ def _entry(kernel: Callable[..., Any], layout: Layout, *, kept: bool) -> Callabl
     entry = made[name]
     entry.__qualname__ = name
     _Compiling.listen()
-    compiled = numba.njit(cache=kept, **_SETTINGS)(entry)
-    with _uncollected():
-        compiled.compile((numba.typeof(np.empty(0, dtype=np.int64)),))
-    entered: Callable[..., Any] = compiled
-    return entered
+    return numba.njit(cache=kept, **_SETTINGS)(entry)
 
 
 @contextmanager
@@ -134,10 +164,15 @@ def _type(layout: Any) -> Any:
     return Column(numba.from_dtype(layout))
 
 
+class _NotMadeYet(Exception):  # noqa: N818 - an answer, no error
+    """A kernel's code is not on the disk."""
+
+
 class _Compiling(event.Listener):  # type: ignore[misc]  # numba has no types
-    """Says once in a process that code is compiled, for that takes seconds."""
+    """Says once in a process that code is compiled, for that takes seconds; stops it where it is refused."""
 
     said = False
+    refused = ContextVar("refused", default=False)
 
     @classmethod
     @cache
@@ -145,14 +180,19 @@ class _Compiling(event.Listener):  # type: ignore[misc]  # numba has no types
         event.register("numba:compile", cls())
 
     def on_start(self, _event: Any) -> None:
+        if self.refused.get():
+            raise _NotMadeYet
         if not self.said:
             self.said = True
-            sys.stderr.write("compiling the simulator for this machine: once, and only now, this takes seconds\n")
+            sys.stderr.write("compiling the simulator for this machine: later runs are quicker\n")
             sys.stderr.flush()
 
     def on_end(self, _event: Any) -> None:
         pass
 
+
+_unkept: set[tuple[Callable[..., Any], Layout]] = set()
+"""What this process compiled for itself alone."""
 
 _SETTINGS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 """No lock while a kernel runs, and no check for zero before each division: kernels never divide by it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.errors import PptraceError
 from pptrace.hooks.call import one_line
 from pptrace.hooks.registry import Registry
-from pptrace.kernel import always_compiled
+from pptrace.kernel import many_runs
 from pptrace.study.basis import Basis
 from pptrace.study.levels import at_levels
 from pptrace.study.row import metrics_row
@@ -28,19 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["inputs_of", "plugins_text", "run_point"]
 
 
-def run_point(base: Base, entry: Entry, registry: Registry | None = None, *, compiled: bool = False) -> Row:
+def run_point(base: Base, entry: Entry, registry: Registry | None = None, *, rows: int = 0) -> Row:
     """Simulate one point and return its inputs and figures, or why there are none as its ``error``.
 
     Args:
         base: what the points have in common.
         entry: what this one lays over it.
         registry: the plugins; those that are installed where this runs by default.
-        compiled: whether so many points follow that loading compiled code pays off.
+        rows: how many this point and those that follow give each kernel to do.
     """
     plugins = registry or _installed()
     basis = Basis(file=base.document, sets=base.sets, flags=base.flags, registry=plugins)
     try:
-        with always_compiled() if compiled else nullcontext():
+        with many_runs(rows):
             run = basis.run(entry)
             figures = metrics_row(at_levels(run))
     except PptraceError as error:

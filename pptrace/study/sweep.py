@@ -34,6 +34,9 @@ __all__ = ["Sweep", "check_outputs", "cores", "end_journals", "sweep"]
 _AHEAD = 4
 """Calls per worker that are handed over before one is finished, so that none waits for this process."""
 
+_SIMULATED = 2
+"""How often a point's table is simulated at least: with its costs, and for its bubble without messages."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
@@ -160,20 +163,20 @@ def _run(
     grid: Grid, points: Sequence[Point], registry: Registry, chosen: ExecutorChoice
 ) -> Iterator[tuple[Point, Row]]:
     """Yield points with their rows as they finish; large ones begin first, so that no worker is left with one."""
-    compiled = sum(point.actions for point in points) >= COMPILE_FROM
+    rows = _SIMULATED * sum(point.actions for point in points)
     own = registry if chosen.in_process else None
-    call = partial(_call, grid.base, registry=own, compiled=compiled)
+    call = partial(_call, grid.base, registry=own, rows=rows)
     waiting = sorted(points, key=lambda point: -point.actions)
-    if compiled and not chosen.in_process:
-        smallest = waiting.pop()  # compiles once, for all workers, before they start
-        yield smallest, _call(grid.base, smallest, registry=registry, compiled=True)
+    if rows >= COMPILE_FROM and not chosen.in_process:
+        smallest = waiting.pop()  # loads or compiles once, for all workers, before they start
+        yield smallest, _call(grid.base, smallest, registry=registry, rows=rows)
     yield from run_all(waiting, call, chosen.start, ahead=_AHEAD * chosen.request.workers)
 
 
-def _call(base: Base, point: Point, *, registry: Registry | None, compiled: bool) -> Row:
+def _call(base: Base, point: Point, *, registry: Registry | None, rows: int) -> Row:
     if point.refused:
         return {"error": point.refused, "pptrace": __version__}
-    return run_point(base, point.entry, registry, compiled=compiled)
+    return run_point(base, point.entry, registry, rows=rows)
 
 
 def _registry_is_not_shared(chosen: ExecutorChoice) -> ConfigError:
