@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pptrace.errors import DeadlockError
+from pptrace.hooks.guarded_network import GuardedNetwork
 from pptrace.network.flat import ideal
 from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.sim.contention import Contention, Sharing
@@ -46,8 +47,10 @@ class Prices:
 def find_prices(run: Run) -> Prices | None:
     """Return the prices in a run's step; None where it is too large to be simulated again."""
     issued = metrics_under(run, Policy())
-    apart = metrics_under(run, Policy(), contention=_NONE)
-    rest = metrics_under(run, Policy(), contention=_NONE, network=ideal())
+    alone = contention_of(run) == _NONE
+    apart = issued if alone else metrics_under(run, Policy(), contention=_NONE)
+    free = _unguarded(run.prepared.network) == ideal()
+    rest = apart if free else metrics_under(run, Policy(), contention=_NONE, network=ideal())
     if issued is None or apart is None or rest is None:
         return None
     return Prices(
@@ -68,7 +71,7 @@ def metrics_under(
     prepared, reduction = run.prepared, run.prepared.resolved.experiment.data_parallel
     own = contention_of(run)
     contention, network = contention or own, network or prepared.network
-    if _same(policy, prepared.policy) and contention == own and network == prepared.network:
+    if _same(policy, prepared.policy) and contention == own and _unguarded(network) == _unguarded(prepared.network):
         return run.metrics
     if len(prepared.schedule) > (MOST_ACTIONS if contention == _NONE else MOST_CONTENDED):
         return None
@@ -84,6 +87,11 @@ def metrics_under(
 
 def _same(one: Policy, other: Policy) -> bool:
     return one == other or one.name is other.name is PolicyName.ASYNC
+
+
+def _unguarded(network: Network) -> Network:
+    """Return a network to compare: what guards it tells who offers it, which does not change a step."""
+    return network.network if isinstance(network, GuardedNetwork) else network
 
 
 def contention_of(run: Run) -> Contention:

@@ -21,15 +21,15 @@ kernels lie between 130,000 rows and, one that does little on most rows, 3,500,0
 SEVERAL = 3
 """Times :data:`AS_COMPILING` that a kernel is interpreted by small and by small before it is compiled after all."""
 
-SPREAD = 4_000
-"""Bytes of bytecode that a process compiles for the benefit of later ones: a second."""
+SPREAD = 2_500
+"""Bytes of bytecode that a process compiles for the benefit of later ones: half a second."""
 
 
 def is_worth(*, work: int, before: int, size: int, spent: int) -> bool:
     """Whether to compile now.
 
     Work that takes longer to interpret than to compile is worth it, at once or by and by. Else a process compiles
-    for a second, so that later ones find ever more on the disk and none waits for all of it.
+    for half a second, so that later ones find ever more on the disk and none waits for all of it.
 
     Args:
         work: rows to run now.
