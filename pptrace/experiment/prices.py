@@ -71,7 +71,11 @@ def metrics_under(
     prepared, reduction = run.prepared, run.prepared.resolved.experiment.data_parallel
     own = contention_of(run)
     contention, network = contention or own, network or prepared.network
-    if _same(policy, prepared.policy) and contention == own and _unguarded(network) == _unguarded(prepared.network):
+    if (
+        _same(policy, prepared.policy)
+        and contention == own
+        and _unguarded(network) == _unguarded(prepared.network)
+    ):
         return run.metrics
     if len(prepared.schedule) > (MOST_ACTIONS if contention == _NONE else MOST_CONTENDED):
         return None

@@ -19,7 +19,7 @@ kernels lie between 130,000 rows and, one that does little on most rows, 3,500,0
 """
 
 SEVERAL = 3
-"""Times :data:`AS_COMPILING` that a kernel is interpreted by small and by small before it is compiled after all."""
+"""Times :data:`AS_COMPILING` that a kernel is interpreted in small parts before it is compiled after all."""
 
 SPREAD = 2_500
 """Bytes of bytecode that a process compiles for the benefit of later ones: half a second."""
@@ -52,9 +52,7 @@ class Account:
 
     def compiles(self, kernel: Callable[..., Any], work: int, *, size: int, ahead: int = 0) -> bool:
         """Decide, and remember; of ``work`` rows now, or of those that are ``ahead`` where these are more."""
-        worth = is_worth(
-            work=max(work, ahead), before=self.interpreted[kernel], size=size, spent=self.spent
-        )
+        worth = is_worth(work=max(work, ahead), before=self.interpreted[kernel], size=size, spent=self.spent)
         if worth:
             self.spent += size
         else:

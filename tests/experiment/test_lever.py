@@ -147,3 +147,23 @@ def test_the_lever_fits_a_line(table: str) -> None:
 
         assert len(lines) == 1
         assert len(lines[0]) <= WIDTH
+
+
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [
+        ({"network": "ideal"}, 0),
+        ({"network": "ideal", "p2p": "blocking"}, 1),
+        ({}, 1),
+        ({"p2p": "blocking"}, 2),
+    ],
+)
+def test_no_step_is_simulated_twice(
+    table: str, changed: dict[str, Any], again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, whole, count = run(table, **changed), prices.simulate, []
+    monkeypatch.setattr(prices, "simulate", lambda *given, **named: count.append(1) or whole(*given, **named))
+
+    prices.find_prices(step)
+
+    assert len(count) == again

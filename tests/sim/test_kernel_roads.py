@@ -100,7 +100,7 @@ def test_compiled_code_runs_small_work_too_once_it_is_loaded(monkeypatch: pytest
         assert kernel.run(double, (np.arange(count),), (out,), work=count) == count
         return out.tolist()
 
-    monkeypatch.setattr("pptrace.kernel.compiled.is_ready", lambda function, arguments: True)
+    monkeypatch.setattr("pptrace.kernel.compiled.is_ready", lambda *_: True)
     monkeypatch.setattr("pptrace.kernel.compiled.call", lambda function, arguments: function(*arguments))
     before = doubled(3)
     with kernel.always_compiled():

@@ -1,4 +1,4 @@
-"""When a kernel is compiled: at once where that pays, else little by little, and from the disk where it is there."""
+"""When a kernel is compiled: at once where that pays, else little by little, or found on the disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USED_UP = SPREAD
 
 
 @pytest.mark.parametrize(
-    ("work", "before", "worth"),
+    ("work", "before", "expected"),
     [
         (AS_COMPILING, 0, True),
         (AS_COMPILING - 1, 0, False),
@@ -27,8 +27,8 @@ USED_UP = SPREAD
         (AS_COMPILING - 1, (SEVERAL - 1) * AS_COMPILING + 1, True),
     ],
 )
-def test_work_pays_at_once_or_by_and_by(work: int, before: int, worth: bool) -> None:
-    assert is_worth(work=work, before=before, size=1, spent=USED_UP) is worth
+def test_work_pays_at_once_or_by_and_by(work: int, before: int, *, expected: bool) -> None:
+    assert is_worth(work=work, before=before, size=1, spent=USED_UP) is expected
 
 
 def test_a_process_compiles_a_bounded_amount_for_later_ones_and_always_something() -> None:
@@ -58,7 +58,7 @@ def test_what_is_ahead_counts_as_work_and_not_as_interpreted() -> None:
 
 
 TWO_KERNELS = """
-import json, numpy as np
+import hashlib, json, numpy as np
 from pptrace import kernel
 from pptrace.kernel import worth
 from pptrace.timeline.kernels.following import follow_causes
@@ -79,7 +79,6 @@ def enter():
     kernel.run(enter_times, (lanes, fork, start, start + 1), (out,), work=ROWS)
     return out.tobytes()
 
-import hashlib
 told = [hashlib.sha256(run()).hexdigest() for run in (follow, enter)]
 print(json.dumps([told, sorted(one.__name__ for one in kernel._loaded)]))
 """
@@ -88,7 +87,8 @@ print(json.dumps([told, sorted(one.__name__ for one in kernel._loaded)]))
 def test_each_process_adds_to_what_the_next_one_finds_and_all_give_the_same_bytes(tmp_path: Path) -> None:
     def run() -> tuple[list[str], list[str], str]:
         kept = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DISABLE_JIT": "0"}
-        ran = subprocess.run([sys.executable, "-c", TWO_KERNELS], env=kept, capture_output=True, text=True, check=True)
+        command = [sys.executable, "-c", TWO_KERNELS]
+        ran = subprocess.run(command, env=kept, capture_output=True, text=True, check=True)
         told, loaded = json.loads(ran.stdout)
         return told, loaded, ran.stderr
 
