@@ -55,7 +55,7 @@ def always_compiled() -> AbstractContextManager[None]:
 
 
 def compiles(work: int, *, loaded: bool = False) -> bool:
-    """Whether ``work`` rows are run compiled if the code is at hand; ``NUMBA_DISABLE_JIT=1`` interprets everything."""
+    """Whether ``work`` rows are run compiled where code is at hand; ``NUMBA_DISABLE_JIT=1`` interprets all."""
     pays = loaded or max(work, _ahead.get()) >= COMPILE_FROM
     return pays and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
 

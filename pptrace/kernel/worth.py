@@ -14,8 +14,8 @@ __all__ = ["AS_COMPILING", "SPREAD", "Account", "is_worth"]
 AS_COMPILING = 400_000
 """Rows that take about as long to interpret as the kernel takes to compile.
 
-Both grow with a kernel's bytecode: some 0.2 ms a byte to compile, some 0.5 ns a byte and row to interpret. Measured
-kernels lie between 130,000 rows and, one that does little on most rows, 3,500,000.
+Both grow with a kernel's bytecode: some 0.2 ms a byte to compile, some 0.5 ns a byte and row to interpret.
+Measured kernels lie between 130,000 rows and, one that does little on most rows, 3,500,000.
 """
 
 SEVERAL = 3
