@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AS_COMPILING", "SPREAD", "Account", "is_worth"]
+__all__ = ["AS_COMPILING", "AS_ONE_BYTE", "SEVERAL", "SPREAD", "Account", "is_worth"]
 
 AS_COMPILING = 400_000
-"""Rows that take about as long to interpret as the kernel takes to compile.
+"""Rows that take about as long to interpret as a small kernel takes to compile."""
 
-Both grow with a kernel's bytecode: some 0.2 ms a byte to compile, some 0.5 ns a byte and row to interpret.
-Measured kernels lie between 130,000 rows and, one that does little on most rows, 3,500,000.
-"""
+AS_ONE_BYTE = 220
+"""The same for each byte of a large one: 0.2 ms to compile, and a row of any kernel takes about a microsecond."""
 
 SEVERAL = 3
-"""Times :data:`AS_COMPILING` that a kernel is interpreted in small parts before it is compiled after all."""
+"""How many times as much a kernel is interpreted in small parts before it is compiled after all."""
 
 SPREAD = 2_500
 """Bytes of bytecode that a process compiles for the benefit of later ones: half a second."""
@@ -37,7 +36,8 @@ def is_worth(*, work: int, before: int, size: int, spent: int) -> bool:
         size: bytes of the kernel's bytecode.
         spent: bytes of bytecode that this process compiled.
     """
-    pays = work >= AS_COMPILING or before + work >= SEVERAL * AS_COMPILING
+    enough = max(AS_COMPILING, AS_ONE_BYTE * size)
+    pays = work >= enough or before + work >= SEVERAL * enough
     return pays or spent == 0 or spent + size <= SPREAD
 
 

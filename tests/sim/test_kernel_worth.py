@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pptrace.kernel.worth import AS_COMPILING, SEVERAL, SPREAD, Account, is_worth
+from pptrace.kernel.worth import AS_COMPILING, AS_ONE_BYTE, SEVERAL, SPREAD, Account, is_worth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +31,13 @@ def test_work_pays_at_once_or_by_and_by(work: int, before: int, *, expected: boo
     assert is_worth(work=work, before=before, size=1, spent=USED_UP) is expected
 
 
+def test_a_larger_kernel_takes_longer_to_compile_and_so_more_work() -> None:
+    size = 2 * AS_COMPILING // AS_ONE_BYTE
+
+    assert not is_worth(work=AS_COMPILING, before=0, size=size, spent=USED_UP)
+    assert is_worth(work=2 * AS_COMPILING, before=0, size=size, spent=USED_UP)
+
+
 def test_a_process_compiles_a_bounded_amount_for_later_ones_and_always_something() -> None:
     assert is_worth(work=1, before=0, size=100 * SPREAD, spent=0)
     assert is_worth(work=1, before=0, size=SPREAD - 1, spent=1)
@@ -41,10 +48,10 @@ def test_a_loop_of_steps_compiles_after_a_few() -> None:
     def one() -> None: ...
 
     account = Account(spent=USED_UP)
-    roads = [account.compiles(one, AS_COMPILING // 2, size=SPREAD) for _ in range(2 * SEVERAL)]
+    roads = [account.compiles(one, AS_COMPILING // 2, size=1) for _ in range(2 * SEVERAL)]
 
     assert roads == [False] * (2 * SEVERAL - 1) + [True]
-    assert account.spent == USED_UP + SPREAD
+    assert account.spent == USED_UP + 1
 
 
 def test_what_is_ahead_counts_as_work_and_not_as_interpreted() -> None:
