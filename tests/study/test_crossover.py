@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_schedules import small_registry
 
@@ -48,6 +48,7 @@ def test_a_flip_over_microbatches_is_where_the_closed_form_says() -> None:
     )
 
 
+@settings(max_examples=settings().max_examples // 3)
 @given(ranks=st.integers(3, 40), slower=st.integers(2, 6))
 def test_flips_over_microbatches_are_those_of_trying_every_number(ranks: int, slower: int) -> None:
     """m + ranks - 1 against slower (m + 1)."""

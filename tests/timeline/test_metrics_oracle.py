@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_metrics import BUSY, MetricsOracle
 from simulated_steps import SimulatedStep, simulated_steps
@@ -44,6 +44,7 @@ def test_time_beyond_the_uncontended_is_contention_wherever_it_is_waited_for(
     assert_agreement(MetricsOracle(timeline, step.workload))
 
 
+@settings(max_examples=settings().max_examples // 3)
 @given(simulated_steps())
 def test_memory_peaks_where_most_activations_are_held(step: SimulatedStep) -> None:
     oracle = MetricsOracle(step.timeline, step.workload)

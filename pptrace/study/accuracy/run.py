@@ -15,7 +15,7 @@ from pptrace.errors import PptraceError
 from pptrace.experiment.run import simulate
 from pptrace.hooks.call import one_line
 from pptrace.hooks.registry import Registry
-from pptrace.kernel import always_compiled
+from pptrace.kernel import many_runs
 from pptrace.study.executor import choose
 from pptrace.study.journal import Journal, journal_path, read_journal
 from pptrace.study.pool import run_all
@@ -38,6 +38,8 @@ COLUMNS = (
 """Columns of the result, one row per measured step."""
 
 _AHEAD = 4
+_ACTIONS = 10_000
+"""Of a published step, about."""
 _GIB = 2**30
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
@@ -67,7 +69,6 @@ def run_cases(
     """
     registry = Registry.load(warn=lambda _: None)
     chosen = choose(executor, registry, workers or _cores())
-    call = partial(_simulated, registry=registry if chosen.in_process else None)
     points = {case.line: _identity(case.settings, registry) for case in cases}
     journal_file = journal_path(output) if output else None
     known: dict[str, Row] = {}
@@ -82,6 +83,8 @@ def run_cases(
             found[case.line] = known[points[case.line]]
         else:
             waiting.append(case)
+    own = registry if chosen.in_process else None
+    call = partial(_simulated, registry=own, rows=_ACTIONS * len(waiting) // chosen.request.workers)
     report = progress or _no_progress
     report(len(found), len(cases))
     with Journal(journal_file, fresh=fresh) if journal_file and waiting else nullcontext() as journal:
@@ -93,10 +96,10 @@ def run_cases(
     return [_row(case, found[case.line]) for case in cases]
 
 
-def _simulated(case: Case, *, registry: Registry | None) -> Row:
-    """Simulate one step; what cannot be simulated says why."""
+def _simulated(case: Case, *, registry: Registry | None, rows: int) -> Row:
+    """Simulate one step, out of work of ``rows`` of each kernel; what cannot be simulated says why."""
     try:
-        with always_compiled():
+        with many_runs(rows):
             run = simulate(load(document_of(dict(case.settings)), (), {}), registry or _installed())
     except PptraceError as error:
         return {"skipped": " ".join(str(error).removeprefix("config: ").split())}
