@@ -144,8 +144,9 @@ class Encoder:
         return microseconds(times_ns, whole=self.whole)
 
     def _action(self, rows: slice, ends: Block) -> list[Part]:
-        code = Choice.of(self.timeline.stage[rows].astype(np.int64) * len(WORDS) + self.timeline.kind[rows])
-        texts = {c: b'"PP:%d%s' % (c // len(WORDS), kinds.NAMES[c % len(WORDS)].encode()) for c in code.used}
+        stage = self.timeline.stage[rows].astype(np.int64) + 1  # which may be -1
+        code = Choice.of(stage * len(WORDS) + self.timeline.kind[rows])
+        texts = {c: b'"PP:%d%s' % (c // len(WORDS) - 1, kinds.NAMES[c % len(WORDS)].encode()) for c in code.used}
         return named(code, texts, ends)
 
     def _facts(self, rows: slice) -> list[Part]:
