@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,10 +43,9 @@ def there(scheduler: LocalCluster) -> dict[str, Any]:
 
 def begun_then_killed(flag: str) -> int:
     """Die on the first worker that runs it, a while after it said so; return on the second."""
-    if os.path.exists(flag):  # noqa: PTH110 - runs on a worker, which has these names at hand
+    if Path(flag).exists():
         return os.getpid()
-    with open(flag, "w") as file:  # noqa: PTH123 - as above
-        file.write(str(os.getpid()))
+    Path(flag).write_text(str(os.getpid()))
     time.sleep(60)
     return -1
 
@@ -109,7 +109,7 @@ def test_processes_of_this_machine_end_with_the_executor(capsys: pytest.CaptureF
 
     assert "dask: 1 worker, 1 threads, dashboard http://127.0.0.1:" in capsys.readouterr().err
     deadline = time.monotonic() + 30
-    while os.path.exists(f"/proc/{worker}") and time.monotonic() < deadline:  # noqa: PTH110 - no file of ours
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not os.path.exists(f"/proc/{worker}")  # noqa: PTH110 - as above
+    assert not Path(f"/proc/{worker}").exists()
     assert threading.active_count() <= before + 3

@@ -26,6 +26,8 @@ _LEFT, _RIGHT, _TOP, _AXIS, _KEYS = 64, 16, 34, 26, 22
 _TALLEST, _LANES = 24, 1_600
 """Pixels of a lane, and of all of them as far as lanes can be narrowed."""
 _LETTER, _LETTERS = 6.2, 10
+_EDGED = 2
+"""Pixels of a bar from which a white edge leaves something of it."""
 _INK, _PALE = "#102030", "#6b7480"
 PLACES = {Level.WAIT: (0.16, 0.62), Level.WORK: (0.06, 0.72), Level.BESIDE: (0.8, 0.12), Level.PATH: (0.0, 0.07)}
 """Where each level begins in a lane and how tall it is, as shares of the lane."""
@@ -86,7 +88,7 @@ def _parts(chart: Chart) -> Iterator[Markup]:
 
 def _box(bar: Bar, x: float, y: float, height: float, scale: float) -> Markup:
     width = (bar.end_ns - bar.start_ns) * scale
-    line = {"stroke": "#ffffff", "stroke_width": "0.5"} if bar.level == Level.WORK and width > 2 else {}  # noqa: PLR2004 - pixels
+    line = {"stroke": "#ffffff", "stroke_width": "0.5"} if bar.level == Level.WORK and width > _EDGED else {}
     box = element("rect", x=x, y=y, width=width, height=height, fill=bar.colour, **line)
     if not bar.title:
         return box
