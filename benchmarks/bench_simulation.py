@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numba  # noqa: F401 - imported first, so that its own memory is not counted
+import llvmlite.binding  # noqa: F401 - imported first, so that its own memory is not counted
 from pairs import answer, compare_cases
 
 from pptrace.hooks.registry import Registry

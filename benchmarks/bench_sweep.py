@@ -43,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.csv"
-        runs = [("cold", str(Path(folder) / "numba"))] * options.cold + [("warm", None)] * 3
+        runs = [("cold", str(Path(folder) / "kernels"))] * options.cold + [("warm", None)] * 3
         for name, cache in runs:
             wall, used = swept(options.workers, options.executor, results, cache)
             points = len(results.read_text(encoding="utf-8").splitlines()) - 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pptrace.kernel.worth import Account
+from pptrace.kernel.worth import AS_LOADING, Account, is_worth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPILE_FROM", "always_compiled", "compiles", "many_runs", "run", "run_kernel"]
 
-COMPILE_FROM = 60_000
+COMPILE_FROM = AS_LOADING
 """Rows of work from which loading compiled code is quicker than interpreting; see :mod:`worth` for making it."""
 
 _ahead = ContextVar("ahead", default=0)
@@ -65,15 +65,20 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
 
     Inputs and outputs are one-dimensional arrays, integers, and records (named tuples) of those. The kernel
     fills the outputs' arrays, each initialised by the caller. ``work`` is the number of rows, which decides
-    the road.
+    the road, with those that this process interpreted before.
+
+    Raises:
+        TypeError: the kernel is compiled, and does what kernels may not.
     """
-    if compiles(work, loaded=kernel in _loaded):
+    rows = _account.rows(kernel, work, ahead=_ahead.get())
+    if compiles(rows, loaded=kernel in _loaded):
         from pptrace.kernel import compiled
 
         arguments = [*(_each(np.ascontiguousarray, value) for value in inputs), *outputs]
-        if compiled.is_ready(kernel, arguments) or _is_worth_compiling(kernel, work, compiled.size(kernel)):
+        if compiled.is_ready(kernel, arguments) or _pays(kernel, rows):
             _loaded.add(kernel)
             return compiled.call(kernel, arguments)
+    _account.interpreted[kernel] += work
     filled = [_each(np.ndarray.tolist, value) for value in outputs]
     result = kernel(*(_each(np.ndarray.tolist, value) for value in inputs), *filled)
     for output, values in zip(outputs, filled, strict=True):
@@ -85,8 +90,10 @@ run_kernel = run
 """What plugins call it."""
 
 
-def _is_worth_compiling(kernel: Callable[..., Any], work: int, size: int) -> bool:
-    return compiles(work) and _account.compiles(kernel, work, size=size, ahead=_ahead.get())
+def _pays(kernel: Callable[..., Any], rows: int) -> bool:
+    from pptrace.kernel import compiled
+
+    return compiles(rows) and compiled.can_be(kernel) and is_worth(rows, compiled.size(kernel))
 
 
 def _each(function: Callable[..., Any], value: Argument, *others: Any) -> Any:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import warnings
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numba
 import numpy as np
-from numba import types
-from numba.core import event
 
-from pptrace.kernel.column import Column, Record, unpacker
+from pptrace.kernel import expressions, machine, translate, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,42 +20,34 @@ if TYPE_CHECKING:
     Layout: TypeAlias = tuple[Any, ...]
     """Of each argument: a column's dtype, None for an integer, a record's class and the layout of its fields."""
 
-__all__ = ["call", "is_ready", "size"]
+__all__ = ["call", "can_be", "is_ready", "size"]
 
 
 def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
-    """Call a kernel's compiled code with contiguous arrays, integers and records of those."""
-    layout = tuple(_layout(value) for value in arguments)
+    """Call a kernel's compiled code with contiguous arrays, integers and records of those.
+
+    Raises:
+        TypeError: the kernel is not in the language of kernels.
+    """
     words = np.array([word for value in arguments for word in _words(value)], dtype=np.int64)
-    try:
-        compiled = _entry(kernel, layout, kept=True)
-    except (OSError, RuntimeError):  # the code cannot be kept
-        warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=3)
-        compiled = _entry(kernel, layout, kept=False)
-        _unkept.add((kernel, layout))
-    return int(compiled(words) or 0)
+    return _entry(kernel, tuple(map(_layout, arguments)))(words.ctypes.data)
 
 
 def is_ready(kernel: Callable[..., Any], arguments: Sequence[Any]) -> bool:
     """Whether a kernel's code for such arguments is in this process; code on the disk is loaded."""
-    layout = tuple(_layout(value) for value in arguments)
-    if (kernel, layout) in _unkept:
-        return True
-    before = _Compiling.refused.set(True)
-    try:
-        _entry(kernel, layout, kept=True)
-    except (_NotMadeYet, OSError, RuntimeError):
-        return False
-    finally:
-        _Compiling.refused.reset(before)
-    return True
+    layout = tuple(map(_layout, arguments))
+    return (kernel, layout) in _entries or _load(kernel, layout, machine.kept(_name(kernel, layout)))
+
+
+def can_be(kernel: Callable[..., Any]) -> bool:
+    """Whether a kernel's source is at hand, which is what is compiled."""
+    return translate.source_of(kernel) is not None
 
 
 @cache
 def size(kernel: Callable[..., Any]) -> int:
     """Return the bytes of bytecode that compiling a kernel compiles, its parts among them."""
-    parts = (value for value in _named(kernel).values() if isinstance(value, FunctionType))
-    return len(kernel.__code__.co_code) + sum(map(size, parts))
+    return sum(len(function.__code__.co_code) for function in _reached(kernel))
 
 
 def _layout(value: Any) -> Any:
@@ -80,61 +67,41 @@ def _words(value: Any) -> Iterator[int]:
         yield value
 
 
-@cache
-def _entry(kernel: Callable[..., Any], layout: Layout, *, kept: bool) -> Callable[..., Any]:
+def _entry(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], int]:
     """Return the function that takes a kernel's arguments as words, loaded or compiled."""
-    compiled = _dispatcher(kernel, layout, kept=kept)
-    with _uncollected():
-        compiled.compile((numba.typeof(np.empty(0, dtype=np.int64)),))
-    entered: Callable[..., Any] = compiled
-    return entered
+    found = _entries.get((kernel, layout))
+    if found is not None:
+        return found
+    name = _name(kernel, layout)
+    code = machine.kept(name)
+    if code is None:
+        _say_so()
+        code = machine.built(translate.translated(kernel, list(map(_kind, layout))))
+        try:
+            machine.keep(name, code)
+        except OSError:
+            warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=4)
+    _load(kernel, layout, code)
+    return _entries[kernel, layout]
+
+
+def _load(kernel: Callable[..., Any], layout: Layout, code: machine.Code | None) -> bool:
+    if code is not None:
+        _entries[kernel, layout] = machine.loaded(code, translate.ENTRY)
+    return code is not None
 
 
 @cache
-def _dispatcher(kernel: Callable[..., Any], layout: Layout, *, kept: bool) -> Any:
-    """Return what numba compiles or loads.
-
-    Code is kept by file and name, and what it is made of may change in other files, so the name tells the
-    kernel's parts, their constants, and its arguments.
-    """
-    made_of = f"{_spelt(kernel)} {_described(layout)}"
-    name = f"{kernel.__name__}_{sha256(made_of.encode()).hexdigest()[:16]}"
-    values = ", ".join(f"value{number}" for number in range(len(layout)))
-    source = f"def {name}(words):\n    {values}, = unpacked(words)\n    return kernel({values})\n"
-    made: dict[str, Any] = {
-        "__name__": __name__, "kernel": _part(kernel, "always"),
-        "unpacked": unpacker([_type(value) for value in layout]),
-    }  # fmt: skip
-    exec(compile(source, __file__, "exec"), made)  # noqa: S102 - numbers and names of our own
-    entry = made[name]
-    entry.__qualname__ = name
-    _Compiling.listen()
-    return numba.njit(cache=kept, **_SETTINGS)(entry)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Collect no garbage: the compiler makes objects by the million, and to look through them takes long."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+def _name(kernel: Callable[..., Any], layout: Layout) -> str:
+    """Return under which name a kernel's code is kept: it tells all that the code is made of."""
+    made_of = f"{_spelt(kernel)} {_described(layout)} {_made_by()}"
+    return f"{kernel.__name__}_{sha256(made_of.encode()).hexdigest()[:32]}.o"
 
 
 @cache
-def _part(function: Callable[..., Any], inline: str = "never") -> Callable[..., Any]:
-    """Return a compiled twin of a kernel or a function that it calls, which calls compiled twins in turn."""
-    called = {name: _part(value) for name, value in _named(function).items() if isinstance(value, FunctionType)}
-    twin = FunctionType(function.__code__, {**function.__globals__, **called}, function.__name__)
-    part = numba.njit(inline=inline, **_PART, **_SETTINGS)(twin)
-    typed = part.get_call_template
-    # A constant is an integer like any other: a part is compiled once, and not for each constant anew.
-    part.get_call_template = lambda args, named: typed(tuple(map(types.unliteral, args)), named)
-    twin_part: Callable[..., Any] = part
-    return twin_part
+def _made_by() -> str:
+    texts = (Path(str(module.__file__)).read_bytes() for module in (expressions, machine, translate, values))
+    return f"{machine.HERE} {sha256(b''.join(texts)).hexdigest()}"
 
 
 def _named(function: Callable[..., Any]) -> dict[str, Any]:
@@ -143,10 +110,22 @@ def _named(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: named[name] for name in function.__code__.co_names if name in named}
 
 
-def _spelt(function: Callable[..., Any]) -> str:
-    code, named = function.__code__, _named(function).items()
-    parts = (f"{name} {_spelt(value) if isinstance(value, FunctionType) else value}" for name, value in named)
-    return " ".join([code.co_code.hex(), f"{code.co_consts} {code.co_names} {code.co_varnames}", *parts])
+def _spelt(kernel: Callable[..., Any]) -> str:
+    told = []
+    for function in _reached(kernel):
+        code, named = function.__code__, _named(function).items()
+        constants = (f"{name} {value}" for name, value in named if not isinstance(value, FunctionType))
+        told += [code.co_code.hex(), f"{code.co_consts} {code.co_names} {code.co_varnames}", *constants]
+    return " ".join(told)
+
+
+def _reached(kernel: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return a kernel and all functions that it is made of, each once."""
+    reached = [kernel]
+    for function in reached:
+        parts = (value for value in _named(function).values() if isinstance(value, FunctionType))
+        reached += [part for part in parts if part not in reached]
+    return reached
 
 
 def _described(layout: Any) -> str:
@@ -155,50 +134,26 @@ def _described(layout: Any) -> str:
     return f"{layout.__name__} {getattr(layout, '_fields', '')}" if isinstance(layout, type) else str(layout)
 
 
-def _type(layout: Any) -> Any:
+def _kind(layout: Any) -> values.Kind:
     if layout is None:
-        return numba.intp
+        return values.Integer()
     if isinstance(layout, tuple):
-        fields = zip(layout[0]._fields, map(_type, layout[1:]), strict=True)
-        return Record(layout[0].__name__, dict(fields))
-    return Column(numba.from_dtype(layout))
+        fields = zip(layout[0]._fields, map(_kind, layout[1:]), strict=True)
+        return values.Record(layout[0].__name__, tuple(fields))
+    if layout.kind not in "iub" or not layout.isnative:
+        message = f"a kernel's columns hold integers, not {layout}"
+        raise TypeError(message)
+    return values.Column(layout.name)
 
 
-class _NotMadeYet(Exception):  # noqa: N818 - an answer, no error
-    """A kernel's code is not on the disk."""
+@cache
+def _say_so() -> None:
+    sys.stderr.write("compiling the simulator for this machine: later runs are quicker\n")
+    sys.stderr.flush()
 
 
-class _Compiling(event.Listener):  # type: ignore[misc]  # numba has no types
-    """Says once in a process that code is compiled, for that takes seconds; stops it where it is refused."""
-
-    said = False
-    refused = ContextVar("refused", default=False)
-
-    @classmethod
-    @cache
-    def listen(cls) -> None:
-        event.register("numba:compile", cls())
-
-    def on_start(self, _event: Any) -> None:
-        if self.refused.get():
-            raise _NotMadeYet
-        if not self.said:
-            self.said = True
-            sys.stderr.write("compiling the simulator for this machine: later runs are quicker\n")
-            sys.stderr.flush()
-
-    def on_end(self, _event: Any) -> None:
-        pass
-
-
-_unkept: set[tuple[Callable[..., Any], Layout]] = set()
-"""What this process compiled for itself alone."""
-
-_SETTINGS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-"""No lock while a kernel runs, and no check for zero before each division: kernels never divide by it."""
-
-_PART: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""Kernels alone call their parts, which are small and in loops."""
+_entries: dict[tuple[Callable[..., Any], Layout], Callable[[int], int]] = {}
+"""What is in this process."""
 
 _NO_CACHE = (
     "compiled code cannot be kept, so every run compiles again: "

@@ -1,4 +1,4 @@
-"""Whether it is worth compiling a kernel whose compiled code is neither in this process nor on the disk."""
+"""Whether compiled code is worth its making: how much of each kernel there is to do, against how long it takes."""
 
 from __future__ import annotations
 
@@ -9,52 +9,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AS_COMPILING", "AS_ONE_BYTE", "SEVERAL", "SPREAD", "Account", "is_worth"]
+__all__ = ["AS_LOADING", "AS_ONE_BYTE", "Account", "is_worth"]
 
-AS_COMPILING = 400_000
-"""Rows that take about as long to interpret as a small kernel takes to compile."""
+AS_LOADING = 20_000
+"""Rows that take about as long to interpret as LLVM and a kernel's code take to load."""
 
-AS_ONE_BYTE = 220
-"""The same for each byte of a large one: 0.2 ms to compile, and a row of any kernel takes about a microsecond."""
-
-SEVERAL = 3
-"""How many times as much a kernel is interpreted in small parts before it is compiled after all."""
-
-SPREAD = 2_500
-"""Bytes of bytecode that a process compiles for the benefit of later ones: half a second."""
+AS_ONE_BYTE = 30
+"""Rows for each byte of a kernel's bytecode: 0.03 ms to compile, and a row takes about a microsecond."""
 
 
-def is_worth(*, work: int, before: int, size: int, spent: int) -> bool:
-    """Whether to compile now.
-
-    Work that takes longer to interpret than to compile is worth it, at once or by and by. Else a process compiles
-    for half a second, so that later ones find ever more on the disk and none waits for all of it.
+def is_worth(rows: int, size: int) -> bool:
+    """Whether compiling a kernel takes no longer than interpreting it for so many rows.
 
     Args:
-        work: rows to run now.
-        before: rows of this kernel that this process interpreted for want of compiled code.
+        rows: what there is to do, and what was interpreted already for want of compiled code: who compiles once
+            that is as much waits at most twice as long as one who had known.
         size: bytes of the kernel's bytecode.
-        spent: bytes of bytecode that this process compiled.
     """
-    enough = max(AS_COMPILING, AS_ONE_BYTE * size)
-    pays = work >= enough or before + work >= SEVERAL * enough
-    return pays or spent == 0 or spent + size <= SPREAD
+    return rows >= AS_ONE_BYTE * size
 
 
 @dataclass(slots=True)
 class Account:
-    """What a process has compiled, and interpreted for want of compiled code."""
+    """What a process has interpreted."""
 
-    spent: int = 0
-    """Bytes of bytecode."""
     interpreted: Counter[Callable[..., Any]] = field(default_factory=Counter)
     """Rows of each kernel."""
 
-    def compiles(self, kernel: Callable[..., Any], work: int, *, size: int, ahead: int = 0) -> bool:
-        """Decide, and remember; of ``work`` rows now, or of those that are ``ahead`` where these are more."""
-        worth = is_worth(work=max(work, ahead), before=self.interpreted[kernel], size=size, spent=self.spent)
-        if worth:
-            self.spent += size
-        else:
-            self.interpreted[kernel] += work
-        return worth
+    def rows(self, kernel: Callable[..., Any], work: int, *, ahead: int = 0) -> int:
+        """Return what counts for a kernel: rows until now and ``work``, or those ahead where these are more."""
+        return max(self.interpreted[kernel] + work, ahead)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Pptrace = Callable[..., Answer]
 
-HEAVY = ("numpy", "numba", "pydantic", "yaml", "rich", "google.protobuf")
+HEAVY = ("numpy", "llvmlite", "pydantic", "yaml", "rich", "google.protobuf")
 COMPLETE = """
 set +e
 export PPTRACE_DISABLE_PLUGINS=all

@@ -13,8 +13,8 @@ import pytest
     [
         ("pptrace.config", ("numpy", "pydantic", "yaml")),
         ("pptrace.config.quantity", ("numpy", "pydantic", "yaml")),
-        ("pptrace.config.resolve", ("numpy", "numba")),
-        ("pptrace.config.schema", ("numpy", "numba", "jsonschema")),
+        ("pptrace.config.resolve", ("numpy", "llvmlite")),
+        ("pptrace.config.schema", ("numpy", "llvmlite", "jsonschema")),
     ],
 )
 def test_a_module_is_imported_without(module: str, absent: tuple[str, ...]) -> None:

@@ -176,7 +176,7 @@ def test_two_registries_share_nothing() -> None:
 def test_importing_the_hooks_loads_no_plugin_and_nothing_heavy() -> None:
     code = (
         "import sys, pptrace.hooks, pptrace.hooks.registry as r; r.Registry.load(entry_points=False);"
-        "print(sorted({'numpy', 'numba', 'pydantic', 'yaml', 'rich', 'perfetto', 'google.protobuf',"
+        "print(sorted({'numpy', 'llvmlite', 'pydantic', 'yaml', 'rich', 'perfetto', 'google.protobuf',"
         " 'pptrace_schedules', 'pptrace_models'} & set(sys.modules)))"
     )
 
