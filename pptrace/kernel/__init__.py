@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pptrace.kernel.worth import AS_LOADING, Account, is_worth
+from pptrace.kernel.worth import AS_LOADING, Account
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +93,7 @@ run_kernel = run
 def _pays(kernel: Callable[..., Any], rows: int) -> bool:
     from pptrace.kernel import compiled
 
-    return compiles(rows) and compiled.can_be(kernel) and is_worth(rows, compiled.size(kernel))
+    return compiles(rows) and compiled.can_be(kernel) and _account.compiles(rows, compiled.size(kernel))
 
 
 def _each(function: Callable[..., Any], value: Argument, *others: Any) -> Any:

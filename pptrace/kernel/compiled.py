@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pptrace.kernel import expressions, machine, translate, values
+from pptrace.kernel import expressions, machine, translate, values, writer
+from pptrace.kernel.worth import SPREAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,9 @@ def _entry(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], int]:
     name = _name(kernel, layout)
     code = machine.kept(name)
     if code is None:
-        _say_so()
+        _made.append(size(kernel))
+        if sum(_made) > SPREAD:
+            _say_so()
         code = machine.built(translate.translated(kernel, list(map(_kind, layout))))
         try:
             machine.keep(name, code)
@@ -100,7 +103,7 @@ def _name(kernel: Callable[..., Any], layout: Layout) -> str:
 
 @cache
 def _made_by() -> str:
-    texts = (Path(str(module.__file__)).read_bytes() for module in (expressions, machine, translate, values))
+    texts = (Path(str(module.__file__)).read_bytes() for module in (expressions, machine, translate, values, writer))
     return f"{machine.HERE} {sha256(b''.join(texts)).hexdigest()}"
 
 
@@ -154,6 +157,9 @@ def _say_so() -> None:
 
 _entries: dict[tuple[Callable[..., Any], Layout], Callable[[int], int]] = {}
 """What is in this process."""
+
+_made: list[int] = []
+"""Bytes of bytecode of what this process compiled; what takes a moment is not mentioned."""
 
 _NO_CACHE = (
     "compiled code cannot be kept, so every run compiles again: "

@@ -9,33 +9,49 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AS_LOADING", "AS_ONE_BYTE", "Account", "is_worth"]
+__all__ = ["AS_LOADING", "AS_ONE_BYTE", "SPREAD", "Account", "is_worth"]
 
-AS_LOADING = 20_000
-"""Rows that take about as long to interpret as LLVM and a kernel's code take to load."""
+AS_LOADING = 4_000
+"""Rows from which a step, in its dozen kernels, takes longer to interpret than LLVM and their code take to load."""
 
 AS_ONE_BYTE = 30
 """Rows for each byte of a kernel's bytecode: 0.03 ms to compile, and a row takes about a microsecond."""
 
 
-def is_worth(rows: int, size: int) -> bool:
-    """Whether compiling a kernel takes no longer than interpreting it for so many rows.
+SPREAD = 4_000
+"""Bytes of bytecode that a process compiles for the benefit of later ones: 0.12 s."""
+
+
+def is_worth(rows: int, size: int, spent: int) -> bool:
+    """Whether to compile a kernel now.
+
+    It is where that takes no longer than interpreting it for so many rows. Else a process compiles for a moment, so
+    that later ones find ever more on the disk and none waits for all of it.
 
     Args:
         rows: what there is to do, and what was interpreted already for want of compiled code: who compiles once
             that is as much waits at most twice as long as one who had known.
         size: bytes of the kernel's bytecode.
+        spent: bytes of bytecode that this process compiled.
     """
-    return rows >= AS_ONE_BYTE * size
+    return rows >= AS_ONE_BYTE * size or spent == 0 or spent + size <= SPREAD
 
 
 @dataclass(slots=True)
 class Account:
-    """What a process has interpreted."""
+    """What a process has compiled, and interpreted for want of compiled code."""
 
+    spent: int = 0
+    """Bytes of bytecode."""
     interpreted: Counter[Callable[..., Any]] = field(default_factory=Counter)
     """Rows of each kernel."""
 
     def rows(self, kernel: Callable[..., Any], work: int, *, ahead: int = 0) -> int:
         """Return what counts for a kernel: rows until now and ``work``, or those ahead where these are more."""
         return max(self.interpreted[kernel] + work, ahead)
+
+    def compiles(self, rows: int, size: int) -> bool:
+        """Decide, and remember."""
+        worth = is_worth(rows, size, self.spent)
+        self.spent += size * worth
+        return worth

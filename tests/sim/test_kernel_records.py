@@ -103,7 +103,7 @@ def test_another_constant_and_other_fields_are_other_code(monkeypatch: pytest.Mo
 
 def test_compiling_says_so_once_and_kept_code_says_nothing(tmp_path: Path) -> None:
     code = (
-        "import numpy as np; from pptrace import kernel; "
+        "import numpy as np; from pptrace import kernel; from pptrace.kernel import compiled; compiled.SPREAD = 0;"
         "from pptrace.timeline.kernels.following import follow_causes;"
         "cause, path = np.arange(4, dtype=np.int32) - 1, np.zeros(4, dtype=np.int32);"
         "kernel.run(follow_causes, (cause, 3), (path,), work=10**9); print(path.tolist())"
