@@ -103,7 +103,9 @@ def _name(kernel: Callable[..., Any], layout: Layout) -> str:
 
 @cache
 def _made_by() -> str:
-    texts = (Path(str(module.__file__)).read_bytes() for module in (expressions, machine, translate, values, writer))
+    texts = (
+        Path(str(module.__file__)).read_bytes() for module in (expressions, machine, translate, values, writer)
+    )
     return f"{machine.HERE} {sha256(b''.join(texts)).hexdigest()}"
 
 

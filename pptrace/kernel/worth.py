@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["AS_LOADING", "AS_ONE_BYTE", "SPREAD", "Account", "is_worth"]
 
 AS_LOADING = 4_000
-"""Rows from which a step, in its dozen kernels, takes longer to interpret than LLVM and their code take to load."""
+"""Rows from which a step takes longer to interpret, in its dozen kernels, than LLVM and their code to load."""
 
 AS_ONE_BYTE = 30
 """Rows for each byte of a kernel's bytecode: 0.03 ms to compile, and a row takes about a microsecond."""
@@ -25,8 +25,8 @@ SPREAD = 4_000
 def is_worth(rows: int, size: int, spent: int) -> bool:
     """Whether to compile a kernel now.
 
-    It is where that takes no longer than interpreting it for so many rows. Else a process compiles for a moment, so
-    that later ones find ever more on the disk and none waits for all of it.
+    It is worth it where that takes no longer than interpreting so many rows. Else a process compiles for a moment,
+    so that later ones find ever more on the disk and none waits for all of it.
 
     Args:
         rows: what there is to do, and what was interpreted already for want of compiled code: who compiles once

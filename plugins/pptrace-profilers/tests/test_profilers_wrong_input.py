@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -208,6 +209,19 @@ def test_a_missing_ranks_file_is_said_and_the_others_are_used(tmp_path: Path) ->
     told = ", ".join(str(rank) for rank in range(1, 17))
     assert found.notes == (f"no file of rank {told} and 23 others: the others are taken as they are",)
     assert len(found.steps) == 1
+
+
+def test_a_file_may_say_that_there_are_millions_of_ranks_and_costs_no_memory_by_that(tmp_path: Path) -> None:
+    path = written(tmp_path, *GOOD, rank=0, world_size=2**22 - 1)
+    measured(path)
+
+    tracemalloc.start()
+    found = measured(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert f"and {2**22 - 18} others" in found.notes[0]
+    assert peak < 8 << 20
 
 
 def test_a_broken_file_among_others_is_said_and_the_others_are_used(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import AXES, ConfigError, Layout, TraceError
@@ -103,13 +104,12 @@ def _of_groups(known: dict[int, Recording]) -> tuple[dict[str, tuple[int, ...]],
             places = [f"of rank {min(ranks)}" for ranks in pipelines]
         return dict(zip(places, pipelines, strict=True)), ""
     world = max((one.world for one in known.values()), default=0) or len(known)
-    ranks = tuple(range(world)) if world >= len(known) and set(known) <= set(range(world)) else tuple(known)
-    present = tuple(rank for rank in ranks if rank in known)
-    if len(present) < len(ranks):
-        missing = _listed([rank for rank in ranks if rank not in known])
-        counted = "" if present == ranks[: len(present)] else f", counted as ranks 0 to {len(present) - 1}"
-        return {"": present}, f"no file of rank {missing}: the others are taken as they are{counted}"
-    return {"": ranks}, ""
+    present = tuple(known)
+    # A file may say any number of ranks, so they are counted and never listed.
+    if len(present) == world or max(present) >= world:
+        return {"": present}, ""
+    counted = "" if present[-1] < len(present) else f", counted as ranks 0 to {len(present) - 1}"
+    return {"": present}, f"no file of rank {_missing(known, world)}: the others are taken as they are{counted}"
 
 
 def _place(known: dict[int, Recording], pipeline: Sequence[int]) -> str:
@@ -188,6 +188,13 @@ def _local(recording: Recording, local: dict[int, int]) -> Recording:
     """Return a recording whose messages name pipeline ranks; those that leave the pipeline name none."""
     ends = tuple(replace(end, peer=local.get(end.peer, -1)) for end in recording.ends)
     return replace(recording, ends=ends)
+
+
+def _missing(known: dict[int, Recording], world: int) -> str:
+    """Return the first ranks that have no recording, and how many others."""
+    named = list(islice((rank for rank in range(world) if rank not in known), _MOST_NAMED))
+    left = world - len(known) - len(named)
+    return ", ".join(map(str, named)) + (f" and {left} others" if left else "")
 
 
 def _listed(ranks: Sequence[int]) -> str:
