@@ -158,12 +158,11 @@ class _Lowering:
         out = CellColumns(*together(rows, *(values.dtype.type for values in self.issued.cells)))
         place, path, fork = together(rows, np.int32, np.int32, np.int32)
         task = TaskColumns(
-            size_bytes=np.empty(rows, dtype=np.int64), path=path, fork=fork,
-            collective_ns=np.empty(rows, dtype=np.int64),
-            duration_ns=np.empty(self.tasks + 1, dtype=np.int64), lag_ns=np.empty(self.tasks + 1, dtype=np.int64),
+            size_bytes=np.zeros(rows, dtype=np.int64), path=path, fork=fork,
+            collective_ns=np.zeros(rows, dtype=np.int64),
+            duration_ns=np.empty(self.tasks + 1, dtype=np.int64), lag_ns=np.zeros(self.tasks + 1, dtype=np.int64),
         )  # fmt: skip
-        for column in (task.duration_ns, task.lag_ns):
-            column[rows:] = 0  # what has no row takes no time: batches, and the one task behind which ranks meet
+        task.duration_ns[rows:] = 0  # what has no row takes no time: batches, and the task behind which ranks meet
         placed = _Rows(place, found, out, task)
         run(
             placing.place_rows,
@@ -267,7 +266,8 @@ def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
 
 def _most_edges(issued: IssueOrder, parts: PartColumns, *, grouped: bool) -> int:
     """Return a bound of the edges that no stream implies: forks, twins and consumers of each row."""
-    away = ~COMPUTE.mask(issued.kind)
+    away = COMPUTE.mask(issued.kind)
+    np.logical_not(away, out=away)
     rows = int(np.count_nonzero(away)) + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
     widest = int(issued.span.max(initial=1))
     microbatches = rows if widest == 1 else int(issued.span[away].sum())

@@ -5,7 +5,7 @@ is that message's task. One with several begins with a task of its own only wher
 holds it up, and ends with one only where another call waits for it.
 """
 
-from pptrace.sim.kernels.linking import link_consumers
+from pptrace.sim.kernels.linking import chain_behind, link_consumers
 from pptrace.sim.kernels.rules import RECEIVES, SENDS
 
 __all__ = ["LAUNCHED", "link_calls", "tell_calls"]
@@ -119,10 +119,8 @@ def _begin(call, held, calls, known, first, last, following, following_peer, pai
     if flags & LAUNCHED and held >= 0:
         n = _pair(pairs, n, held, first[call])
     if flags & FOLLOWS:
-        if known.flags[before] & OF_RECEIVER:
-            following_peer[last[before]] = first[call]
-        else:
-            following[last[before]] = first[call]
+        sends = not known.flags[before] & OF_RECEIVER
+        chain_behind(last[before], first[call], sends, following, following_peer)
     if flags & JOINED and known.waited[call] >= 0:
         n = _pair(pairs, n, last[call], known.waited[call])
     return n

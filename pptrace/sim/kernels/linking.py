@@ -17,7 +17,7 @@ from pptrace.sim.kernels.rules import (
     SENDS,
 )
 
-__all__ = ["chain_tasks", "join_batches", "link_consumers", "link_rows", "sort_edges"]
+__all__ = ["chain_behind", "chain_tasks", "join_batches", "link_consumers", "link_rows", "sort_edges"]
 
 
 def link_rows(
@@ -188,9 +188,19 @@ def chain_tasks(lane_first, lane_end, twin, one_sided, following, following_peer
         for row in range(lane_first[lane], lane_end[lane] - 1):
             behind = twin[row + 1] if twin[row + 1] >= 0 else row + 1
             if twin[row] < 0:
-                following[row] = behind
+                chain_behind(row, behind, True, following, following_peer)
             elif not one_sided:
-                following_peer[twin[row]] = behind
+                chain_behind(twin[row], behind, False, following, following_peer)
+
+
+def chain_behind(task, behind, sends, following, following_peer):
+    """Let a task follow another on its sender's side or its receiver's; once, where both say the same."""
+    if sends:
+        following[task] = behind
+        if following_peer[task] == behind:
+            following_peer[task] = -1
+    elif following[task] != behind:
+        following_peer[task] = behind
 
 
 def sort_edges(source, target, edges, ptr, sorted_target):
