@@ -208,7 +208,7 @@ class _Lowering:
             edges = run(linking.join_batches, (*known, twin, edges), (pairs,), work=rows)
         chains, first = None, None
         if self.rules.called:
-            edges, chains, first = self._link_calls((*known, placed.task.fork), called, twin, edges, pairs)
+            edges, chains, first = self._link_calls((*known, placed.task), called, twin, edges, pairs)
         for more in (*needs, self._inside(placed.place, twin, called, first)):
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
