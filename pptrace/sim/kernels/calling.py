@@ -126,16 +126,17 @@ def _begin(call, held, calls, known, task, first, last, following, following_pee
     if flags & FOLLOWS:
         sends = not known.flags[before] & OF_RECEIVER
         chain_behind(last[before], first[call], sends, following, following_peer)
-        if known.flags[before] & OUTLASTED and known.waited[before] >= 0:
-            if not _is_later(call, before, known, task, first, last):
-                n = _pair(pairs, n, last[before], known.waited[before])
+        if known.flags[before] & OUTLASTED and not _is_outlasted(before, call, known, task, first, last):
+            n = _pair(pairs, n, last[before], known.waited[before])
     if flags & JOINED and known.waited[call] >= 0:
         n = _pair(pairs, n, last[call], known.waited[call])
     return n
 
 
-def _is_later(call, before, known, task, first, last):
-    """Whether the computation that waits for a call waits longer for the next one on its communicator, in any case."""
+def _is_outlasted(before, call, known, task, first, last):
+    """Whether nothing waits for a call, or what does waits longer for the next one on its communicator."""
+    if known.waited[before] < 0:
+        return True
     if known.flags[call] & SEVERAL or known.waited[call] != known.waited[before]:
         return False
     message = first[call]

@@ -35,7 +35,7 @@ def _other_stage(k, edge, graph, kinds):
 
 
 def key_lanes(row_ptr, cells, edge, graph, kinds, parts, mode, lanes, count, sends_to):
-    """Count each lane's rows, by its key; give each message its peer and its group of neighbours; return the groups.
+    """Count each lane's rows, and give each message its peer and its group of neighbours; return the groups.
 
     Keys order lanes by (rank, stream, peer): per rank one compute lane, one communication lane, one per
     peer, one per peer and direction each way, and one for each further stream.
