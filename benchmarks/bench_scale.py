@@ -4,9 +4,9 @@
     python benchmarks/bench_scale.py --fit      # exponents, each over five sizes
 
 The step: 128 ranks, 8,192 microbatches, interleaved, two chunks each; an action is a computation or a message's
-end, as PyTorch counts. It is built, simulated and measured. Warm is the least of three runs after a first one in the
-same process; memory is the most that the process ever held. ``--fit`` doubles one size at a time and prints least
-times with the slope of their logarithms; each sort of size has a process of its own.
+end, as PyTorch counts. It is built, simulated and measured. Warm is the least of three runs after a first one in
+the same process; memory is the most that the process ever held. ``--fit`` doubles one size at a time and prints
+least times with the slope of their logarithms; each sort of size has a process of its own.
 """
 
 from __future__ import annotations
@@ -139,9 +139,8 @@ def fit(sorts: list[str]) -> None:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             times, held = pool.apply(compiled, (sort,))
         slopes = [np.polyfit(np.log(sizes), np.log(values), 1)[0] for values in (times, held)]
-        print(
-            f"{sort}: seconds ~ {sort}^{slopes[0]:.2f}, bytes ~ {sort}^{slopes[1]:.2f} (load {os.getloadavg()[0]:.1f})"
-        )
+        load = os.getloadavg()[0]
+        print(f"{sort}: seconds ~ {sort}^{slopes[0]:.2f}, bytes ~ {sort}^{slopes[1]:.2f} (load {load:.1f})")
         for size, seconds, most in zip(sizes, times, held, strict=True):
             print(f"{size:>8}: {seconds:8.3f} s of processor, {most / 2**20:7.0f} MiB", flush=True)
 
