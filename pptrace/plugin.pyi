@@ -73,7 +73,9 @@ from pptrace.model.request import CostRequest as CostRequest
 from pptrace.model.request import ExecutorRequest as ExecutorRequest
 from pptrace.model.request import GroupCollectives as GroupCollectives
 from pptrace.model.request import NetworkRequest as NetworkRequest
+from pptrace.model.request import PlayedTable as PlayedTable
 from pptrace.model.request import ScheduleRequest as ScheduleRequest
+from pptrace.model.request import TableSimulator as TableSimulator
 from pptrace.model.segments import Segment as Segment
 from pptrace.model.workload import Workload as Workload
 from pptrace.network.contract import NO_ROUTE as NO_ROUTE

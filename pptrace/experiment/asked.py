@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.model.columns import Int64s
+    from pptrace.model.request import TableSimulator
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
 
@@ -24,10 +25,13 @@ class LazyRequest(ScheduleRequest):
     """A request without times, which asks for them once one is read."""
 
     @classmethod
-    def of(cls, request: ScheduleRequest, ask: Callable[[], dict[str, Any]]) -> LazyRequest:
+    def of(
+        cls, request: ScheduleRequest, ask: Callable[[], dict[str, Any]], simulator: TableSimulator | None = None
+    ) -> LazyRequest:
         """Return a request with the sizes and options of another, and the times that ``ask`` gives."""
         lazy = object.__new__(cls)
         object.__setattr__(lazy, "_ask", ask)
+        object.__setattr__(lazy, "simulator", simulator)
         for name in ("ranks", "microbatches", "chunks", "options"):
             object.__setattr__(lazy, name, getattr(request, name))
         return lazy

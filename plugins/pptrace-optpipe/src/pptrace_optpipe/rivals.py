@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConfigError, PptraceError, ScheduleError, load, prepare
-from pptrace_optpipe.setting import simulated
+from pptrace_optpipe.setting import setting_in, simulated
 from pptrace_optpipe.tables import rows_of_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from pptrace.plugin import Prepared, Registry, Schedule
     from pptrace_optpipe.problem import Rows
-    from pptrace_optpipe.setting import Setting, Simulated
+    from pptrace_optpipe.setting import Ground, Setting, Simulated
 
-__all__ = ["COPIED", "Rival", "rivals"]
+__all__ = ["ALIKE", "COPIED", "Rival", "rivals"]
 
 COPIED = "+offload"
 """Behind the name of a schedule with copies to the host put into it."""
@@ -25,7 +26,7 @@ COPIED = "+offload"
 _OWN = "optpipe"
 _LIMITS = ("device.memory", "costs.capacity")
 """Keys by which costs know what a device holds, and schedules through them."""
-_ALIKE = 1.01
+ALIKE = 1.01
 """How much more work is taken for the same."""
 _OFFLOAD = "schedule.offload.gap=3"
 """What makes copies to the host part of a schedule, as PipeOffload chooses them."""
@@ -37,13 +38,12 @@ class Rival:
 
     name: str
     """As ``pptrace simulate --schedule`` takes it; with ``+offload`` where copies to the host are put into it."""
-    prepared: Prepared
+    table: Schedule
+    """The table."""
     simulated: Simulated
-
-    @property
-    def table(self) -> Schedule:
-        """The table."""
-        return self.prepared.schedule
+    """Its step and memory."""
+    of: Callable[[], Ground | None]
+    """Returns what to search in to better it; None where that cannot be."""
 
     @property
     def peak_bytes(self) -> int:
@@ -61,6 +61,13 @@ class Rival:
         except ScheduleError:
             return None
 
+    def ground(self) -> Ground | None:
+        """Return what to search in to better it; None where that cannot be."""
+        try:
+            return self.of()
+        except PptraceError:
+            return None
+
 
 def rivals(
     config: Path | None, sets: Sequence[str], registry: Registry, setting: Setting, memory: int = 0
@@ -75,12 +82,13 @@ def rivals(
     for name in sorted(registry.schedules):
         for more in ([], [_OFFLOAD])[: 1 + copies] if name != _OWN else ():
             prepared = _prepared(config, [*sets, *more], registry, name, memory)
-            if prepared is None or not _is_a_table(prepared) or _work(prepared) > _ALIKE * work:
+            if prepared is None or not _is_a_table(prepared) or _work(prepared) > ALIKE * work:
                 continue
             try:
                 yield Rival(
-                    name=f"{name}{COPIED}" if more else name, prepared=prepared,
+                    name=f"{name}{COPIED}" if more else name, table=prepared.schedule,
                     simulated=simulated(prepared, prepared.schedule),
+                    of=partial(setting_in, prepared, setting.remade),
                 )  # fmt: skip
             except PptraceError:
                 continue
