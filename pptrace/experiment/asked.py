@@ -65,6 +65,8 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
             "weight_activation_bytes",
             "offload_ns",
             "reload_ns",
+            "recompute_ns",
+            "checkpoint_bytes",
         )
     }
     limit = max(room, 0) if workload.capacity_bytes else 0

@@ -104,6 +104,10 @@ class ScheduleRequest:
     """Time of a copy of a microbatch's activations to host memory per stage; empty as above."""
     reload_ns: tuple[int, ...] = ()
     """Time of their copy back per stage; empty as above."""
+    recompute_ns: tuple[int, ...] = ()
+    """Time of a forward that is computed again by an action of its own, per stage; empty as above."""
+    checkpoint_bytes: tuple[int, ...] = ()
+    """The part of ``activation_bytes`` that stays until then; empty as above."""
     memory_limit_bytes: int = 0
     """Bytes per rank for activations where stages loop over the ranks; 0 for no limit."""
     weight_activation_bytes: tuple[int, ...] = ()

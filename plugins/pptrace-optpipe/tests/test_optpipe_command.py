@@ -71,6 +71,22 @@ def test_copies_shorten_what_memory_makes_long() -> None:
     assert found("--memory", "17GiB", "--time", "1s")["step_ns"] < plain["step_ns"]
 
 
+def test_forwards_are_computed_again_where_memory_is_short_and_that_is_allowed() -> None:
+    given = ["--memory", "14GiB", "--time", "0.5s", "--set", "costs.offload=0 ms"]
+    plain = found(*given)
+    values = found(*given, "--recompute", "-o", "best.csv")
+    said = optimize("step.yaml", *given, "--recompute").stdout
+
+    run = simulate("step.yaml", schedule="best.csv")
+
+    count = [len(one) for one in values["recomputed"]]
+    assert run.metrics.step_ns == values["step_ns"] < 0.8 * plain["step_ns"]
+    assert not any(map(any, plain["recomputed"]))
+    assert run.metrics.memory.peak_bytes.tolist() == values["peak_bytes"]
+    assert f"0 activations offloaded, {count[0]} computed again, " in said
+    assert f"computing again takes {count[0] * 10 / 240:.0%} of it" in said
+
+
 def test_the_report_and_its_progress_are_lines() -> None:
     result = optimize("step.yaml", "--memory", "30GiB", "--time", "1s")
 
@@ -155,7 +171,7 @@ def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp
     assert kept.near(replace(problem, f=(2, 30))) == []
     assert kept.near(table(2, 3, 2, copies=True)) == []
     (file,) = (tmp_path / "own").iterdir()
-    file.rename(file.with_name(file.name.replace("v2-", "v1-")))
+    file.rename(file.with_name(file.name.replace("v3-", "v1-")))
     assert kept.near(replace(problem, f=(2, 3))) == []
     assert [about for _, about in kept.entries()] == ["of another version"]
 
@@ -173,6 +189,7 @@ WRONG = [
     (["--memory", "11GiB"], "--memory: rank 0 has 1022 MiB for activations, and one microbatch's of a stage"),
     (["--memory", "30GiB", "--time", "5ms"], "--time: 5ms is too short for any search; nearest that work: 0.1s"),
     (["--memory", "many"], "memory[0]: 'many' is no size"),
+    (["--recompute", "--set", "costs.recompute=0 ms"], "recompute: the model's own backward computes its forward"),
     (["--workers", "0"], "workers: must be at least 1"),
     (["--from", "pairs.csv"], "overlapped pairs and actions of several microbatches cannot be split"),
     (["--set", "parallel.pp=null"], "parallel.pp"),

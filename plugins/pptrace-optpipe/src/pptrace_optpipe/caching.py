@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "Cache", "Entry", "folder"]
 
-VERSION = 2
+VERSION = 3
 """Of the entries; those of another one are neither read nor in the way."""
 
 
@@ -131,7 +131,7 @@ def _key(problem: Problem) -> str:
 
 
 def _shape(problem: Problem) -> str:
-    text = json.dumps([problem.microbatches, problem.stage_rank, problem.copies])
+    text = json.dumps([problem.microbatches, problem.stage_rank, problem.copies, problem.recomputes])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -139,12 +139,12 @@ def _costs(problem: Problem) -> list[float]:
     """Return times and limits as shares of a microbatch's work and of its activations."""
     work = sum(problem.f) + sum(problem.i) + sum(problem.w) or 1
     size = sum(problem.activation) or 1
-    times = (*problem.f, *problem.i, *problem.w, *problem.offload, *problem.reload)
+    times = (*problem.f, *problem.i, *problem.w, *problem.offload, *problem.reload, *problem.recompute)
     return [round(one / work, 6) for one in times] + [round(one / size, 6) for one in problem.limit]
 
 
 def _sizes(problem: Problem) -> str:
-    copies = ", copies" if problem.copies else ""
+    copies = ", copies" * problem.copies + ", recomputation" * problem.recomputes
     return f"{problem.ranks} ranks, {problem.stages} stages, {problem.microbatches} microbatches{copies}"
 
 

@@ -48,6 +48,7 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
               help="Start from this table too, and keep its placement.")  # fmt: skip
 @click.option("--placement", type=click.Choice(["looped", "v"]), default="looped", show_default=True,
               help="Whether stages loop over the ranks, or go down and up them; of --from its own.")  # fmt: skip
+@click.option("--recompute", is_flag=True, help="Let forwards be computed again where memory is short.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the table, .csv or .txt."
 )
@@ -66,7 +67,7 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 def command(
     config: Path | None, memory: str, seconds: str, seed: str, workers: str, warm: Path | None, placement: str,
     output: Path | None, sets: tuple[str, ...], plot: Path | None, every: str, rounds: int | None, *,
-    pareto: bool, watch: bool, as_json: bool, no_cache: bool,
+    recompute: bool, pareto: bool, watch: bool, as_json: bool, no_cache: bool,
     listed: bool, clear_cache: bool,
 ) -> None:  # fmt: skip
     """Find the fastest schedule of CONFIG, a YAML file, under a memory limit."""
@@ -75,7 +76,7 @@ def command(
         return
     if config is None:
         raise click.UsageError("name a configuration")
-    options = _options(memory, seconds, seed, workers)
+    options = _options(memory, seconds, seed, workers, recompute=recompute)
     _check_use(options, output, plot, pareto=pareto, watch=watch)
     require_solver()
     from pptrace_optpipe.setting import setting_of
@@ -105,14 +106,16 @@ def command(
         click.echo("\n".join(lines(found, limits[0], rivals)))
 
 
-def _options(memory: str, seconds: str, seed: str, workers: str) -> OptimizeOptions:
+def _options(memory: str, seconds: str, seed: str, workers: str, *, recompute: bool = False) -> OptimizeOptions:
     """Return the options, checked.
 
     Raises:
         ConfigError: one that cannot be read.
         ConstraintError: too short a time.
     """
-    given: dict[str, Any] = {"time": seconds, "seed": _number(seed), "workers": _number(workers)}
+    given: dict[str, Any] = {
+        "time": seconds, "seed": _number(seed), "workers": _number(workers), "recompute": recompute,
+    }  # fmt: skip
     if memory:
         given["memory"] = [text.strip() for text in memory.split(",")]
     options = validate_options(OptimizeOptions, given, "", {})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pptrace.plugin import Placement, PptraceError, ScheduleError
 from pptrace_optpipe.optimising import optimise
 from pptrace_optpipe.playing import play
-from pptrace_optpipe.posing import check_room
+from pptrace_optpipe.posing import again_of, check_room
 from pptrace_optpipe.problem import NO_LIMIT, Problem
 from pptrace_optpipe.rivals import ALIKE, Rival
 from pptrace_optpipe.setting import Simulated, alone
@@ -142,6 +142,7 @@ def problem_asked(request: ScheduleRequest, placement: Placement, limit: tuple[i
     ones, none, message = (1,) * stages, (0,) * stages, request.transfer_ns
     stage_rank = tuple(int(rank) for rank in placement.stage_rank[0])
     between = tuple(message * (one != other) for one, other in pairwise(stage_rank))
+    again = again_of(request.recompute_ns) if request.options.get("recompute") and request.recompute_ns else ()
     copies = bool(request.offload_ns) and all(request.offload_ns) and all(request.reload_ns)
     return Problem(
         microbatches=request.microbatches,
@@ -153,6 +154,8 @@ def problem_asked(request: ScheduleRequest, placement: Placement, limit: tuple[i
         activation=request.activation_bytes or none,
         weight_activation=request.weight_activation_bytes or none,
         limit=limit,
+        recompute=again,
+        checkpoint=request.checkpoint_bytes if again else (),
         forward_transfer=between,
         backward_transfer=between,
         offload=request.offload_ns if copies else (),

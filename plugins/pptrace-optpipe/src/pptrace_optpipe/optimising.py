@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pptrace.plugin import PptraceError, Schedule, ScheduleError
 from pptrace_optpipe.caching import Cache, Entry
 from pptrace_optpipe.playing import play
-from pptrace_optpipe.problem import coarsened
+from pptrace_optpipe.problem import Part, coarsened
 from pptrace_optpipe.search import Found, search
 from pptrace_optpipe.starting import started
 from pptrace_optpipe.tables import joined, rows_of_table, table_of
@@ -176,6 +176,8 @@ def _searched(
     judge: _Judge, effort: Effort, cache: Cache | None, warm: Sequence[Rows], warn: Callable[[str], None]
 ) -> Optimised | None:
     """Search in one placement, and return the best that is known then."""
+    if not judge.problem.recomputes:
+        warm = [[[op for op in row if op.part is not Part.C] for row in rows] for rows in warm]
     judge.play_starts(effort)
     found = cached_search(judge.problem, effort, cache, warm=warm, tell=judge.hear, warn=warn)
     if found is None:

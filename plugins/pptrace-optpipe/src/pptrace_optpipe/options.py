@@ -22,6 +22,10 @@ class _Effort(BaseModel):
         default=1, description="Threads of the solver; results are reproducible with one."
     )
 
+    recompute: bool = Field(
+        default=False, description="Whether forwards may be computed again where memory is short."
+    )
+
 
 class OptpipeOptions(_Effort):
     """What ``schedule: optpipe`` takes."""

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from pptrace_optpipe.playing import changes
-from pptrace_optpipe.problem import NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import NO_LIMIT, Op, Part, computed_again
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +39,7 @@ class _Rank:
 
     def __init__(self, problem: Problem, start: Mapping[Op, int], rank: int, ops: list[Op]) -> None:
         self.problem, self.start, self.limit = problem, start, problem.limit[rank]
+        self.again = computed_again(ops)
         self.computed = sorted((op for op in ops if op.part not in _COPIES), key=self._moment)
         self.copies = sorted((op for op in ops if op.part in _COPIES), key=self._moment)
         self.place = {op: at for at, op in enumerate(self.computed)}
@@ -78,21 +79,21 @@ class _Rank:
 
     def _hand_on(self) -> None:
         """Say for every op that takes memory which copy out it awaits, if any."""
-        freed = sorted((self._end(op), op) for op in self.place if changes(self.problem, op)[1])
+        freed = sorted((self._end(op), op) for op in self.place if changes(self.problem, op, self.again)[1])
         free, gone = self.limit, dict[int, int]()
         """What computations have freed, and each copy out, and nothing has taken."""
         done = 0
         for op in sorted(self.place, key=lambda one: (self.start[one], self.place[one], one.part not in _COPIES)):
             while done < len(freed) and freed[done][0] <= self.start[op]:
                 source = freed[done][1]
-                amount = changes(self.problem, source)[1]
+                amount = changes(self.problem, source, self.again)[1]
                 if source.part is Part.O:
                     gone[self.turn[source]] = amount
                 else:
                     free += amount
                 done += 1
             known = self._known(op)
-            need = changes(self.problem, op)[0]
+            need = changes(self.problem, op, self.again)[0]
             taken = min(need, free)
             free, last = free - taken, _taken(gone, need - taken)
             if last > known:

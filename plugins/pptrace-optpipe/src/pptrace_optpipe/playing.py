@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, computed_again
 
 if TYPE_CHECKING:
-    from pptrace_optpipe.problem import Problem, Rows
+    from collections.abc import Collection
 
-_COMPUTED = (*COMPUTED, Part.B)
+    from pptrace_optpipe.problem import Problem, Rows
 
 __all__ = ["Played", "changes", "play", "step_of"]
 
@@ -98,7 +98,7 @@ class _Player:
             return None if sent is None else sent + problem.forward_transfer[stage - 1]
         if part in (Part.I, Part.B):
             return self._gradient(stage, microbatch)
-        needed = Part.I if part is Part.W else Part.F if part is Part.O else Part.O
+        needed = Part.I if part is Part.W else Part.F if part in (Part.O, Part.C) else Part.O
         return end.get(Op(needed, stage, microbatch))
 
     def _gradient(self, stage: int, microbatch: int) -> int | None:
@@ -116,24 +116,33 @@ class _Player:
 
 def step_of(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, int]) -> int:
     """Return the length of a step: of the longest rank's span where the problem asks for that."""
-    ends = [max((end[op] for op in row if op.part in _COMPUTED), default=0) for row in rows]
+    ends = [max((end[op] for op in row if op.part in ON_RANK), default=0) for row in rows]
     if problem.span:
         return max(last - min((start[op] for op in row if op in start), default=0)
                    for last, row in zip(ends, rows, strict=True))  # fmt: skip
     return max(last + tail for last, tail in zip(ends, problem.tail, strict=True))
 
 
-def changes(problem: Problem, op: Op) -> tuple[int, int]:
-    """Return what an op takes at its start, and what it frees at its end."""
+def changes(problem: Problem, op: Op, again: Collection[tuple[int, int]]) -> tuple[int, int]:
+    """Return what an op takes at its start, and what it frees at its end.
+
+    Args:
+        problem: what is scheduled.
+        op: the op.
+        again: stage and microbatch of forwards that are computed again.
+    """
     whole, part = problem.activation[op.stage], problem.weight_activation[op.stage]
+    if again and op.part in (Part.F, Part.C) and (op.stage, op.microbatch) in again:
+        kept = problem.checkpoint[op.stage]
+        return (kept if op.part is Part.F else whole - kept), 0
     return ((whole, 0), (0, whole - part), (0, part), (0, whole), (whole, 0), (0, whole), (0, 0))[op.part]
 
 
 def _peak(problem: Problem, row: list[Op], start: dict[Op, int], end: dict[Op, int]) -> int:
     """Return the most that a rank holds; at one instant, what is freed comes first."""
-    events = []
+    events, again = [], computed_again(row)
     for op in row:
-        taken, freed = changes(problem, op)
+        taken, freed = changes(problem, op, again)
         if taken:
             events.append((start[op], taken))
         if freed:

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from pptrace_optpipe.problem import Rows
     from pptrace_optpipe.setting import Ground, Setting, Simulated
 
-__all__ = ["ALIKE", "COPIED", "Rival", "rivals"]
+__all__ = ["AGAIN", "ALIKE", "COPIED", "Rival", "rivals"]
 
 COPIED = "+offload"
 """Behind the name of a schedule with copies to the host put into it."""
+AGAIN = "+recompute"
+"""Behind the name of one whose forwards are computed again."""
 
 _OWN = "optpipe"
 _LIMITS = ("device.memory", "costs.capacity")
@@ -30,6 +32,8 @@ ALIKE = 1.01
 """How much more work is taken for the same."""
 _OFFLOAD = "schedule.offload.gap=3"
 """What makes copies to the host part of a schedule, as PipeOffload chooses them."""
+_AGAIN = "schedule.recompute.early=true"
+"""What makes forwards computed again part of it, as early as ranks get there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,8 @@ class Rival:
     """A schedule of another plugin, and what the simulator says of it."""
 
     name: str
-    """As ``pptrace simulate --schedule`` takes it; with ``+offload`` where copies to the host are put into it."""
+    """As ``pptrace simulate --schedule`` takes it; with ``+offload`` where copies to the host are put into it, and
+    ``+recompute`` where forwards are computed again."""
     table: Schedule
     """The table."""
     simulated: Simulated
@@ -76,19 +81,22 @@ def rivals(
 
     Those that take other sizes or compute more, as with more stages of the same costs, or are more than a table's
     text says, are left out. Where activations can be copied to the host, each is there a second time, with those
-    that there is time to copy.
+    that there is time to copy; where forwards may be computed again, once more, with all of them.
     """
-    copies, work = setting.problem(memory).copies, _work(setting.prepared)
+    problem, work = setting.problem(memory), _work(setting.prepared)
+    ways = {"": [], COPIED: [_OFFLOAD] * problem.copies, AGAIN: [_AGAIN] * problem.recomputes}
     for name in sorted(registry.schedules):
-        for more in ([], [_OFFLOAD])[: 1 + copies] if name != _OWN else ():
+        for suffix, more in ways.items() if name != _OWN else ():
+            if suffix and not more:
+                continue
             prepared = _prepared(config, [*sets, *more], registry, name, memory)
             if prepared is None or not _is_a_table(prepared) or _work(prepared) > ALIKE * work:
                 continue
             try:
                 yield Rival(
-                    name=f"{name}{COPIED}" if more else name, table=prepared.schedule,
+                    name=f"{name}{suffix}", table=prepared.schedule,
                     simulated=simulated(prepared, prepared.schedule),
-                    of=partial(setting_in, prepared, setting.remade),
+                    of=partial(setting_in, prepared, setting.remade, recompute=setting.recompute),
                 )  # fmt: skip
             except PptraceError:
                 continue

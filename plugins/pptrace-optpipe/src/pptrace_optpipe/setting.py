@@ -103,6 +103,8 @@ class Setting:
 
     remade: Callable[[Schedule], Prepared] | None = None
     """Prepares the configuration for another table."""
+    recompute: bool = False
+    """Whether forwards may be computed again."""
 
     @property
     def workload(self) -> Workload:
@@ -143,7 +145,7 @@ class Setting:
                 f"{format_size(memory)} is {format_size(need - memory)} less than the weights and all else that "
                 f"rank {worst} always holds", nearest=format_size(need), key="--memory",
             )  # fmt: skip
-        return problem_of(self.workload, self.placement, limit, self.transfers)
+        return problem_of(self.workload, self.placement, limit, self.transfers, recompute=self.recompute)
 
 
 def setting_of(
@@ -200,7 +202,9 @@ def _placed_by(
     raise refused
 
 
-def setting_in(prepared: Prepared, remade: Callable[[Schedule], Prepared] | None = None) -> Setting:
+def setting_in(
+    prepared: Prepared, remade: Callable[[Schedule], Prepared] | None = None, *, recompute: bool = False
+) -> Setting:
     """Return the setting of a configuration with a table, whose placement it has.
 
     Raises:
@@ -223,6 +227,7 @@ def setting_in(prepared: Prepared, remade: Callable[[Schedule], Prepared] | None
     return Setting(
         prepared=prepared,
         remade=remade,
+        recompute=recompute,
         placement=table.placement,
         static_bytes=tuple(int(value) for value in memory.static_bytes),
         transfers=(

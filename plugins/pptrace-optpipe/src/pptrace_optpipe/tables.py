@@ -21,6 +21,7 @@ _KINDS = {
     Part.B: Kind.B,
     Part.O: Kind.OFFLOAD,
     Part.R: Kind.RELOAD,
+    Part.C: Kind.RECOMPUTE,
 }
 _TRIES = 8
 """Groups of ranks on which backwards are tried whole."""

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import PptraceError
@@ -50,6 +50,7 @@ class Work:
         from pptrace_optpipe.solving import Effort
 
         began, options = time.monotonic(), self.options
+        setting = replace(self.setting, recompute=options.recompute)
 
         told: list[tuple[int, int]] = []
 
@@ -65,7 +66,7 @@ class Work:
 
         with _stoppable() as stopped:
             others: list[Rival] = []
-            for one in rivals(self.config, self.sets, self.registry, self.setting, memory):
+            for one in rivals(self.config, self.sets, self.registry, setting, memory):
                 others.append(one)
                 if stopped() or time.monotonic() - began > max(options.time / 1e9 * _SHARE, _AT_LEAST):
                     break
@@ -74,7 +75,7 @@ class Work:
                 seconds=options.time / 1e9 - took, workers=options.workers, seed=options.seed, stopped=stopped
             )
             found = optimise(
-                self.setting, memory, effort, self.cache, warm=self.table, rivals=others, tell=tell, warn=_warn
+                setting, memory, effort, self.cache, warm=self.table, rivals=others, tell=tell, warn=_warn
             )
         return found, others
 
