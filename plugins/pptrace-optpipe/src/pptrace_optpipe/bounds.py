@@ -130,8 +130,7 @@ def _held(problem: Problem, rank: int, microbatches: int) -> int:
             copies = problem.offload[stage] + problem.reload[stage]
             gone = problem.f[stage] + problem.i[stage] + copies
             saved += max(trip - gone, 0) * size
-            shared = problem.one_stream or bool(problem.shared)
-            channel += copies if shared else max(problem.offload[stage], problem.reload[stage])
+            channel += copies if problem.one_stream else max(problem.offload[stage], problem.reload[stage])
     whole, saved, channel = (microbatches * one for one in (whole, saved, channel))
     # A share x of the stages' activations goes: T >= (whole - x saved) / limit and T >= x channel, x from 0 to 1.
     most = -(-(whole - saved) // limit)

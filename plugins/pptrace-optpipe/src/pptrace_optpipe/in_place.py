@@ -14,7 +14,7 @@ from pptrace_optpipe.optimising import optimise
 from pptrace_optpipe.playing import play
 from pptrace_optpipe.posing import again_of, check_room
 from pptrace_optpipe.problem import NO_LIMIT, Problem
-from pptrace_optpipe.rivals import ALIKE, Rival
+from pptrace_optpipe.rivals import Rival, is_as_much
 from pptrace_optpipe.setting import Simulated, alone
 from pptrace_optpipe.tables import rows_of_table, table_of
 
@@ -54,7 +54,7 @@ def searched_in_place(request: ScheduleRequest, effort: Effort, cache: Cache | N
 
 
 def _rivals(own: _Asked, simulator: TableSimulator, effort: Effort) -> Iterator[Rival]:
-    """Yield what other plugins' schedules make of a request, where it fits and computes no more."""
+    """Yield what other plugins' schedules make of a request, where it fits and computes as much."""
     until = time.monotonic() + max(effort.seconds * _SHARE, _AT_LEAST)
     problem = own.problem(0)
     work = sum(problem.work(rank) for rank in range(problem.ranks))
@@ -70,7 +70,7 @@ def _rivals(own: _Asked, simulator: TableSimulator, effort: Effort) -> Iterator[
         request = replace(asked, options=own.request.options)
         ground = _Asked(request, table.placement, simulator, _limits(request, table.placement, played))
         said = Simulated(played.step_ns, 0.0, played.activation_bytes)
-        if played.work_ns <= ALIKE * work and ground.fits(said, 0):
+        if is_as_much(played.work_ns, work) and ground.fits(said, 0):
             yield Rival(name=name, table=table, simulated=said, of=partial(_searchable, ground, table))
 
 

@@ -79,9 +79,9 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
         _copies(model, problem, rank, horizon)
         if problem.limit[rank] != NO_LIMIT:
             _memory(model, problem, rank, horizon)
-    for group in problem.shared:
-        stages = [stage for stage in range(problem.stages) if problem.stage_rank[stage] in set(group) & kept]
-        _one_at_a_time(model, problem, stages, (Part.O, Part.R))
+    for ranks_of, parts in problem.channels:
+        stages = [stage for stage in range(problem.stages) if problem.stage_rank[stage] in set(ranks_of) & kept]
+        _one_at_a_time(model, problem, stages, parts)
     _objective(model, problem, horizon, kept, least)
     return model
 
@@ -155,11 +155,6 @@ def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> None:
             cp.add(model.start[out] >= model.end[Op(Part.F, stage, microbatch)]).only_enforce_if(chosen)
             cp.add(model.start[back] >= model.end[out]).only_enforce_if(chosen)
             cp.add(model.start[Op(Part.I, stage, microbatch)] >= model.end[back]).only_enforce_if(chosen)
-    if problem.one_stream:
-        _one_at_a_time(model, problem, problem.stages_of[rank], (Part.O, Part.R))
-    elif not problem.shared:
-        for part in (Part.O, Part.R):
-            _one_at_a_time(model, problem, problem.stages_of[rank], (part,))
 
 
 def _one_at_a_time(model: Model, problem: Problem, stages: Collection[int], parts: Collection[Part]) -> None:

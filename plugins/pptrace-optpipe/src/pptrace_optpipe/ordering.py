@@ -11,6 +11,7 @@ Constraint Posting to Partial Order Schedules, AI Communications 20, 2007.
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pptrace_optpipe.playing import changes
@@ -31,7 +32,20 @@ def rows_of(problem: Problem, start: Mapping[Op, int]) -> Rows:
     own: Rows = [[] for _ in range(problem.ranks)]
     for op in start:
         own[problem.stage_rank[op.stage]].append(op)
-    return [_Rank(problem, start, rank, ops).row() for rank, ops in enumerate(own)]
+    rows = [_Rank(problem, start, rank, ops).row() for rank, ops in enumerate(own)]
+    return _in_turn(problem, rows, start) if problem.shared else rows
+
+
+def _in_turn(problem: Problem, rows: Rows, start: Mapping[Op, int]) -> Rows:
+    """Let copies that share a stream with other ranks' await those that go before."""
+    before: dict[Op, Op] = {}
+    for ranks, parts in problem.channels:
+        copies = [op for op in start if op.part in parts and problem.stage_rank[op.stage] in ranks]
+        copies.sort(key=lambda op: (start[op], problem.duration(op), op))
+        for one, other in pairwise(copies):
+            if one.stage not in problem.stages_of[problem.stage_rank[other.stage]]:
+                before[other] = one._replace(part=Part.A if one.part is Part.O else Part.D)
+    return [[each for op in row for each in ((before[op], op) if op in before else (op,))] for row in rows]
 
 
 class _Rank:

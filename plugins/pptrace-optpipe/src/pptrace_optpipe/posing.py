@@ -20,6 +20,7 @@ def problem_of(
     transfers: tuple[tuple[int, ...], tuple[int, ...]],
     *,
     recompute: bool = False,
+    shared: tuple[tuple[int, ...], ...] = (),
 ) -> Problem:
     """Return the problem that costs, a placement, room for activations and transfers make.
 
@@ -29,6 +30,7 @@ def problem_of(
         limit: per rank the bytes of activations.
         transfers: from each stage to the next and back, in ns.
         recompute: whether forwards may be computed again.
+        shared: groups of ranks whose copies share their streams.
 
     Raises:
         ConstraintError: a rank has no room for the activation of one microbatch.
@@ -49,6 +51,7 @@ def problem_of(
         forward_transfer=transfers[0],
         backward_transfer=transfers[1],
         tail=_tails(workload, stage_rank),
+        shared=shared,
         **columns,  # type: ignore[arg-type] # columns by name
     )
     check_room(problem)

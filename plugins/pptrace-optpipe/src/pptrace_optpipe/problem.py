@@ -38,6 +38,8 @@ class Part(IntEnum):
     """Await: what comes next in the row, and that alone, starts when that activation's offload has ended."""
     C = 7
     """Compute the forward again, some time before ``I``; until then it leaves its checkpoint alone."""
+    D = 8
+    """As ``A``, for that activation's reload."""
 
 
 COMPUTED = (Part.F, Part.I, Part.W)
@@ -98,7 +100,7 @@ class Problem:
     one_stream: bool = False
     """Whether copies out and back share a stream of the rank; else each direction has one."""
     shared: tuple[tuple[int, ...], ...] = ()
-    """Groups of ranks whose copies share one channel, such as a PCIe switch: one at a time."""
+    """Groups of ranks whose copies share the streams that each would have, as behind one PCIe switch."""
     b: tuple[int, ...] = ()
     """Time of both backwards in one; the sum of the two unless given."""
     tail: tuple[int, ...] = ()
@@ -136,6 +138,14 @@ class Problem:
     def recomputes(self) -> bool:
         """Whether forwards may be computed again."""
         return bool(self.recompute) and any(limit != NO_LIMIT for limit in self.limit)
+
+    @cached_property
+    def channels(self) -> tuple[tuple[tuple[int, ...], tuple[Part, ...]], ...]:
+        """Ranks and directions of copies that run one at a time."""
+        together = {rank for group in self.shared for rank in group}
+        groups = [*self.shared, *((rank,) for rank in range(self.ranks) if rank not in together)]
+        directions = ((Part.O, Part.R),) if self.one_stream else ((Part.O,), (Part.R,))
+        return tuple((tuple(group), parts) for group in groups for parts in directions)
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:

@@ -28,7 +28,7 @@ def repaired(problem: Problem, rows: Rows) -> Rows:
 
 
 def _repaired(problem: Problem, row: list[Op], limit: int) -> list[Op]:
-    row = [op for op in row if op.part is not Part.A]
+    row = [op for op in row if op.part not in (Part.A, Part.D)]
     for _ in range(_MOST):
         found, over = _awaiting(problem, row, limit)
         if over < 0:

@@ -105,6 +105,8 @@ class Setting:
     """Prepares the configuration for another table."""
     recompute: bool = False
     """Whether forwards may be computed again."""
+    shared: tuple[tuple[int, ...], ...] = ()
+    """Groups of ranks whose GPUs copy to the host by one channel."""
 
     @property
     def workload(self) -> Workload:
@@ -145,7 +147,8 @@ class Setting:
                 f"{format_size(memory)} is {format_size(need - memory)} less than the weights and all else that "
                 f"rank {worst} always holds", nearest=format_size(need), key="--memory",
             )  # fmt: skip
-        return problem_of(self.workload, self.placement, limit, self.transfers, recompute=self.recompute)
+        return problem_of(self.workload, self.placement, limit, self.transfers, recompute=self.recompute,
+                          shared=self.shared)  # fmt: skip
 
 
 def setting_of(
@@ -203,7 +206,11 @@ def _placed_by(
 
 
 def setting_in(
-    prepared: Prepared, remade: Callable[[Schedule], Prepared] | None = None, *, recompute: bool = False
+    prepared: Prepared,
+    remade: Callable[[Schedule], Prepared] | None = None,
+    *,
+    recompute: bool = False,
+    shared: tuple[tuple[int, ...], ...] = (),
 ) -> Setting:
     """Return the setting of a configuration with a table, whose placement it has.
 
@@ -228,6 +235,7 @@ def setting_in(
         prepared=prepared,
         remade=remade,
         recompute=recompute,
+        shared=shared,
         placement=table.placement,
         static_bytes=tuple(int(value) for value in memory.static_bytes),
         transfers=(

@@ -57,7 +57,7 @@ class _Window:
         self.first = [0] * problem.ranks
         self.free: set[Op] = set()
         self.post: set[Op] = set()
-        self.ops = [op for row in rows for op in row if op.part is not Part.A]
+        self.ops = [op for row in rows for op in row if op.part not in (Part.A, Part.D)]
         for rank, row in enumerate(rows):
             for op in row:
                 if op.part in ON_RANK:
@@ -99,6 +99,12 @@ class _Window:
             self._streams(rank)
             if self.problem.limit[rank] != NO_LIMIT:
                 self._memory(rank)
+        for ranks, parts in self.problem.channels:
+            self.cp.add_no_overlap([
+                self._copy(op) for op in self.ops
+                if op.part in parts and self.problem.stage_rank[op.stage] in ranks
+                and (op in self.variable or self._is_near(op))
+            ])  # fmt: skip
         self._dataflow()
         self._objective()
 
@@ -163,9 +169,6 @@ class _Window:
                 for one, other in pairwise(line):
                     ahead, after = Op(part, stage, one), Op(part, stage, other)
                     cp.add(self.variable[ahead] + problem.duration(ahead) <= self.variable[after])
-        copies = [op for op in own if op.part in (Part.O, Part.R) and (op in self.variable or self._is_near(op))]
-        for streams in ((Part.O, Part.R),) if problem.one_stream else ((Part.O,), (Part.R,)):
-            cp.add_no_overlap([self._copy(op) for op in copies if op.part in streams])
         cp.add_no_overlap(intervals)
 
     def _is_near(self, op: Op) -> bool:

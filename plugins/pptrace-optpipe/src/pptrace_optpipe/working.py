@@ -47,10 +47,13 @@ class Work:
         """Search under one limit, and tell how it goes; Ctrl-C keeps the best so far."""
         from pptrace_optpipe.optimising import optimise
         from pptrace_optpipe.rivals import rivals
+        from pptrace_optpipe.sharing import shared_of
         from pptrace_optpipe.solving import Effort
 
         began, options = time.monotonic(), self.options
-        setting = replace(self.setting, recompute=options.recompute)
+        setting = replace(
+            self.setting, recompute=options.recompute, shared=shared_of(self.setting.prepared, options.copies)
+        )
 
         told: list[tuple[int, int]] = []
 
