@@ -76,21 +76,25 @@ def _waiting(problem: Problem, rank: int) -> int:
 
 
 def _idle(problem: Problem, rank: int) -> int:
-    """Return how long a rank has nothing to compute until its first gradient is there, as memory is full."""
+    """Return how long a rank has nothing to compute until its first gradient is there, as memory is full.
+
+    The first one is of the rank's last stage. Until then it runs forwards alone, as many as memory has room for,
+    those counted that go to the host in time.
+    """
     stages, limit = problem.stages_of[rank], problem.limit[rank]
-    if len(stages) > 1:
-        return 0
-    (stage,) = stages
-    until = problem.round_trip(stage) - problem.i[stage]
-    most = problem.microbatches
-    size = problem.activation[stage]
-    if problem.recomputes:
-        size = min(size, problem.checkpoint[stage])
+    last = stages[-1]
+    until = sum(problem.f[stages[0] :]) + sum(problem.forward_transfer[stages[0] :])
+    until += sum(problem.i[last + 1 :]) + sum(problem.backward_transfer[last:])
+    most = every = problem.microbatches * len(stages)
+    kept = problem.checkpoint if problem.recomputes else problem.activation
+    size = min(min(kept[stage], problem.activation[stage]) for stage in stages)
     if limit != NO_LIMIT and size:
-        most = min(most, limit // size)
+        most = limit // size
         if problem.copies:
-            most += until // max(problem.offload[stage], 1)
-    return max(0, until - min(most, problem.microbatches) * problem.f[stage])
+            most += until // max(min(problem.offload[stage] for stage in stages), 1)
+    forwards = sorted((problem.f[stage] for stage in stages), reverse=True)
+    longest = [time for time in forwards for _ in range(problem.microbatches)]
+    return max(0, until - sum(longest[: min(most, every)]))
 
 
 def _busy(problem: Problem, rank: int) -> int:

@@ -44,6 +44,10 @@ class Schedule(NamedTuple):
         return sum(op.part in (Part.O, Part.C) for row in self.rows for op in row)
 
 
+_PARTS = (Fraction(1), Fraction(11, 12), Fraction(5, 6))
+"""Of a rank's memory, what its stages' activations in flight share; the rest is for weight gradients that wait."""
+
+
 def better(one: Schedule, other: Schedule | None) -> bool:
     """Return whether a schedule is shorter than another, or as short with fewer copies and then less memory."""
     if other is None:
@@ -130,12 +134,37 @@ def _most_kept(problem: Problem) -> int:
 
 def _rules(problem: Problem) -> Iterator[Rule]:
     """Yield rules for as much memory as there is, for more, and for some activations in flight."""
+    for per_stage in _by_round_trips(problem):
+        yield Rule(limit=problem.limit, per_stage=per_stage)
     for more in _AHEAD if problem.copies or problem.recomputes else _AHEAD[:1]:
         limit = tuple(NO_LIMIT if one == NO_LIMIT else int(one * more) for one in problem.limit)
         for patient, weights_first in product((True, False), (False, True)):
             yield Rule(limit=limit, patient=patient, weights_first=weights_first)
     for most in _flights(problem):
         yield Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=most)
+
+
+def _by_round_trips(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Yield how many activations each stage may have in flight where ranks have several.
+
+    In a steady state, an activation is there for a round trip from its stage and some more, so a rank's memory, or
+    a part of it, is shared in the ratio of those. What is left over goes to the last stage, or to the first.
+    """
+    if problem.stages == problem.ranks or NO_LIMIT in problem.limit:
+        return
+    work = [sum(times[stage] for times in (problem.f, problem.i, problem.w)) for stage in range(problem.stages)]
+    for last, more, part in product((True, False), (0, 2), _PARTS):
+        trips = [problem.round_trip(stage) + more * work[stage] for stage in range(problem.stages)]
+        shares = [0] * problem.stages
+        for stages, limit in zip(problem.stages_of, problem.limit, strict=True):
+            left = room = int(limit * part)
+            taken = sum(trips[stage] * problem.activation[stage] for stage in stages) or 1
+            for stage in stages:
+                shares[stage] = max(1, room * trips[stage] // taken)
+                left -= shares[stage] * problem.activation[stage]
+            own = stages[-1 if last else 0]
+            shares[own] += max(left // max(problem.activation[own], 1), 0)
+        yield tuple(shares)
 
 
 def _flights(problem: Problem) -> Iterator[tuple[int, ...]]:
