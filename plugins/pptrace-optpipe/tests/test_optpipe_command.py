@@ -16,11 +16,13 @@ from toy_pipelines import table
 
 from pptrace.api import simulate
 from pptrace.errors import PptraceError
+from pptrace.hooks.registry import Registry
 from pptrace.testing import assert_schedule_family, grid
 from pptrace_optpipe.caching import Cache, Entry
 from pptrace_optpipe.command import command
 from pptrace_optpipe.problem import Op, Part
 from pptrace_optpipe.schedule import OFFER
+from pptrace_optpipe.setting import setting_of
 
 GIB = 2**30
 COSTS = {
@@ -112,6 +114,14 @@ def test_stages_go_down_and_up_where_that_is_asked_for() -> None:
 
     assert run.prepared.schedule.placement.stage_rank.tolist() == [[0, 1, 2, 3, 3, 2, 1, 0]]
     assert run.metrics.step_ns == values["step_ns"]
+
+
+def test_stages_that_follow_on_one_rank_have_no_message_between_them() -> None:
+    sets = ["parallel.vp=2", "network=ideal"]
+
+    setting, _ = setting_of(Path("step.yaml"), sets, Registry.load(), shape="v")
+
+    assert setting.transfers == ((0,) * 7, (0,) * 7)
 
 
 def test_a_sweep_of_limits_has_a_line_for_each() -> None:

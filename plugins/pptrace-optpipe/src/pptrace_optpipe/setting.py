@@ -246,13 +246,11 @@ def setting_in(
 
 
 def alone(placement: Placement, microbatches: int) -> Rows:
-    """Return rows of one microbatch after another."""
+    """Return rows of one microbatch after another, weight gradients behind what other stages wait for."""
     rows: Rows = [[] for _ in range(placement.ranks)]
     for microbatch in range(microbatches):
-        for part, stages in ((Part.F, range(placement.stages)), (Part.I, range(placement.stages)[::-1])):
+        up = range(placement.stages)
+        for part, stages in ((Part.F, up), (Part.I, up[::-1]), (Part.W, up[::-1])):
             for stage in stages:
-                row = rows[placement.rank_of(stage, 0)]
-                row.append(Op(part, stage, microbatch))
-                if part is Part.I:
-                    row.append(Op(Part.W, stage, microbatch))
+                rows[placement.rank_of(stage, 0)].append(Op(part, stage, microbatch))
     return rows
