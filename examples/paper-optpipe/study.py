@@ -136,7 +136,8 @@ def of_papers() -> list[tuple[str, str, str]]:
                 for hidden, row in PRINTED.items() for place, printed in enumerate(row))  # fmt: skip
     steps = f"{units(least)} for p = 8, m = 16; the bound is {int(least['bound_ns']) / 1e7:g}"
     return [
-        ("O4 with p activations as short as ZB-H1, 3m + p - 1", steps, holds(least["step_ns"] == least["bound_ns"])),
+        ("O4 with p activations as short as ZB-H1, 3m + p - 1", steps,
+         holds(least["step_ns"] == least["bound_ns"])),
         ("O5 PipeOffload's k, twelve values", f"by the cost model, at most {apart:.2f} from what is printed",
          "nearly" if ROUNDED < apart < NEAR else holds(apart < NEAR)),
     ]  # fmt: skip

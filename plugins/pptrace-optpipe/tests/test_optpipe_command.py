@@ -20,6 +20,7 @@ from pptrace.hooks.registry import Registry
 from pptrace.testing import assert_schedule_family, grid
 from pptrace_optpipe.caching import Cache, Entry
 from pptrace_optpipe.command import command
+from pptrace_optpipe.listing import serial_rows
 from pptrace_optpipe.problem import Op, Part
 from pptrace_optpipe.schedule import OFFER
 from pptrace_optpipe.setting import setting_of
@@ -159,7 +160,7 @@ def test_a_damaged_entry_is_one_line_and_solved_anew(cache: Path) -> None:
 def test_twice_the_times_are_the_same_problem_and_a_shorter_entry_stays(tmp_path: Path) -> None:
     one, other = table(2, 2, 2, copies=False), table(2, 2, 1, copies=False)
     kept = Cache(tmp_path)
-    rows = [[Op(Part.F, 0, 0)], [Op(Part.F, 1, 0)]]
+    rows = serial_rows(one, copied=False)
     kept.put(one, Entry(rows=rows, step=9, bound=7, seconds=1))
     kept.put(one, Entry(rows=rows[::-1], step=10, bound=7, seconds=1))
 
@@ -173,7 +174,8 @@ def test_twice_the_times_are_the_same_problem_and_a_shorter_entry_stays(tmp_path
 
 def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp_path: Path) -> None:
     kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=True)
-    rows = [[Op(Part.F, 0, 0), Op(Part.O, 0, 0), Op(Part.A, 0, 0)], [Op(Part.F, 1, 0)]]
+    rows = serial_rows(problem, copied=False)
+    rows[0][1:1] = [Op(part, 0, 0) for part in (Part.O, Part.A, Part.R)]
     kept.put(problem, Entry(rows=rows, step=9, bound=7, seconds=1))
 
     assert kept.near(replace(problem, f=(2, 3))) == [rows]
@@ -184,6 +186,16 @@ def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp
     file.rename(file.with_name(file.name.replace("v3-", "v1-")))
     assert kept.near(replace(problem, f=(2, 3))) == []
     assert [about for _, about in kept.entries()] == ["of another version"]
+
+
+@pytest.mark.parametrize("rows", [[], [[], []], [[Op(Part.F, 0, 0)], [Op(Part.F, 1, 0)]]])
+def test_an_entry_that_is_not_whole_is_damaged(rows: list[list[Op]], tmp_path: Path) -> None:
+    kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=False)
+
+    kept.put(problem, Entry(rows=rows, step=1, bound=1, seconds=100))
+
+    assert kept.get(problem) == (None, f"{kept.file_of(problem)}: is damaged, and is solved anew")
+    assert kept.near(replace(problem, f=(2, 3))) == []
 
 
 def test_a_cache_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
@@ -200,6 +212,8 @@ WRONG = [
     (["--memory", "30GiB", "--time", "5ms"], "--time: 5ms is too short for any search; nearest that work: 0.1s"),
     (["--memory", "many"], "memory[0]: 'many' is no size"),
     (["--recompute", "--set", "costs.recompute=0 ms"], "recompute: the model's own backward computes its forward"),
+    (["--from", "routes.csv"], "microbatches take several routes: give a table in which all take one"),
+    (["--time", "100s", "-o", "missing/best.csv"], "missing/best.csv: cannot be written: the folder does"),
     (["--workers", "0"], "workers: must be at least 1"),
     (["--from", "pairs.csv"], "overlapped pairs and actions of several microbatches cannot be split"),
     (["--set", "parallel.pp=null"], "parallel.pp"),
@@ -212,6 +226,7 @@ def test_wrong_input_is_one_line(arguments: list[str], line: str) -> None:
         "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n1F0,(1F1;1B0)OVERLAP_F_B,(1F2;1B1)OVERLAP_F_B,1B2\n",
         encoding="utf-8",
     )
+    Path("routes.csv").write_text("0F0,1F1,1B1,0B0,0F2,0B2\n1F0,1B0,0F1,0B1,1F2,1B2\n", encoding="utf-8")
     fewer = ["--set", "parallel.pp=2", "--set", "batch.microbatches=3"] if "--from" in arguments else []
 
     with pytest.raises(PptraceError) as caught:
@@ -289,6 +304,16 @@ def test_a_missing_solver_is_one_line(monkeypatch: pytest.MonkeyPatch, way: str)
 
     assert "pip install 'ortools>=9.10'" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_broken_solver_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: str) -> None:
+        raise TypeError("Descriptors cannot be created directly.\nmore lines")
+
+    monkeypatch.setattr("importlib.import_module", broken)
+
+    with pytest.raises(PptraceError, match=r"solver cannot be loaded \(Descriptors cannot be created"):
+        optimize("step.yaml")
 
 
 def test_the_offer_keeps_its_word() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import OutputError, replace_file
-from pptrace_optpipe.problem import Op, Part, coarsened
+from pptrace_optpipe.problem import COMPUTED, Op, Part, coarsened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ class Cache:
         """Return what was found for a problem, and what is wrong with its file, if anything."""
         file = self.file_of(problem)
         try:
-            return _entry(json.loads(file.read_text(encoding="utf-8"))), ""
+            return _entry(json.loads(file.read_text(encoding="utf-8")), problem), ""
         except FileNotFoundError:
             return None, ""
         except (OSError, ValueError, KeyError, TypeError):
@@ -85,7 +85,7 @@ class Cache:
                 values = json.loads(file.read_text(encoding="utf-8"))
                 apart = sum(abs(one - other) for one, other in zip(costs, values["costs"], strict=True))
                 if file.name != own:
-                    found.append((apart, file.name, _entry(values).rows))
+                    found.append((apart, file.name, _entry(values, problem).rows))
             except (OSError, ValueError, KeyError, TypeError):
                 continue
         return [rows for apart, _, rows in sorted(found)[:_NEAREST] if apart < _FAR]
@@ -148,12 +148,18 @@ def _sizes(problem: Problem) -> str:
     return f"{problem.ranks} ranks, {problem.stages} stages, {problem.microbatches} microbatches{copies}"
 
 
-def _entry(values: dict[str, Any]) -> Entry:
-    """Return an entry as its file has it."""
-    if values["version"] != VERSION:
-        msg = "another version"
-        raise ValueError(msg)
+def _entry(values: dict[str, Any], problem: Problem) -> Entry:
+    """Return an entry as its file has it.
+
+    Raises:
+        ValueError: it is of another version, or its rows are not all that there is to compute, each where it is.
+    """
     rows = [[_op(text) for text in row] for row in values["rows"]]
+    computed = sorted((op, rank) for rank, row in enumerate(rows) for op in row if op.part in COMPUTED)
+    whole = sorted((op, problem.stage_rank[op.stage]) for op in problem.ops())
+    if values["version"] != VERSION or len(rows) != problem.ranks or computed != whole:
+        msg = "another version, or not whole"
+        raise ValueError(msg)
     return Entry(rows=rows, step=int(values["step"]), bound=int(values["bound"]), seconds=float(values["seconds"]))
 
 

@@ -11,6 +11,7 @@ import click
 
 from pptrace.plugin import (
     ConstraintError,
+    OutputError,
     PptraceError,
     Registry,
     check_picture,
@@ -133,10 +134,13 @@ def _check_use(
 
     Raises:
         UsageError: those.
-        OutputError: no picture's name.
+        OutputError: no picture's name, or no folder for what would be written.
     """
     if output is not None and output.suffix.lower() not in {".csv", ".txt"}:
         raise click.UsageError(f"{output}: a table ends in .csv or .txt")
+    for file in (output, plot):
+        if file is not None and not file.parent.is_dir():
+            raise OutputError("cannot be written: the folder does not exist; create it first", file=file)
     if len(options.memory) > 1 and not pareto:
         raise click.UsageError("several limits are for --pareto")
     if watch and output is None:

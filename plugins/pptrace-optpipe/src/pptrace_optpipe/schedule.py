@@ -31,8 +31,8 @@ def require_solver() -> None:
 
     try:
         import_module("ortools.sat.python.cp_model")
-    except (ImportError, OSError) as error:
-        reason = str(error).partition("\n")[0]
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(f"the solver cannot be loaded ({reason}): pip install 'ortools>=9.10'") from error
 
 
