@@ -25,7 +25,7 @@ PRIMUS_GB = {
 def llama2_7b(name: str, overhead_us: int) -> int:
     """Return how long a step of a schedule takes, in ns, by a layer's operations at hidden size and sequence 4096.
 
-    They give F : I : W = 7 : 8 : 6; the LM head is left out. A message is 33.5 MB, and over the one link between two
+    They give F : I : W = 7 : 8 : 6; the LM head is left out. A message is 33.5 MB, and over one link between two
     MI300X takes a twentieth of a stage's forward at the published 235.7 TFLOP/s. 32 microbatches are those of the
     project's own tests. Every computation takes ``overhead_us`` besides, however few its layers.
     """
