@@ -65,8 +65,7 @@ class _Modifier(_Section):
         default=None, description="Stages that this is done on, from 0; all unless given."
     )
     chunks: list[Annotated[int, Field(ge=0)]] | None = Field(
-        default=None,
-        description="Which of each rank's stages, from 0 in the order of the model; all unless given.",
+        default=None, description="Which of each rank's stages, from 0 in the model's order; all unless given."
     )
 
 
@@ -91,6 +90,11 @@ class Offload(_Modifier):
         description="Activations stay where the time between forward and backward, in the step without copies, is "
         "no more than so many times what their copies out and back take; with 0 all are copied.",
     )
+    alone: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1,
+        description="Share of its time that a copy takes out before its rank's first backward, or back behind its "
+        "last forward, when none crosses it. PipeOffload's program counts with 0.7.",
+    )
     stream: CopyStream = Field(
         default=CopyStream.DIRECTION, description=f"What has a stream of copies of its own. {CopyStream.told()}"
     )
@@ -100,9 +104,7 @@ class Recompute(_Modifier):
     """Forwards that are computed again, by actions of their own, before the backward."""
 
     early: bool = Field(
-        default=False,
-        description="Compute forwards again as soon as the rank gets there, before the gradient has come; else "
-        "when it is there.",
+        default=False, description="Compute forwards again as soon as the rank gets there, not once gradients do."
     )
 
 

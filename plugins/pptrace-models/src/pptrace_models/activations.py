@@ -111,7 +111,8 @@ def _scores(model: Transformer, shard: Shard) -> int:
 
 def _mlp(model: Transformer, shard: Shard, *, experts: bool) -> int:
     if not experts:
-        return shard.tokens * model.matrices * shard.ffn * model.element_bytes
+        tensors = model.matrices + (model.gated and not model.fused_activation)
+        return shard.tokens * tensors * shard.ffn * model.element_bytes
     routed = shard.routed * (model.matrices * shard.expert_ffn + 2 * model.hidden) * model.element_bytes
     return routed + _shared(model, shard) + shard.split_tokens * model.num_experts * _FP32
 

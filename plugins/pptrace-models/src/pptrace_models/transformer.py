@@ -55,6 +55,9 @@ class Transformer(Parameters):
     """Inner width of the MLP."""
     gated: bool = True
     """Whether the MLP has three matrices (SwiGLU) or two (GELU)."""
+    fused_activation: bool = True
+    """Whether one kernel computes a dense gated MLP's activation function and its product with the gate; without
+    it the activation's output is kept too, as in Megatron-LM before ``--bias-swiglu-fusion``."""
     vocabulary: Width
     """Tokens in the vocabulary; each rank's share is rounded up."""
     tied_embeddings: bool = False
