@@ -26,6 +26,7 @@ __all__ = [
     "culprits",
     "divergence",
     "divergence_words",
+    "groups",
     "kinds",
     "ladder",
     "memory",
@@ -53,6 +54,11 @@ def ladder(findings: StepDiff) -> Table:
 def parts(findings: StepDiff) -> Table:
     """Return the parts of both steps."""
     return _compared(findings.parts_ns)
+
+
+def groups(findings: StepDiff) -> tuple[Block, ...]:
+    """Return communication within ranks' own groups, and what computation hid of it; nothing without any."""
+    return (_compared(findings.groups_ns),) if findings.groups_ns else ()
 
 
 def _compared(times: Mapping[str, Sides]) -> Table:
