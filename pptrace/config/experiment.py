@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.config.choices import CopyStream, PolicyName, Receive, Sharing, StreamPer, Validation
+from pptrace.config.choices import CopyStream, PolicyName, Receive, Sharing, StreamPer
+from pptrace.config.data_parallel import DataParallel
 from pptrace.config.flags import FLAGS
-from pptrace.config.quantity import Duration, Rate, Size
+from pptrace.config.quantity import Size
 
 __all__ = [
     "Batch",
@@ -237,38 +238,6 @@ class PointToPoint(_Section):
         description="Under blocking, ordered and batched, where a RECV is put in a schedule that has none; "
         f"deferred under batched, else asap, unless given. {Receive.told()}",
     )
-
-
-class DataParallel(_Section):
-    """The reduction of gradients over data-parallel replicas."""
-
-    overlap: bool = Field(
-        default=False,
-        description="Reduce a stage's gradients as soon as they are whole, while the pipeline drains; else when "
-        "every rank has finished.",
-    )
-    bandwidth: Rate | None = Field(
-        default=None, description="Rate per direction between replicas; as the pipeline's network unless given."
-    )
-    latency: Duration = Field(
-        default=0,
-        description="Latency of one message between replicas; as the pipeline's network where that gives the "
-        "bandwidth.",
-    )
-    validation: Validation = Field(
-        default=Validation.BEFORE,
-        description=f"When a step learns the norm of all gradients. {Validation.told()}.",
-    )
-    stage_replicas: bool = Field(
-        default=True,
-        description="Reduce gradients also between the ranks of one pipeline that hold the same stage, as "
-        "Chimera's do; by all-reduce over the pipeline's network or cluster. With false they are not exchanged.",
-    )
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether a stage's gradients are reduced as soon as they are whole."""
-        return self.overlap or self.validation is not Validation.BEFORE
 
 
 class Experiment(_Section):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pptrace.config.choices import Reshard
 from pptrace.config.yaml_file import read_yaml
 from pptrace.experiment.placed import placed
 from pptrace.hooks.build import build_workload
@@ -98,6 +99,7 @@ def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
         collectives=LinkCollectives(network=job.cluster, layout=job.layout) if job else None,
         data_parallel={"rate_kbps": max(reduction.bandwidth // 1000, 1), "latency_ns": reduction.latency}
         if reduction.bandwidth else {},
+        reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=bool(reduction.reduce_each),
     )  # fmt: skip
     return work, Costs(resolved=work.resolved, offer=provided, request=request)
 

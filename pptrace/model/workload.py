@@ -37,15 +37,13 @@ _PER_STAGE = (
     "optimizer_ns",
 )
 _PER_MICROBATCH = (
-    *_PER_STAGE[:10],
-    "boundary_bytes",
-    "offload_ns",
-    "reload_ns",
-    "recompute_ns",
-    "offload_bytes",
+    *_PER_STAGE[:10], "boundary_bytes", "offload_ns", "reload_ns", "recompute_ns", "offload_bytes",
     "checkpoint_bytes",
-)
-_OPTIONAL = ("offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes")
+)  # fmt: skip
+_OPTIONAL = (
+    "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
+    "unreduced_bytes",
+)  # fmt: skip
 _WHOLE = ("sync_ns", "reserved_bytes", "capacity_bytes", "tokens", "model_flops", "peak_flops", "unit_time_ns")
 
 
@@ -120,6 +118,10 @@ class Workload:
     """Whether copies to host memory and back follow one another, in the order of their row."""
     unshard_ns: Int64s = field(default_factory=_none)
     """Gathering the stage's sharded weights."""
+    gathered_bytes: Int64s = field(default_factory=_none)
+    """What that takes until they are freed, beside ``weights_bytes``; zero unless given, as the one below."""
+    unreduced_bytes: Int64s = field(default_factory=_none)
+    """Whole gradients, from the first backward behind a reduction to the next one's end, likewise."""
     sync_ns: int = 0
     """What all ranks do together once gradients are whole, such as reducing their norm; not computing."""
     reserved_bytes: int = 0
@@ -291,6 +293,6 @@ class Workload:
 
     @property
     def static_bytes(self) -> Int64s:
-        """Weights, gradients and optimizer state of each stage."""
+        """Weights, gradients and optimizer state of each stage that are always there."""
         total: Int64s = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return total

@@ -196,7 +196,7 @@ class _Lowering:
             linking.link_rows,
             told,
             (
-                twin, np.empty(len(TABLE.role) * graph.stages if awaited.size else 0, dtype=np.int32),
+                twin, np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32),
                 np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
                 batch_next, pairs, problem,
             ),

@@ -80,7 +80,7 @@ def test_a_precision_that_the_device_lacks_names_those_it_has(costs: Callable[..
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"zero": 2}, "costs.options.zero: input should be 0 or 1, not 2"),
+        ({"zero": 4}, "costs.options.zero: input should be 0, 1, 2 or 3, not 4"),
         ({"zeros": 1}, "costs.options.zeros: unknown key (did you mean 'zero'?"),
         ({"gradients": "fp8"}, "costs.options.gradients: input should be 'fp32' or 'bf16', not 'fp8'"),
         ({"reserved": "2 GiP"}, "costs.options.reserved: unknown unit 'GiP'"),

@@ -15,8 +15,9 @@ __all__ = ["RooflineOptions", "gradient_bytes"]
 class RooflineOptions(Parameters):
     """How gradients and optimizer state are kept, and what memory is set aside."""
 
-    zero: Literal[0, 1] = 0
-    """ZeRO stage: 1 shards the optimizer's state over the ranks that hold the same weights."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """What the ranks that hold the same weights shard: 1 the optimizer's state (Megatron-LM's distributed
+    optimizer), 2 gradients, too, 3 weights, too (FSDP), which are gathered as ``data_parallel.reshard`` says."""
     gradients: Literal["fp32", "bf16"] = "fp32"
     """Precision of gradient buffers and of their reduction."""
     reserved: Annotated[Size, Field(ge=0)] = 2 * 2**30

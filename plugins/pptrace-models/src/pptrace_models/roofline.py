@@ -32,6 +32,8 @@ __all__ = ["build"]
 
 _LARGEST = 2**62
 _NS = 10**9
+_BUFFERED = 2
+"""Layers whose weights are there at once where each is gathered for itself: one computes, the next is gathered."""
 
 
 def build(request: CostRequest) -> Workload:
@@ -66,7 +68,7 @@ def build(request: CostRequest) -> Workload:
     columns = {
         **_times(model, part, device, options, groups, stages),
         **_kept(model, part, stages),
-        **_state(model, part, device, options, groups, stages),
+        **_state(model, part, device, options, groups, stages, request),
     }
     kept = columns["activation_bytes"]
     columns["checkpoint_bytes"] = [min(boundary, size) if stage else 0 for stage, size in enumerate(kept)]
@@ -168,8 +170,17 @@ def _state(
     options: RooflineOptions,
     groups: Groups,
     stages: Sequence[Stage],
+    request: CostRequest,
 ) -> dict[str, list[int]]:
-    state_of = {s: memory.state(model, part, device, options, groups, _held(model, part, s)) for s in {*stages}}
+    state_of = {}
+    for stage in {*stages}:
+        items = _items_held(model, part, stage)
+        held = summed(memory.Held(), items)
+        few = summed(memory.Held(), sorted(items, key=memory.Held.total)[-_BUFFERED:])
+        state_of[stage] = memory.state(
+            model, part, device, options, groups, held,
+            gathered=few if request.reshard == "always" else held, reduced=few if request.reduce_each else None,
+        )  # fmt: skip
     states = [state_of[stage] for stage in stages]
     return {
         "weights_bytes": [state.weights for state in states],
@@ -177,11 +188,19 @@ def _state(
         "optimizer_bytes": [state.optimizer for state in states],
         "reduce_ns": [state.reduce_ns for state in states],
         "optimizer_ns": [state.optimizer_ns for state in states],
+        "unshard_ns": [state.unshard_ns for state in states],
+        "gathered_bytes": [state.gathered for state in states],
+        "unreduced_bytes": [state.unreduced for state in states],
     }
 
 
 def _held(model: Transformer, part: Shard, stage: Stage) -> memory.Held:
-    """Return the parameters of a stage on one device; modules of multi-token prediction embed tokens, too."""
+    """Return the parameters of a stage on one device."""
+    return summed(memory.Held(), _items_held(model, part, stage))
+
+
+def _items_held(model: Transformer, part: Shard, stage: Stage) -> list[memory.Held]:
+    """Return the parameters of each item of a stage; modules of multi-token prediction embed tokens, too."""
 
     def layer(kind: Layer) -> memory.Held:
         return memory.layer_held(model, part, experts=kind.experts)
@@ -191,8 +210,8 @@ def _held(model: Transformer, part: Shard, stage: Stage) -> memory.Held:
         model, [stage], layer=layer, embedding=embedding, prediction=memory.prediction_held(model, part),
         head=memory.head_held(model, part, with_embedding=stage.embedding), heads=1,
     )  # fmt: skip
-    copied = embedding.times(int(stage.mtp > 0 and not stage.embedding))
-    return summed(memory.Held(), items) + copied
+    copied = [embedding] if stage.mtp > 0 and not stage.embedding else []
+    return [*items, *copied]
 
 
 def _transient(model: Transformer, part: Shard, stages: Sequence[Stage]) -> int:
