@@ -26,6 +26,11 @@ MODEL_ERRORS = [
         "model.precision: input should be 'bf16', 'fp16', 'fp8', 'mxfp8', 'nvfp4' or 'fp32', not 'int8'",
     ),
     ({"recompute": "some"}, "model.recompute: input should be 'none', 'selective' or 'full', not 'some'"),
+    ({"recompute_method": "block"}, "model.recompute_method: write recompute: full beside it"),
+    (
+        {"recompute_num_layers": 2},
+        "model.recompute_num_layers: write recompute_method: uniform or block beside it",
+    ),
     ({"layers_per_stage": [2, 2, 2]}, "model.layers_per_stage: 3 entries for 4 stages; give one per stage"),
     ({"layers_per_stage": [2, 2, 2, 1]}, "model.layers_per_stage: sums to 7, not to model.layers (8); add 1"),
     ({"layers_per_stage": [2, 2, 2, 4]}, "sums to 10, not to model.layers (8); take away 2"),

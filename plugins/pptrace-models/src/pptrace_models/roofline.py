@@ -65,9 +65,11 @@ def build(request: CostRequest) -> Workload:
     boundary = part.split_tokens * model.hidden * model.element_bytes
     if options.scatter_gather and part.split_tokens == part.tokens:
         boundary = -(-boundary // part.tp)
+    held = _kept(model, part, stages)
     columns = {
         **_times(model, part, device, options, groups, stages),
-        **_kept(model, part, stages),
+        "activation_bytes": [kept.activation for kept in held],
+        "weight_activation_bytes": [kept.weight_part for kept in held],
         **_state(model, part, device, options, groups, stages, request),
     }
     kept = columns["activation_bytes"]
@@ -81,7 +83,7 @@ def build(request: CostRequest) -> Workload:
     workload = Workload(
         **arrays,
         boundary_bytes=np.full(_edges(request), boundary, dtype=np.int64),
-        reserved_bytes=options.reserved + _transient(model, part, stages),
+        reserved_bytes=options.reserved + max(kept.transient for kept in held),
         capacity_bytes=device.memory,
         tokens=sequences * request.sequence,
         model_flops=step_flops(model, sequences, request.sequence),
@@ -148,19 +150,21 @@ def _times(
     }
 
 
-def _kept(model: Transformer, part: Shard, stages: Sequence[Stage]) -> dict[str, list[int]]:
+def _kept(model: Transformer, part: Shard, stages: Sequence[Stage]) -> list[activations.Kept]:
+    """Return what each stage keeps of a microbatch."""
+
     def layer(kind: Layer) -> activations.Kept:
-        return activations.layer_kept(model, part, experts=kind.experts)
+        return activations.layer_kept(model, part, experts=kind.experts, again=kind.again)
 
     items = items_of(
         model, stages, layer=layer, embedding=activations.embedding_kept(model, part),
         prediction=activations.prediction_kept(model, part), head=activations.head_kept(model, part),
     )  # fmt: skip
-    sums = [summed(activations.Kept(), own) for own in items]
-    return {
-        "activation_bytes": [kept.activation for kept in sums],
-        "weight_activation_bytes": [kept.weight_part for kept in sums],
-    }
+    if model.recompute_method == "uniform":
+        for stage, own in zip(stages, items, strict=True):
+            layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
+            own[layers] = activations.grouped(own[layers], model.recompute_num_layers or 1)
+    return [summed(activations.Kept(), own) for own in items]
 
 
 def _state(
@@ -212,11 +216,6 @@ def _items_held(model: Transformer, part: Shard, stage: Stage) -> list[memory.He
     )  # fmt: skip
     copied = [embedding] if stage.mtp > 0 and not stage.embedding else []
     return [*items, *copied]
-
-
-def _transient(model: Transformer, part: Shard, stages: Sequence[Stage]) -> int:
-    kinds = {kind.experts for stage in stages for kind in stage.layers}
-    return max((activations.layer_kept(model, part, experts=experts).transient for experts in kinds), default=0)
 
 
 def _edges(request: CostRequest) -> int:

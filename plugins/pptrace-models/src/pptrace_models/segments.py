@@ -184,6 +184,8 @@ def _again(
     """Return what the backward computes again: the whole forward, or modules with the collectives inside them."""
     model = costing.model
     if model.recompute == "full":
+        if not kind.again:
+            return ()
         return tuple(
             part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part
             for part in forward

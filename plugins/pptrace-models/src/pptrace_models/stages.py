@@ -54,7 +54,7 @@ def stages_of(model: Transformer, stages: int) -> list[Stage]:
         return _laid_out(model, stages, model.layout)
     found, first, last = [], 0, stages - 1
     for stage, count in enumerate(partition(model, stages)):
-        layers = tuple(model.layer(layer) for layer in range(first, first + count))
+        layers = tuple(model.layer(first + place, place) for place in range(count))
         own = model.mtp if stage == last else 0
         found.append(Stage(layers=layers, embedding=stage == 0, mtp=own, head=stage == last))
         first += count
@@ -208,7 +208,7 @@ def _laid_out(model: Transformer, stages: int, text: str) -> list[Stage]:
     found, first = [], 0
     for own in letters:
         count = own.count("t")
-        layers = tuple(model.layer(layer) for layer in range(first, first + count))
+        layers = tuple(model.layer(first + place, place) for place in range(count))
         found.append(Stage(layers=layers, embedding="E" in own, mtp=own.count("m"), head="L" in own))
         first += count
     return found

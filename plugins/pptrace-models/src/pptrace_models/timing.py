@@ -99,6 +99,8 @@ def layer_cost(
     if kind.experts:
         cost = cost.at_least(options.host)
     if model.recompute == "full":
+        if not kind.again:
+            return cost
         return cost + Cost(i=cost.f, i_collective=cost.f_collective)
     again = group.again_ns + again_ns(operations, model, device, kind)
     return cost + Cost(i=again, i_collective=group.again_ns)

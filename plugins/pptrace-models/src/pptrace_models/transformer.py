@@ -36,6 +36,8 @@ class Layer(NamedTuple):
     """Whether it has experts in place of the MLP."""
     window: int = 0
     """Tokens that its attention reaches back; 0 for all."""
+    again: bool = True
+    """Whether its backward computes it again, where ``recompute`` is full."""
 
 
 class Transformer(Parameters):
@@ -77,6 +79,12 @@ class Transformer(Parameters):
     recompute_modules: list[Again] = Field(default=[])
     """With ``recompute: selective``, the modules computed again in place of the attention core, named as
     Megatron-LM's ``--recompute-modules`` does."""
+    recompute_method: Literal["uniform", "block"] | None = None
+    """With ``recompute: full``, as Megatron-LM's ``--recompute-method``: uniform keeps the input of every
+    ``recompute_num_layers`` layers of a stage, which are computed again together; block keeps those of its first
+    ``recompute_num_layers`` layers, and all of the others. Every layer's input unless given."""
+    recompute_num_layers: Count | None = None
+    """Layers that ``recompute_method`` counts; 1 unless given."""
     layers_per_stage: list[Annotated[int, Field(ge=0, le=100_000)]] | None = None
     """Layers on each stage in order; by default even, the remainder on the middle stages, later ones first."""
     layout: str | None = None
@@ -134,12 +142,20 @@ class Transformer(Parameters):
                 raise ValueError(f"{name}: belongs to latent attention; give kv_rank, too")
         if self.kv_rank and self.kv_heads != self.heads:
             raise ValueError("kv_heads: latent attention has as many as heads; take kv_heads away")
-        if self.recompute_modules and self.recompute != "selective":
-            raise ValueError("recompute_modules: write recompute: selective beside them")
         if self.layout is not None and self.layers_per_stage is not None:
             raise ValueError("layout: says what layers_per_stage does; give one of them")
         if self.capacity and self.imbalance > 1:
             raise ValueError("imbalance: experts with a capacity have as many tokens each; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _recomputation_agrees(self) -> Self:
+        if self.recompute_modules and self.recompute != "selective":
+            raise ValueError("recompute_modules: write recompute: selective beside them")
+        if self.recompute_method and self.recompute != "full":
+            raise ValueError("recompute_method: write recompute: full beside it")
+        if self.recompute_num_layers and not self.recompute_method:
+            raise ValueError("recompute_num_layers: write recompute_method: uniform or block beside it")
         return self
 
     @property
@@ -182,12 +198,19 @@ class Transformer(Parameters):
         """Bytes of a weight or an activation."""
         return PRECISION_BYTES[self.precision]
 
-    def layer(self, index: int) -> Layer:
-        """Return what the layer of an index from 0 is; those from ``layers`` on are multi-token prediction's."""
+    def layer(self, index: int, place: int = 0) -> Layer:
+        """Return what the layer of an index from 0 is; those from ``layers`` on are multi-token prediction's.
+
+        Args:
+            index: its place in the model.
+            place: its place on its stage.
+        """
         number = min(index, self.layers - 1) + 1
         experts = self.num_experts > 0 and number > self.dense_layers and number % self.moe_every == 0
         full = self.full_attention_every and number % self.full_attention_every == 0
-        return Layer(experts=experts, window=0 if full else self.window)
+        first = index < self.layers and place < (self.recompute_num_layers or 1)
+        again = self.recompute_method != "block" or first
+        return Layer(experts=experts, window=0 if full else self.window, again=again)
 
     @property
     def parameters(self) -> int:
