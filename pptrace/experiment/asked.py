@@ -49,7 +49,8 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
         message = transfer_ns(workload.boundary_bytes[:1], paths.overhead_ns, paths.rate_kbps)
         transfer = int(message[0] + paths.latency_ns[0])
     static = np.bincount(np.arange(workload.stages) % ranks, weights=_state(workload))
-    room = workload.capacity_bytes - workload.reserved_bytes - int(static.max(initial=0))
+    fits = (workload.capacity_bytes - workload.reserved_bytes) * 1000 // (1000 + workload.reserved_permille)
+    room = fits - int(static.max(initial=0))
     per_stage: dict[str, Any] = {
         name: () if workload.unit_time_ns else tuple(getattr(workload, name).tolist())
         for name in (
@@ -67,7 +68,7 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
     return {
         **per_stage, "transfer_ns": transfer, "memory_limit_bytes": limit,
         "stage_bytes": tuple((_state(workload) + _buffers(workload)).tolist()),
-        "device_bytes": max(workload.capacity_bytes - workload.reserved_bytes, 0),
+        "device_bytes": max(fits, 0),
     }  # fmt: skip
 
 

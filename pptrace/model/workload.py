@@ -20,22 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["Workload"]
 
 _PER_STAGE = (
-    "f_ns",
-    "b_ns",
-    "i_ns",
-    "w_ns",
-    "f_collective_ns",
-    "b_collective_ns",
-    "i_collective_ns",
-    "w_collective_ns",
-    "activation_bytes",
-    "weight_activation_bytes",
-    "weights_bytes",
-    "gradients_bytes",
-    "optimizer_bytes",
-    "reduce_ns",
-    "optimizer_ns",
-)
+    "f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "b_collective_ns", "i_collective_ns", "w_collective_ns",
+    "activation_bytes", "weight_activation_bytes", "weights_bytes", "gradients_bytes", "optimizer_bytes",
+    "reduce_ns", "optimizer_ns",
+)  # fmt: skip
 _PER_MICROBATCH = (
     *_PER_STAGE[:10], "boundary_bytes", "offload_ns", "reload_ns", "recompute_ns", "offload_bytes",
     "checkpoint_bytes",
@@ -44,7 +32,10 @@ _OPTIONAL = (
     "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
     "unreduced_bytes",
 )  # fmt: skip
-_WHOLE = ("sync_ns", "reserved_bytes", "capacity_bytes", "tokens", "model_flops", "peak_flops", "unit_time_ns")
+_WHOLE = (
+    "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
+    "unit_time_ns",
+)  # fmt: skip
 
 
 def _none() -> Int64s:
@@ -126,6 +117,8 @@ class Workload:
     """What all ranks do together once gradients are whole, such as reducing their norm; not computing."""
     reserved_bytes: int = 0
     """Bytes per rank that no action accounts for: context, workspace, fragmentation."""
+    reserved_permille: int = 0
+    """What the allocator holds beyond all that is allocated at a rank's peak, in thousandths of that."""
     capacity_bytes: int = 0
     """Memory of the rank's device; 0 where unknown."""
     tokens: int = 0

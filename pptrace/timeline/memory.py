@@ -37,7 +37,7 @@ class Memory:
     buffer_bytes: Int64s
     """Point-to-point buffers: one to send and one to receive per boundary shared with another rank."""
     reserved_bytes: Int64s
-    """What no action accounts for."""
+    """What no action accounts for: what the workload says, and the allocator's share of the peak."""
     peak_activation_bytes: Int64s
     """The most activations held at once."""
     peak_at_ns: Int64s
@@ -84,12 +84,15 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
         work=len(timeline),
     )  # fmt: skip
     held = timeline.placement.copies().astype(np.int64)
+    buffers = _buffers(timeline, workload)
+    allocated = held @ workload.static_bytes + buffers + peak + gathered + unreduced
+    reserved = workload.reserved_bytes + -(-allocated * workload.reserved_permille // 1000)
     return Memory(
         weights_bytes=held @ workload.weights_bytes + gathered,
         gradients_bytes=held @ workload.gradients_bytes + unreduced,
         optimizer_bytes=held @ workload.optimizer_bytes,
-        buffer_bytes=_buffers(timeline, workload),
-        reserved_bytes=np.full(ranks, workload.reserved_bytes, dtype=np.int64),
+        buffer_bytes=buffers,
+        reserved_bytes=reserved,
         peak_activation_bytes=peak,
         peak_at_ns=peak_at,
         peak_activations=most,

@@ -101,6 +101,23 @@ def test_options_choose_the_gradients_and_the_reserve(costs: Callable[..., Workl
     assert workload.reserved_bytes == GIB
 
 
+@pytest.mark.parametrize(("options", "state", "touched"), [
+    ({}, 12, 4 + 24 + 2),
+    ({"exp_avg": "bf16", "exp_avg_sq": "fp8"}, 4 + 2 + 1, 4 + 14 + 2),
+    ({"main_params": "fp16", "gradients": "bf16"}, 2 + 8, 2 + 20 + 2),
+    ({"main_params": "remainder", "exp_avg": "fp16", "exp_avg_sq": "fp16"}, 2 + 4, 4 + 12 + 4),
+])  # fmt: skip
+def test_a_precision_aware_optimizer_keeps_and_moves_fewer_bytes(
+    costs: Callable[..., Workload], options: dict[str, str], state: int, touched: int
+) -> None:
+    workload = costs(dp=4, options={"zero": 1, **options}, device=DEVICE | {"memory_efficiency": 1.0})
+    parameters = workload.weights_bytes // 2
+
+    assert (workload.optimizer_bytes == state * parameters // 4).all()
+    latency = 1000  # a group's, at 10^12 bytes/s
+    assert workload.optimizer_ns.tolist() == [latency + -(-touched * int(n) // 4000) for n in parameters]
+
+
 def test_fp32_weights_need_no_master_copy(costs: Callable[..., Workload]) -> None:
     workload = costs({"precision": "fp32"})
     assert (workload.optimizer_bytes == 2 * workload.weights_bytes).all()

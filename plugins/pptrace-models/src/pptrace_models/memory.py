@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace_models.matrices import linears
-from pptrace_models.options import gradient_bytes
+from pptrace_models.options import gradient_bytes, optimizer_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,6 @@ __all__ = [
     "state",
 ]
 
-_FP32 = 4
-_MOMENTS = 2 * _FP32
 _GRADIENTS, _WEIGHTS = 2, 3
 """ZeRO stages from which gradients, and weights, are sharded."""
 
@@ -127,16 +125,19 @@ def state(
         reduced: the most of those whose gradients are there before they are added to this device's share; None
             where all are reduced at once, and then the share takes their place.
     """
-    master = 0 if model.precision == "fp32" else _FP32
+    master = model.precision != "fp32"
+    kept = optimizer_bytes(options, master=master)
     gradient, count = gradient_bytes(options), held.dense + held.experts
     owned = _owned(shard, held) if options.zero else count
     shards_gradients, shards_weights = options.zero >= _GRADIENTS, options.zero >= _WEIGHTS
-    # Read the gradient, read and write weights and moments in fp32, write the weights that the model multiplies.
-    touched = gradient + 2 * (_FP32 + _MOMENTS) + (model.element_bytes if master else 0)
+    # Read the gradient, read and write moments and main weights, write the weights that the model multiplies; these
+    # are read, too, where main weights are but what they lack.
+    passes = 2 if not master or options.main_params == "remainder" else 1
+    touched = gradient + 2 * kept + passes * model.element_bytes
     return State(
         weights=(owned if shards_weights else count) * model.element_bytes,
         gradients=(owned if shards_gradients else count) * gradient,
-        optimizer=owned * (_MOMENTS + master),
+        optimizer=owned * kept,
         reduce_ns=_reduce_ns(model, options, groups, held),
         optimizer_ns=_update_ns(device, owned * touched),
         unshard_ns=_replicas_ns(groups, held, [("all-gather", model.element_bytes)]) if shards_gradients else 0,

@@ -9,7 +9,11 @@ from pydantic import Field
 from pptrace.plugin import Duration, Size  # noqa: TC001 - pydantic reads them
 from pptrace_models.checked import Parameters
 
-__all__ = ["RooflineOptions", "gradient_bytes"]
+__all__ = ["RooflineOptions", "gradient_bytes", "optimizer_bytes"]
+
+Moment = Literal["fp32", "fp16", "bf16", "fp8"]
+
+_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "remainder": 2}
 
 
 class RooflineOptions(Parameters):
@@ -19,9 +23,19 @@ class RooflineOptions(Parameters):
     """What the ranks that hold the same weights shard: 1 the optimizer's state (Megatron-LM's distributed
     optimizer), 2 gradients, too, 3 weights, too (FSDP), which are gathered as ``data_parallel.reshard`` says."""
     gradients: Literal["fp32", "bf16"] = "fp32"
-    """Precision of gradient buffers and of their reduction."""
+    """Precision of gradient buffers and of their reduction (``--main-grads-dtype``)."""
+    main_params: Literal["fp32", "fp16", "remainder"] | None = None
+    """What the optimizer keeps of weights besides: a copy in fp32 or fp16 (``--main-params-dtype``), or the 16
+    bits of an fp32 copy that bf16 weights lack (``store_param_remainders``); fp32 unless given."""
+    exp_avg: Moment | None = None
+    """Precision of Adam's first moment (``--exp-avg-dtype``); fp32 unless given."""
+    exp_avg_sq: Moment | None = None
+    """Precision of its second moment (``--exp-avg-sq-dtype``); fp32 unless given."""
     reserved: Annotated[Size, Field(ge=0)] = 2 * 2**30
     """Set aside per rank for context, workspace and fragmentation; 2 GiB."""
+    fragmentation: Annotated[float, Field(ge=0, le=1)] | None = None
+    """What PyTorch's allocator holds beyond what is allocated at the peak, as a share of that: what
+    ``torch.cuda.max_memory_reserved`` has over ``max_memory_allocated``; none unless given."""
     kernels: Literal["groups", "shapes"] = "groups"
     """How long kernels take: groups of them at constant shares of the peaks, or each by its shape."""
     kernel_table: str | None = None
@@ -54,6 +68,12 @@ class RooflineOptions(Parameters):
     delay_wgrad: bool = True
     """Whether expert parallelism's exchanges leave before their half's weight gradients, as with Megatron-LM's
     ``--delay-wgrad-compute``, or behind them."""
+
+
+def optimizer_bytes(options: RooflineOptions, *, master: bool) -> int:
+    """Return the bytes of optimizer state of a parameter: both moments and, with ``master``, a copy of it."""
+    moments = _BYTES[options.exp_avg or "fp32"] + _BYTES[options.exp_avg_sq or "fp32"]
+    return moments + (_BYTES[options.main_params or "fp32"] if master else 0)
 
 
 def gradient_bytes(options: RooflineOptions) -> int:

@@ -55,6 +55,7 @@ def build(request: CostRequest) -> Workload:
     if options.segments and (options.overlap_tp or options.host):
         key = "costs.overlap_tp" if options.overlap_tp else "costs.host"
         raise ConfigError("segments say themselves what runs beside what: take one of them away", key=key)
+    _check_optimizer(model, options)
     part = shard(model, request)
     if options.spread:
         devices = request.tp * request.cp * request.dp * request.ranks
@@ -84,6 +85,7 @@ def build(request: CostRequest) -> Workload:
         **arrays,
         boundary_bytes=np.full(_edges(request), boundary, dtype=np.int64),
         reserved_bytes=options.reserved + max(kept.transient for kept in held),
+        reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=device.memory,
         tokens=sequences * request.sequence,
         model_flops=step_flops(model, sequences, request.sequence),
@@ -97,6 +99,17 @@ def build(request: CostRequest) -> Workload:
         delay_wgrad=options.delay_wgrad,
     )  # fmt: skip
     return workload.segmented(_segments(costing, stages), overlapped=options.alone == "overlapped")
+
+
+def _check_optimizer(model: Transformer, options: RooflineOptions) -> None:
+    for key in ("main_params", "exp_avg", "exp_avg_sq"):
+        if getattr(options, key) is not None and not options.zero:
+            message = "Megatron-LM's precision-aware optimizer needs the distributed one: write zero: 1 beside it"
+            raise ConfigError(message, key=f"costs.{key}")
+    if options.main_params is not None and model.precision == "fp32":
+        raise ConfigError("fp32 weights have no main copy: remove the key", key="costs.main_params")
+    if options.main_params == "remainder" and model.precision == "fp16":
+        raise ConfigError("only bf16 weights share their bits with fp32: write fp32", key="costs.main_params")
 
 
 def _device(request: CostRequest, options: RooflineOptions) -> Accelerator:
@@ -232,13 +245,16 @@ def _notes(
 ) -> tuple[str, ...]:
     skipped = model.causal and model.flash_attention
     memory_kept = f"{format_size(options.reserved)} reserved"
+    if options.fragmentation:
+        memory_kept += f" and {options.fragmentation:.1%} of what is allocated that the allocator holds besides"
     notes = [
         f"MFU counts forward and twice that, nothing computed again, against the dense {model.precision} peak"
         + (", with causal attention halved." if model.causal else "."),
         f"Times count {'half of the' if skipped else 'the whole'} attention core"
         + (", whose masked half flash attention skips." if skipped else "."),
         "Collectives of the rank's own group are exposed, in the forward and in the input-gradient backward.",
-        f"Memory holds {options.gradients} gradients, Adam in fp32 (ZeRO {options.zero}), {memory_kept}.",
+        f"Memory holds {options.gradients} gradients, Adam in {_adam(options)} (ZeRO {options.zero}), "
+        f"{memory_kept}.",
     ]
     if options.kernels == "shapes":
         notes.append(
@@ -249,6 +265,12 @@ def _notes(
     if model.again == {"core_attn"} and model.flash_attention:
         notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
     return (*notes, *_network_notes(device, request))
+
+
+def _adam(options: RooflineOptions) -> str:
+    """Return the precisions of the optimizer's main weights and moments, one where they are the same."""
+    kept = [options.main_params or "fp32", options.exp_avg or "fp32", options.exp_avg_sq or "fp32"]
+    return kept[0] if len(set(kept)) == 1 else ", ".join(kept)
 
 
 def _network_notes(device: Accelerator, request: CostRequest) -> list[str]:
