@@ -239,6 +239,13 @@ class PointToPoint(_Section):
         f"deferred under batched, else asap, unless given. {Receive.told()}",
     )
 
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Settings of the core's own rules that are other than their defaults."""
+        standard = PointToPoint()
+        found = {name: getattr(self, name) for name in ("stream", "eager", "receive")}
+        return {name: value for name, value in found.items() if value != getattr(standard, name)}
+
 
 class Experiment(_Section):
     """One simulated training step."""

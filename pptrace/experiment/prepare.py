@@ -278,9 +278,9 @@ def policy_of(work: Assembly, table: Schedule) -> tuple[Assembly, Policy]:
 
 
 def _refuse_rules(resolved: Resolved, policy: str) -> None:
-    """Refuse settings of the core's rules beside a plugin's policy; those written elsewhere stay."""
+    """Refuse settings of the core's rules beside a plugin's policy, but defaults and what stands elsewhere."""
     chosen = resolved.positions.get("p2p.policy")
-    for key in ("p2p.stream", "p2p.eager", "p2p.receive"):
+    for key in (f"p2p.{name}" for name in resolved.experiment.p2p.rules):
         place = resolved.positions.get(key)
         if place is not None and chosen is not None and place.source == chosen.source:
             raise resolved.error(key, f"{policy} does not take it: its switches stand under p2p.options")

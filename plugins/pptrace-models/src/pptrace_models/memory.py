@@ -130,8 +130,8 @@ def state(
     gradient, count = gradient_bytes(options), held.dense + held.experts
     owned = _owned(shard, held) if options.zero else count
     shards_gradients, shards_weights = options.zero >= _GRADIENTS, options.zero >= _WEIGHTS
-    # Read the gradient, read and write moments and main weights, write the weights that the model multiplies; these
-    # are read, too, where main weights are but what they lack.
+    # Read the gradient, read and write moments and main weights, write the weights that the model multiplies,
+    # which are read, too, where main weights are but what they lack.
     passes = 2 if not master or options.main_params == "remainder" else 1
     touched = gradient + 2 * kept + passes * model.element_bytes
     return State(

@@ -253,8 +253,7 @@ def _notes(
         f"Times count {'half of the' if skipped else 'the whole'} attention core"
         + (", whose masked half flash attention skips." if skipped else "."),
         "Collectives of the rank's own group are exposed, in the forward and in the input-gradient backward.",
-        f"Memory holds {options.gradients} gradients, Adam in {_adam(options)} (ZeRO {options.zero}), "
-        f"{memory_kept}.",
+        f"Memory holds {options.gradients} gradients, {_adam(options)} (ZeRO {options.zero}), {memory_kept}.",
     ]
     if options.kernels == "shapes":
         notes.append(
@@ -268,9 +267,9 @@ def _notes(
 
 
 def _adam(options: RooflineOptions) -> str:
-    """Return the precisions of the optimizer's main weights and moments, one where they are the same."""
+    """Return the optimizer with the precisions of its main weights and moments, one where they are the same."""
     kept = [options.main_params or "fp32", options.exp_avg or "fp32", options.exp_avg_sq or "fp32"]
-    return kept[0] if len(set(kept)) == 1 else ", ".join(kept)
+    return f"Adam in {kept[0] if len(set(kept)) == 1 else ', '.join(kept)}"
 
 
 def _network_notes(device: Accelerator, request: CostRequest) -> list[str]:
