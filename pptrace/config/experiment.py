@@ -168,6 +168,13 @@ class Batch(_Section):
     micro: _Count = Field(default=1, description=FLAGS["micro"].text)
     microbatches: _Count | None = Field(default=None, description=FLAGS["microbatches"].text)
     sequence: _Count | None = Field(default=None, description=FLAGS["sequence"].text)
+    lengths: list[_Count] | str | None = Field(
+        default=None,
+        description="Tokens in each microbatch's sequences: one number per microbatch, for all replicas or for "
+        "each in turn, or a file of them, apart by commas, spaces and lines. None passes sequence, which is the "
+        "longest unless given.",
+        examples=[[8192, 3072, 5120, 8192]],
+    )
 
     @property
     def known_microbatches(self) -> int:

@@ -30,7 +30,7 @@ _PER_MICROBATCH = (
 )  # fmt: skip
 _OPTIONAL = (
     "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
-    "unreduced_bytes",
+    "unreduced_bytes", "released_ns",
 )  # fmt: skip
 _WHOLE = (
     "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
@@ -113,6 +113,9 @@ class Workload:
     """What that takes until they are freed, beside ``weights_bytes``; zero unless given, as the one below."""
     unreduced_bytes: Int64s = field(default_factory=_none)
     """Whole gradients, from the first backward behind a reduction to the next one's end, likewise."""
+    released_ns: Int64s = field(default_factory=_none)
+    """When the last of the other replicas has computed the stage's gradients, before which they are not reduced:
+    from the step's start, and 0 where all replicas are alike."""
     sync_ns: int = 0
     """What all ranks do together once gradients are whole, such as reducing their norm; not computing."""
     reserved_bytes: int = 0
