@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Layer, Transformer
 
-__all__ = ["embedding", "head", "layer", "prediction", "step_flops"]
+__all__ = ["Linear", "embedding", "head", "layer", "prediction", "product", "step_flops"]
 
 _LOGITS_BYTES = 4
 """The loss is computed in fp32."""
@@ -52,6 +52,11 @@ def prediction(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[O
         _memory("prediction norms", 4 * normed, 6 * normed, kernels=3),
         _linear("prediction", [matrix], model.element_bytes, gradient_bytes),
     )
+
+
+def product(name: str, matrices: Iterable[Linear], element: int, gradient_bytes: int) -> Operation:
+    """Return what matrices do one after another; ``element`` is the bytes of one of theirs."""
+    return _linear(name, matrices, element, gradient_bytes)
 
 
 def embedding(model: Transformer, shard: Shard, gradient_bytes: int) -> Operation:

@@ -13,27 +13,30 @@ from pptrace_models.checked import checked
 from pptrace_models.extremes import expected_maximum
 from pptrace_models.flops import step_flops
 from pptrace_models.groups import groups_of
+from pptrace_models.held import held_by, state_of
 from pptrace_models.options import RooflineOptions, gradient_bytes
 from pptrace_models.segments import Costing, stage_segments
 from pptrace_models.shapes import Shaped
 from pptrace_models.shard import Shard, shard
-from pptrace_models.stages import Stage, items_of, stages_of, summed
+from pptrace_models.stages import Stage, in_front, items_of, stages_of, summed
 from pptrace_models.tables import read_table
+from pptrace_models.tower import tower_of
 from pptrace_models.transformer import Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from pptrace.plugin import CostRequest, Kind, Segment
     from pptrace_models.groups import Groups
+    from pptrace_models.tower import Tower
     from pptrace_models.transformer import Layer
 
 __all__ = ["build"]
 
 _LARGEST = 2**62
 _NS = 10**9
-_BUFFERED = 2
-"""Layers whose weights are there at once where each is gathered for itself: one computes, the next is gathered."""
 
 
 def build(request: CostRequest) -> Workload:
@@ -66,15 +69,18 @@ def build(request: CostRequest) -> Workload:
     boundary = part.split_tokens * model.hidden * model.element_bytes
     if options.scatter_gather and part.split_tokens == part.tokens:
         boundary = -(-boundary // part.tp)
-    held = _kept(model, part, stages)
+    tower = tower_of(model, request, options)
+    held = _kept(model, part, stages, tower)
     columns = {
-        **_times(model, part, device, options, groups, stages),
+        **_times(model, part, device, options, groups, stages, tower),
         "activation_bytes": [kept.activation for kept in held],
         "weight_activation_bytes": [kept.weight_part for kept in held],
-        **_state(model, part, device, options, groups, stages, request),
+        **state_of(model, part, device, options, groups, stages, request, tower),
     }
     kept = columns["activation_bytes"]
-    columns["checkpoint_bytes"] = [min(boundary, size) if stage else 0 for stage, size in enumerate(kept)]
+    passed = _passed(stages, boundary, tower)
+    before = [0, *passed[:-1]]
+    columns["checkpoint_bytes"] = [min(own, size) for own, size in zip(before, kept, strict=True)]
     if device.host_bandwidth:
         copies = [-(-size * _NS // device.host_bandwidth) for size in kept]
         columns |= {"offload_ns": copies, "reload_ns": copies}
@@ -83,12 +89,12 @@ def build(request: CostRequest) -> Workload:
     sequences = request.global_batch or request.microbatches * request.micro * request.dp
     workload = Workload(
         **arrays,
-        boundary_bytes=np.full(_edges(request), boundary, dtype=np.int64),
+        boundary_bytes=_boundaries(request, passed),
         reserved_bytes=options.reserved + max(kept.transient for kept in held),
         reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=device.memory,
         tokens=sequences * request.sequence,
-        model_flops=step_flops(model, sequences, request.sequence),
+        model_flops=step_flops(model, sequences, request.sequence) + (tower.flops(sequences) if tower else 0),
         peak_flops=peak * request.tp * request.cp * request.dp * request.ranks,
         notes=_notes(model, device, options, request),
     )
@@ -136,6 +142,7 @@ def _times(
     options: RooflineOptions,
     groups: Groups,
     stages: Sequence[Stage],
+    tower: Tower | None,
 ) -> dict[str, list[int]]:
     grad = gradient_bytes(options)
 
@@ -148,8 +155,10 @@ def _times(
         prediction=timing.prediction_cost(model, part, device, grad),
         head=timing.head_cost(model, part, device, groups, grad),
     )  # fmt: skip
+    if tower:
+        items = in_front(items, stages, *tower.costs(device, groups, options, grad))
     costs = [summed(timing.Cost(), own) for own in items]
-    added = [memory.accumulation_ns(model, device, options, _held(model, part, s)) for s in stages]
+    added = [memory.accumulation_ns(model, device, options, held_by(model, part, s, tower)) for s in stages]
     return {
         "f_ns": [cost.f for cost in costs],
         "b_ns": [cost.i + cost.w + add for cost, add in zip(costs, added, strict=True)],
@@ -163,7 +172,7 @@ def _times(
     }
 
 
-def _kept(model: Transformer, part: Shard, stages: Sequence[Stage]) -> list[activations.Kept]:
+def _kept(model: Transformer, part: Shard, stages: Sequence[Stage], tower: Tower | None) -> list[activations.Kept]:
     """Return what each stage keeps of a microbatch."""
 
     def layer(kind: Layer) -> activations.Kept:
@@ -177,62 +186,25 @@ def _kept(model: Transformer, part: Shard, stages: Sequence[Stage]) -> list[acti
         for stage, own in zip(stages, items, strict=True):
             layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
             own[layers] = activations.grouped(own[layers], model.recompute_num_layers or 1)
+    if tower:
+        items = in_front(items, stages, *tower.kept())
     return [summed(activations.Kept(), own) for own in items]
 
 
-def _state(
-    model: Transformer,
-    part: Shard,
-    device: Accelerator,
-    options: RooflineOptions,
-    groups: Groups,
-    stages: Sequence[Stage],
-    request: CostRequest,
-) -> dict[str, list[int]]:
-    state_of = {}
-    for stage in {*stages}:
-        items = _items_held(model, part, stage)
-        held = summed(memory.Held(), items)
-        few = summed(memory.Held(), sorted(items, key=memory.Held.total)[-_BUFFERED:])
-        state_of[stage] = memory.state(
-            model, part, device, options, groups, held,
-            gathered=few if request.reshard == "always" else held, reduced=few if request.reduce_each else None,
-        )  # fmt: skip
-    states = [state_of[stage] for stage in stages]
-    return {
-        "weights_bytes": [state.weights for state in states],
-        "gradients_bytes": [state.gradients for state in states],
-        "optimizer_bytes": [state.optimizer for state in states],
-        "reduce_ns": [state.reduce_ns for state in states],
-        "optimizer_ns": [state.optimizer_ns for state in states],
-        "unshard_ns": [state.unshard_ns for state in states],
-        "gathered_bytes": [state.gathered for state in states],
-        "unreduced_bytes": [state.unreduced for state in states],
-    }
+def _passed(stages: Sequence[Stage], boundary: int, tower: Tower | None) -> list[int]:
+    """Return the bytes of a microbatch that each stage passes on."""
+    if tower is None or not tower.encoder.stages:
+        return [boundary for _ in stages]
+    first = tower.encoder.stages
+    return [
+        tower.boundary_bytes(last=stages[at].projector) if at < first else boundary for at in range(len(stages))
+    ]
 
 
-def _held(model: Transformer, part: Shard, stage: Stage) -> memory.Held:
-    """Return the parameters of a stage on one device."""
-    return summed(memory.Held(), _items_held(model, part, stage))
-
-
-def _items_held(model: Transformer, part: Shard, stage: Stage) -> list[memory.Held]:
-    """Return the parameters of each item of a stage; modules of multi-token prediction embed tokens, too."""
-
-    def layer(kind: Layer) -> memory.Held:
-        return memory.layer_held(model, part, experts=kind.experts)
-
-    embedding = memory.embedding_held(model, part)
-    (items,) = items_of(
-        model, [stage], layer=layer, embedding=embedding, prediction=memory.prediction_held(model, part),
-        head=memory.head_held(model, part, with_embedding=stage.embedding), heads=1,
-    )  # fmt: skip
-    copied = [embedding] if stage.mtp > 0 and not stage.embedding else []
-    return [*items, *copied]
-
-
-def _edges(request: CostRequest) -> int:
-    return len(request.edges) or max(request.stages - 1, 0)
+def _boundaries(request: CostRequest, passed: Sequence[int]) -> NDArray[np.int64]:
+    """Return the bytes of a microbatch over each edge."""
+    edges = request.edges or tuple((stage, stage + 1) for stage in range(request.stages - 1))
+    return np.array([passed[low] for low, _ in edges], dtype=np.int64)
 
 
 def _check_range(values: Sequence[int]) -> None:

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer, Precision, Transformer
     from pptrace_models.work import Operation, Work
 
-__all__ = ["Cost", "again_ns", "embedding_cost", "head_cost", "layer_cost", "prediction_cost", "work_ns"]
+__all__ = [
+    "Cost",
+    "again_ns",
+    "embedding_cost",
+    "head_cost",
+    "layer_cost",
+    "operations_cost",
+    "prediction_cost",
+    "work_ns",
+]
 
 _SECOND_NS = 10**9
 _NORMS_OF_TEN = 4
@@ -163,6 +172,13 @@ def head_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Gro
     """Return the time of final norm, LM head and loss."""
     group = collectives.head_ns(model, shard, groups)
     return _cost(flops.head(model, shard, grad), group, model, device)
+
+
+def operations_cost(
+    operations: Iterable[Operation], group: collectives.Passes, model: Transformer, device: Accelerator
+) -> Cost:
+    """Return the time of operations with their collectives."""
+    return _cost(operations, group, model, device)
 
 
 def _cost(

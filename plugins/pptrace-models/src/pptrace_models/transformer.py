@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from pptrace_models.checked import Parameters
+from pptrace_models.encoder import Encoder  # noqa: TC001 - pydantic reads it
 
 __all__ = ["NARROW", "PRECISION_BYTES", "Again", "Count", "Layer", "Precision", "Transformer", "Width", "kept"]
 
@@ -123,6 +124,8 @@ class Transformer(Parameters):
     capacity: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """Tokens that each expert takes, over an even share of them: others are dropped, and missing ones padded; 0 to
     drop none."""
+    encoder: Encoder | None = None
+    """A vision or audio encoder in front, with keys of its own; none unless given."""
     imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
     """Tokens of the busiest device's experts, over an even share of them; what is measured, where nothing is
     dropped."""
