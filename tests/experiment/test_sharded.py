@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pptrace
 from pptrace.errors import ConfigError
 from pptrace.model.kinds import Kind
+from pptrace.schedule.policy import PolicyName
+from pptrace.sim.simulate import simulate
 
 pytestmark = pytest.mark.needs_plugins
 
 MODEL = {"layers": 16, "hidden": 1024, "heads": 16, "ffn": 4096, "vocabulary": 32000}
 
 
-def run(zero: int = 3, *, schedule: str = "1f1b", dp: int = 4, vp: int = 1, **data_parallel: Any) -> pptrace.Run:
+def run(
+    zero: int = 3, *, schedule: str = "1f1b", dp: int = 4, vp: int = 1, policy: str = "async", **data: Any
+) -> pptrace.Run:
     return pptrace.simulate({
         "model": MODEL, "device": {"preset": "h100-sxm"}, "parallel": {"pp": 2, "dp": dp, "vp": vp},
         "batch": {"microbatches": 4, "sequence": 1024}, "schedule": {"name": schedule},
         "network": {"name": "hockney", "bandwidth": "50 GB/s"}, "costs": {"name": "roofline", "zero": zero},
-        "data_parallel": {"overlap": True, **data_parallel},
+        "data_parallel": {"overlap": True, **data}, "p2p": policy,
     })  # fmt: skip
 
 
@@ -66,6 +72,23 @@ def test_stages_beyond_the_active_ones_are_freed_and_gathered_again() -> None:
 
     assert count(kept, Kind.UNSHARD) == 4 < count(freed, Kind.UNSHARD)
     assert (freed.metrics.memory.weights_bytes < kept.metrics.memory.weights_bytes).all()
+
+
+@pytest.mark.parametrize(("schedule", "policy"), [
+    *(("1f1b", policy) for policy in (*PolicyName.words(), "megatron", "torch", "deepspeed")),
+    *(("interleaved-1f1b", policy) for policy in ("async", "ordered", "megatron", "torch")),
+])  # fmt: skip
+def test_gathers_and_reductions_that_take_no_time_change_no_message(schedule: str, policy: str) -> None:
+    chunks = 2 if schedule == "interleaved-1f1b" else 1
+    step = run(reshard="always", reduce_each=True, schedule=schedule, vp=chunks, policy=policy).prepared
+    zero = 0 * step.workload.unshard_ns
+    free = replace(step.workload, unshard_ns=zero, reduce_ns=zero)
+    table = step.schedule
+    plain = table.selected(np.flatnonzero(~np.isin(table.kind, [Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD])))
+
+    ends = [simulate(one, free, step.network, step.policy).end_ns.max() for one in (table, plain)]
+
+    assert ends[0] == ends[1]
 
 
 def test_one_replica_has_nothing_to_gather() -> None:
