@@ -178,7 +178,7 @@ def room_makers(resolved: Resolved, registry: Registry) -> list[dict[str, Any]]:
         if own not in values:
             continue
         if key in _WIDELY:  # others change what a framework has to be, and how messages of replicas run
-            values = [value for value in values if value in {*_WIDELY[key], own}]
+            values = tuple(value for value in values if value in {*_WIDELY[key], own})
         if costs_time and own != values[0]:
             steps = [{**step, key: values[0]} for step in steps]
         steps += [{**steps[-1], key: value} for value in values[1 if costs_time else values.index(own) + 1 :]]
