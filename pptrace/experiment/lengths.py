@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.config.choices import Reshard
-from pptrace.config.quantity import format_duration
+from pptrace.config.quantity import format_duration, format_size
 from pptrace.model.kinds import WEIGHT_GRADIENTS, Kind
 from pptrace.sim.simulate import simulate
+from pptrace.timeline.memory import measure_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.config.resolve import Resolved
     from pptrace.experiment.prepare import Prepared
-    from pptrace.model.columns import Int64s
+    from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.workload import Workload
 
 __all__ = ["lengths_of", "of_the_last_replica", "with_lengths"]
@@ -116,19 +117,29 @@ def of_the_last_replica(prepared: Prepared, lengths: Int64s) -> Prepared:
     _check_unlike(prepared)
     workload, zero = prepared.workload, np.zeros(prepared.workload.stages, dtype=np.int64)
     alone = replace(workload, reduce_ns=zero, optimizer_ns=zero, sync_ns=0)
+
+    def workload_of(classes: Int32s) -> Workload:
+        return replace(alone, microbatch_class=classes)
+
     used = (np.searchsorted(np.unique(lengths), unlike) + 1).astype(np.int32)
     ready = np.zeros((len(used), workload.stages), dtype=np.int64)
-    for own, classes in zip(ready, used, strict=True):
+    peaks = np.zeros((len(used), prepared.schedule.ranks), dtype=np.int64)
+    for own, peak, classes in zip(ready, peaks, used, strict=True):
         timeline = simulate(
-            prepared.schedule, replace(alone, microbatch_class=classes), prepared.network, prepared.policy,
+            prepared.schedule, workload_of(classes), prepared.network, prepared.policy,
             contention=prepared.contention,
         )  # fmt: skip
         rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
         np.maximum.at(own, timeline.stage[rows], timeline.end_ns[rows])
+        peak[:] = measure_memory(timeline, workload_of(classes)).peak_bytes
     ends = ready.max(axis=1)
     slowest = int(np.argmax(ends))
     times = f"{format_duration(int(ends.max()))}, the fastest {format_duration(int(ends.min()))}"
     note = f"Of {len(lengths)} replicas this is number {first[slowest]}, which computes longest: {times}."
+    fullest, rank = (int(place) for place in np.unravel_index(peaks.argmax(), peaks.shape))
+    if peaks[fullest].max() > peaks[slowest].max():
+        more = format_size(int(peaks[fullest, rank]))
+        note += f" Number {first[fullest]} needs the most memory: {more} on rank {rank}."
     workload = replace(
         workload, microbatch_class=used[slowest], notes=(*workload.notes, note),
         released_ns=np.delete(ready, slowest, axis=0).max(axis=0),

@@ -118,6 +118,15 @@ def test_the_slowest_replica_is_shown_and_named() -> None:
     assert one.prepared.workload.tokens == 4 * (5 + 9 + 1)
 
 
+def test_the_replica_that_needs_the_most_memory_is_named_where_it_is_another() -> None:
+    slow, full, small = [7, 7, 7, 7], [10, 10, 1, 1], [5, 5, 1, 1]
+    other, own = (of_table([*slow, *one], 2, overlap=True, activation="1 GB") for one in (full, small))
+
+    # Rank 0 holds two microbatches at once: 2 GB of length 10, the costs' own.
+    assert other.prepared.workload.notes[-1].endswith("Number 1 needs the most memory: 1.86 GiB on rank 0.")
+    assert "memory" not in own.prepared.workload.notes[-1]
+
+
 @pytest.mark.parametrize(("lengths", "keys", "said"), [
     ([1, 2, 3], {}, "3 lengths for 4 microbatches on 2 replicas: write 4 or, replica after replica, 8"),
     ([1, 2, 3, 9999], {}, "batch.lengths: 9999 in place 3 passes batch.sequence (8192)"),
