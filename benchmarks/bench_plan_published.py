@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 SHARES = (0, 0.25, 0.5, 0.75, 1)
 """Shares of activations that are copied to the host, where the division does not fit without."""
 
+NEAR = 3
+"""Places that count as found."""
+
 
 def division(one: Candidate) -> tuple[int, ...]:
     """Return how a configuration divides the model and the GPUs."""
@@ -59,13 +62,15 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=20)
     options = parser.parse_args()
     registry = Registry.load()
-    cases = [one for one in cases_of(read_rows(options.steps), read_rules()) if fnmatchcase(one.row["source"], options.source)]
+    known = cases_of(read_rows(options.steps), read_rules())
+    cases = [one for one in known if fnmatchcase(one.row["source"], options.source)]
     chosen = [int(text) for text in options.rows.split(",")] if options.rows else range(1, len(cases) + 1)
     among = 0
     for case in (cases[at - 1] for at in chosen):
         start, parallel = time.process_time(), case.settings["parallel"]
         theirs = (parallel["pp"], parallel.get("vp") or 1, parallel["tp"], parallel.get("cp") or 1)
-        head = f"{case.row['model']} on {case.row['n_gpus']} GPUs: pp {theirs[0]} vp {theirs[1]} tp {theirs[2]} cp {theirs[3]}"
+        sizes = " ".join(f"{name} {size}" for name, size in zip(("pp", "vp", "tp", "cp"), theirs, strict=True))
+        head = f"{case.row['model']} on {case.row['n_gpus']} GPUs: {sizes}"
         try:
             order, considered = ranked(case, registry, options.top)
         except PptraceError as error:
@@ -73,10 +78,11 @@ def main() -> None:
             continue
         places = [division for division, _ in order]
         place = places.index(theirs) if theirs in places else -1
-        among += 0 <= place < 3
+        among += 0 <= place < NEAR
         told = f"place {place + 1}, {order[place][1]:+.1%}" if place >= 0 else f"behind the first {len(places)}"
-        print(f"{head}: {told}; first {places[0]}; {considered:,} considered, {time.process_time() - start:.0f} s", flush=True)
-    print(f"among the first three: {among} of {len(chosen)}")
+        spent = f"{considered:,} considered, {time.process_time() - start:.0f} s"
+        print(f"{head}: {told}; first {places[0]}; {spent}", flush=True)
+    print(f"among the first {NEAR}: {among} of {len(chosen)}")
 
 
 if __name__ == "__main__":
