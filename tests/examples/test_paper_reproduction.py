@@ -111,9 +111,7 @@ def test_figures_3_and_5_come_out_as_recorded() -> None:
 def test_the_command_of_the_study_writes_the_recorded_tables_and_pictures(
     tmp_path: Path, shell: Any, pytestconfig: pytest.Config
 ) -> None:
-    """Of the recorded numbers of microbatches, two: each is a row of its own. Of the policies, the one for all of which
-    ``test_table_i_comes_out_as_recorded`` is not enough: with messages that block.
-    """
+    """Of the recorded numbers of microbatches, two: each is a row of its own. Of the policies, one."""
     if pytestconfig.getoption("--regenerate"):
         shell.run(f"sh {FOLDER / 'run.sh'} {RESULTS}", FOLDER)
 
