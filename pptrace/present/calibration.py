@@ -26,6 +26,8 @@ __all__ = ["calibrated_yaml", "calibration_document", "network_document", "netwo
 _NO_COSTS = (
     "no action of a pipeline was recorded: what computations take is not known, the network alone is fitted"
 )
+_MOST_UNCERTAIN = 10
+"""The largest part that a configuration takes."""
 
 
 def calibrated_yaml(
@@ -47,6 +49,9 @@ def calibrated_yaml(
     lines += _times(fit)
     if fit.overhead_ns:
         lines.append(f"  overhead: {_exact(fit.overhead_ns)}  # mean host gap before an action")
+    if check and check.interval:
+        share = min(check.interval, _MOST_UNCERTAIN)
+        lines.append(f"  uncertainty: {share:.3f}  # of steps of other schedules; nearer ones are a tie")
     if fit.boundary_bytes:
         lines.append(f"  boundary: {fit.boundary_bytes} B")
     policy = ["p2p:", f"  policy: {check.policy}"] if check and check.policy != Policy().label else []
