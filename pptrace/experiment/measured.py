@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.errors import TraceError
+from pptrace.config.resolve import load
+from pptrace.errors import PptraceError, TraceError
+from pptrace.experiment.prepare import costs_alone
 from pptrace.limits.reading import check_regular
 from pptrace.timeline.measurement import ImportRequest, Measurement, Step
 
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
 
     from pptrace.hooks.offers import ImporterOffer
     from pptrace.hooks.registry import Registry
+    from pptrace.model.workload import Workload
+    from pptrace.timeline.timeline import Timeline
 
-__all__ = ["head_of", "importer_of", "read_measurement"]
+__all__ = ["costs_behind", "head_of", "importer_of", "read_measurement"]
 
 _HEAD = 4096
 _GZIP = b"\x1f\x8b"
@@ -70,6 +74,29 @@ def read_measurement(
         return Measurement(steps=(step,), notes=notes), False
     measured = offer.measure(own, request or ImportRequest())
     return _with_notes(measured, notes), True
+
+
+def costs_behind(timeline: Timeline, registry: Registry) -> Workload | None:
+    """Return the costs that a simulation's trace was made with, from the configuration that it holds.
+
+    None where it holds none, or what is installed no longer takes it.
+    """
+    configuration = timeline.provenance.get("configuration")
+    if not isinstance(configuration, dict):
+        return None
+    placement = timeline.placement
+    parallel, batch = ({**(configuration.get(key) or {})} for key in ("parallel", "batch"))
+    if parallel.get("pp") is None:  # a table said it
+        parallel["pp"] = placement.ranks
+    if all(batch.get(key) is None for key in ("microbatches", "global")):
+        batch["microbatches"] = placement.microbatches
+    edges = tuple((int(a), int(b)) for a, b in placement.edges)
+    # The order is known, and a table's file need not be there.
+    plain = {**configuration, "schedule": {"name": "none"}, "parallel": parallel, "batch": batch}
+    try:
+        return costs_alone(load(plain), registry).workload(placement.stages, edges)
+    except PptraceError:
+        return None
 
 
 _TOLD = 5

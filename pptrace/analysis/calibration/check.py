@@ -79,7 +79,7 @@ def checked(fit: Calibration, steps: Sequence[Performed], registry: Registry, *,
     return Checked(
         policy=policy.label, step_ns=step_ns, own_ns=own_ns,
         interval=_interval(fit, steps, len(chain_of(again[0]).positions), abs(own_ns - step_ns), step_ns),
-        warnings=tuple(_warnings(fit, steps, error)),
+        warnings=tuple(_warnings(fit, steps, error, measured=measured)),
     )  # fmt: skip
 
 
@@ -134,13 +134,13 @@ def _simulated(fit: Calibration, step: Performed, policy: Policy) -> Performed:
     return performed(run_order(step.order, times, policy, partial=step.partial))
 
 
-def _warnings(fit: Calibration, steps: Sequence[Performed], error: float) -> Iterator[str]:
+def _warnings(fit: Calibration, steps: Sequence[Performed], error: float, *, measured: bool) -> Iterator[str]:
     actions = sum(len(step) for step in steps)
     if any(step.partial for step in steps):
         yield "ranks or actions are missing: stages that nobody recorded take the mean of the others"
     if error > _DOUBTFUL:
         yield f"the fit gives its own step back only to {error:.1%}: what it says of other schedules is worth less"
-    if fit.gaps < _SEEN_SELDOM * actions:
+    if measured and fit.gaps < _SEEN_SELDOM * actions:
         yield (
             f"of {actions} actions {fit.gaps} waited for no message: what the host does between actions was "
             "hardly seen, and schedules that wait less come out short"
