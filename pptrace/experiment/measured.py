@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from pptrace.limits.reading import check_regular
 from pptrace.timeline.measurement import ImportRequest, Measurement, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pptrace.hooks.offers import ImporterOffer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pptrace.model.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["costs_behind", "head_of", "importer_of", "read_measurement"]
+__all__ = ["Behind", "head_of", "importer_of", "read_measurement", "simulation_behind"]
 
 _HEAD = 4096
 _GZIP = b"\x1f\x8b"
@@ -76,8 +76,18 @@ def read_measurement(
     return _with_notes(measured, notes), True
 
 
-def costs_behind(timeline: Timeline, registry: Registry) -> Workload | None:
-    """Return the costs that a simulation's trace was made with, from the configuration that it holds.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """What a simulation's trace was made with."""
+
+    workload: Workload
+    """What actions cost."""
+    p2p: Mapping[str, Any]
+    """How messages were issued, as its configuration has it."""
+
+
+def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
+    """Return what a simulation's trace was made with, from the configuration that it holds.
 
     None where it holds none, or what is installed no longer takes it.
     """
@@ -94,9 +104,11 @@ def costs_behind(timeline: Timeline, registry: Registry) -> Workload | None:
     # The order is known, and a table's file need not be there.
     plain = {**configuration, "schedule": {"name": "none"}, "parallel": parallel, "batch": batch}
     try:
-        return costs_alone(load(plain), registry).workload(placement.stages, edges)
+        resolved = load(plain)
+        workload = costs_alone(resolved, registry).workload(placement.stages, edges)
     except PptraceError:
         return None
+    return Behind(workload=workload, p2p=resolved.to_dict().get("p2p") or {})
 
 
 _TOLD = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pptrace.analysis.calibration.check import Checked
     from pptrace.analysis.calibration.fit import Calibration, Fitted, LinkFit, WayTime
     from pptrace.analysis.calibration.network_fit import SortFit
+    from pptrace.experiment.measured import Behind
     from pptrace.model.workload import Workload
 
 __all__ = ["calibrated_yaml", "calibration_document", "network_document", "network_yaml"]
@@ -33,11 +35,11 @@ _MOST_UNCERTAIN = 10
 
 def calibrated_yaml(
     fit: Calibration, source: str, schedules: Sequence[str] = (), check: Checked | None = None,
-    known: Workload | None = None,
+    known: Behind | None = None,
 ) -> str:  # fmt: skip
     """Return the YAML text, which names the schedules that have the measured order, the first of them as its own.
 
-    What a step's length does not show of a simulation, memory and what its end takes, is ``known``.
+    What a step's length does not show of a simulation, its memory, its end and its messages' policy, is ``known``.
 
     A backward that was measured whole on some stages and split on others is given whole, with the input gradient
     where it was measured on all stages; else the simulator takes half of it.
@@ -58,8 +60,10 @@ def calibrated_yaml(
         lines.append(f"  uncertainty: {share:.3f}  # of steps of other schedules; nearer ones are a tie")
     if fit.boundary_bytes:
         lines.append(f"  boundary: {fit.boundary_bytes} B")
-    lines += _kept(known) if known is not None else []
+    lines += _kept(known.workload) if known is not None else []
     policy = ["p2p:", f"  policy: {check.policy}"] if check and check.policy != Policy().label else []
+    if known is not None and known.p2p:
+        policy = [f"p2p: {json.dumps(known.p2p)}"]
     return "\n".join([*lines, *_network(fit), *policy]) + "\n"
 
 
