@@ -10,7 +10,7 @@ import numpy as np
 
 from pptrace.config.resolve import load
 from pptrace.errors import PptraceError, TraceError
-from pptrace.experiment.prepare import costs_alone
+from pptrace.experiment.prepare import costs_alone, prepare
 from pptrace.limits.reading import check_regular
 from pptrace.timeline.measurement import ImportRequest, Measurement, Step
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from pptrace.experiment.prepare import Prepared
     from pptrace.hooks.offers import ImporterOffer
     from pptrace.hooks.registry import Registry
     from pptrace.model.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Behind", "head_of", "importer_of", "read_measurement", "simulation_behind"]
+__all__ = ["Behind", "head_of", "importer_of", "prepared_behind", "read_measurement", "simulation_behind"]
 
 _HEAD = 4096
 _GZIP = b"\x1f\x8b"
@@ -109,6 +110,23 @@ def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
     except PptraceError:
         return None
     return Behind(workload=workload, p2p=resolved.to_dict().get("p2p") or {})
+
+
+def prepared_behind(timeline: Timeline, registry: Registry) -> Prepared | None:
+    """Return what a simulation's trace was simulated on, from the configuration that it holds.
+
+    None where it holds none, what is installed no longer takes it, or it is of a step of another size, or of one
+    in segments.
+    """
+    configuration = timeline.provenance.get("configuration")
+    if not isinstance(configuration, dict) or timeline.parts is not None:
+        return None
+    try:
+        prepared = prepare(load(configuration), registry)
+    except PptraceError:
+        return None
+    sizes = [(one.ranks, one.stages, one.microbatches) for one in (prepared.schedule, timeline.placement)]
+    return prepared if sizes[0] == sizes[1] else None
 
 
 _TOLD = 5

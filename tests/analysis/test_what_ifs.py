@@ -47,6 +47,8 @@ SHARED = {
 CASES = {
     "async": ("1f1b", {**RENDEZVOUS, "p2p.policy": "async"}), "rendezvous": ("1f1b", RENDEZVOUS),
     "blocking": ("gpipe", BLOCKING), "shared links": ("gpipe", SHARED),
+    "sender-blocking": ("1f1b", {**RENDEZVOUS, "p2p.policy": "sender-blocking"}),
+    "shared links under rendezvous": ("1f1b", {**SHARED, "p2p.policy": "ordered"}),
 }  # fmt: skip
 
 
@@ -54,11 +56,9 @@ CASES = {
 def test_a_repaired_rank_takes_what_the_simulator_takes_without_its_delay(case: str, tmp_path: Path) -> None:
     schedule, network = CASES[case]
     slow, even = (run(factor, schedule, **network) for factor in (1.5, 1.0))
-    sides = [simulated_side(slow, "slow")]
-    if case == "async":
-        slow.save(tmp_path / "slow.pftrace")
-        measurement, measured = read_measurement([tmp_path / "slow.pftrace"], registry())
-        sides.append(measured_side(measurement, "slow", measured=measured))
+    slow.save(tmp_path / "slow.pftrace")
+    measurement, measured = read_measurement([tmp_path / "slow.pftrace"], registry())
+    sides = [simulated_side(slow, "slow"), measured_side(measurement, "slow", measured=measured)]
 
     for side in sides:
         found = explain(side, registry()).what_if
