@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pptrace.config.choices import PolicyName
 from pptrace.config.resolve import load
 from pptrace.errors import PptraceError, TraceError
 from pptrace.experiment.prepare import costs_alone, prepare
@@ -92,8 +93,8 @@ def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
 
     None where it holds none, or what is installed no longer takes it.
     """
-    configuration = timeline.provenance.get("configuration")
-    if not isinstance(configuration, dict):
+    configuration = _configuration_of(timeline)
+    if configuration is None:
         return None
     placement = timeline.placement
     parallel, batch = ({**(configuration.get(key) or {})} for key in ("parallel", "batch"))
@@ -109,7 +110,7 @@ def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
         workload = costs_alone(resolved, registry).workload(placement.stages, edges)
     except PptraceError:
         return None
-    return Behind(workload=workload, p2p=resolved.to_dict().get("p2p") or {})
+    return Behind(workload=workload, p2p=configuration.get("p2p") or {})
 
 
 def prepared_behind(timeline: Timeline, registry: Registry) -> Prepared | None:
@@ -118,8 +119,8 @@ def prepared_behind(timeline: Timeline, registry: Registry) -> Prepared | None:
     None where it holds none, what is installed no longer takes it, or it is of a step of another size, or of one
     in segments.
     """
-    configuration = timeline.provenance.get("configuration")
-    if not isinstance(configuration, dict) or timeline.parts is not None:
+    configuration = _configuration_of(timeline)
+    if configuration is None or timeline.parts is not None:
         return None
     try:
         prepared = prepare(load(configuration), registry)
@@ -129,6 +130,21 @@ def prepared_behind(timeline: Timeline, registry: Registry) -> Prepared | None:
     return prepared if sizes[0] == sizes[1] else None
 
 
+def _configuration_of(timeline: Timeline) -> dict[str, Any] | None:
+    """Return the configuration in a trace, as it can be read again; None where there is none.
+
+    It is written with every default filled in, and a policy that is a program takes no switches of the rules.
+    """
+    configuration = timeline.provenance.get("configuration")
+    if not isinstance(configuration, dict):
+        return None
+    p2p = configuration.get("p2p")
+    if isinstance(p2p, dict) and p2p.get("policy") not in {name.value for name in PolicyName}:
+        return {**configuration, "p2p": {key: value for key, value in p2p.items() if key not in _OF_RULES}}
+    return configuration
+
+
+_OF_RULES = frozenset({"stream", "eager"})
 _TOLD = 5
 """Files that are named one by one."""
 

@@ -189,15 +189,14 @@ parallel: {dp: 2}
 costs:
   {name: table, forward: 10 ms, backward: 20 ms, boundary: 1 MB, activation: [3 GiB, 1 GiB], weights: 2 GiB,
    gradients: 1 GiB, optimizer: 4 GiB, update: 3 ms, reduction: [2 ms, 4 ms], sync: 1 ms, capacity: 40 GiB}
-p2p: {policy: batched}
 """
 
 
-@pytest.mark.parametrize("trace", ["ending.pftrace", "ending.json"])
+@pytest.mark.parametrize(("trace", "policy"), [("ending.pftrace", "batched"), ("ending.json", "ordered")])
 def test_a_fit_to_a_simulation_keeps_its_policy_its_end_and_its_memory(
-    pptrace: Any, folder: Path, trace: str
+    pptrace: Any, folder: Path, trace: str, policy: str
 ) -> None:
-    (folder / "ending.yaml").write_text(ENDING, encoding="utf-8")
+    (folder / "ending.yaml").write_text(ENDING + f"p2p: {{policy: {policy}}}\n", encoding="utf-8")
     was = json.loads(pptrace("simulate", "ending.yaml", "--json", "-o", trace).out)
     (folder / "table.csv").rename(folder / "order.csv")
     told = pptrace("calibrate", trace, "-o", "again.yaml")
@@ -206,4 +205,4 @@ def test_a_fit_to_a_simulation_keeps_its_policy_its_end_and_its_memory(
     assert "warning" not in told.out
     for figure in ("step_ns", "peak_memory_bytes", "device_memory_bytes", "over_memory", "reduction_ns"):
         assert found[figure] == was[figure]
-    assert found["provenance"]["configuration"]["p2p"]["policy"] == "batched"
+    assert found["provenance"]["configuration"]["p2p"]["policy"] == policy

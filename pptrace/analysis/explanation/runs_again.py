@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from pptrace.analysis.steps.nearest_policy import nearest_policy
 from pptrace.analysis.steps.replay import run_order
+from pptrace.analysis.steps.simulations import again_ns, simulation_of
 from pptrace.analysis.steps.times import performed
-from pptrace.experiment.measured import prepared_behind
-from pptrace.sim.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.analysis.steps.sides import Side
     from pptrace.analysis.steps.times import Performed
-    from pptrace.experiment.prepare import Prepared
     from pptrace.hooks.registry import Registry
-    from pptrace.sim.action_times import ActionTimes
-    from pptrace.timeline.timeline import Timeline
 
 __all__ = ["runs_again"]
 
@@ -36,31 +29,12 @@ def runs_again(side: Side, registry: Registry) -> Callable[[Performed], int] | N
     configuration that its trace holds. Another trace runs under the policy that is nearest to it. None where
     messages were held and no policy gives them back: they then stay held for as long as they were.
     """
-    step = side.performed
-    if side.run is not None:
-        prepared = side.run.prepared
-        return (lambda changed: _simulated(prepared, changed)) if side.timeline.parts is None else None
-    if step.partial:
+    step, simulation = side.performed, simulation_of(side, registry)
+    if simulation is not None:
+        return lambda changed: again_ns(simulation, changed.times())
+    if step.partial or side.run is not None:
         return None
-    behind = None if side.measured else prepared_behind(side.timeline, registry)
-    if behind is not None and performed(_again(behind)).equals(step):
-        return lambda changed: _simulated(behind, changed)
     found = nearest_policy(step, registry, measured=side.measured, any_order=False)
     if step.transfers.held_ns.any() and found.off_ns > _GIVES_BACK * step.span_ns:
         return None
     return lambda changed: performed(run_order(changed.order, changed.times(held=False), found.policy)).span_ns
-
-
-def _simulated(prepared: Prepared, changed: Performed) -> int:
-    times = changed.times()
-    # Its network and its policy say what lies between computations, as they did.
-    unsaid = np.full_like(times.transfer_ns, -1)
-    times = replace(times, transfer_ns=unsaid, gap_ns=np.zeros_like(times.gap_ns))
-    return performed(_again(prepared, times)).span_ns
-
-
-def _again(prepared: Prepared, times: ActionTimes | None = None) -> Timeline:
-    return simulate(
-        prepared.schedule, prepared.workload, prepared.network, prepared.policy,
-        contention=prepared.contention, times=times,
-    )  # fmt: skip
