@@ -155,6 +155,18 @@ def test_spoilt_runs_of_several_stages_are_refused_with_the_reason(
     assert "pptrace annotate" in why
 
 
+def test_one_rank_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
+    name = "sleep-zbv"
+    (tmp_path / name).mkdir()
+    shutil.copy(FIXTURES / name / "rank1.json.gz", tmp_path / name)
+    rewritten(tmp_path / name / "rank1.json.gz", unmarked)
+
+    found = read(tmp_path / name)
+
+    assert found.steps == ()
+    assert any("not inferred: no file of a rank that these exchange messages with" in note for note in found.notes)
+
+
 def test_a_run_whose_ranks_disagree_is_not_guessed_at(tmp_path: Path) -> None:
     def short(trace: dict[str, Any]) -> None:
         unmarked(trace)

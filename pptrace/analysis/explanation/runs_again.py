@@ -34,7 +34,7 @@ def runs_again(side: Side, registry: Registry) -> Callable[[Performed], int] | N
         return lambda changed: again_ns(simulation, changed.times())
     if step.partial or side.run is not None:
         return None
-    found = nearest_policy(step, registry, measured=side.measured, any_order=False)
+    found = nearest_policy(step, registry, measured=side.measured, any_order=side.measured)
     if step.transfers.held_ns.any() and found.off_ns > _GIVES_BACK * step.span_ns:
         return None
     return lambda changed: performed(run_order(changed.order, changed.times(held=False), found.policy)).span_ns

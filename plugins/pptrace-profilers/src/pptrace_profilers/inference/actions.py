@@ -127,7 +127,10 @@ class _Verdict:
 
 def _confidence(ranks: Sequence[_Rank], source: str) -> _Verdict:
     """Return how sure it is that each rank is a stage."""
-    if not any(end.peer >= 0 for rank in ranks for end in rank.recording.ends):
+    peers = [end.peer for rank in ranks for end in rank.recording.ends]
+    if peers and max(peers) < 0:
+        return _Verdict(text="", objection=": no file of a rank that these exchange messages with is here")
+    if not peers:
         return _Verdict(text="", objection=": no message between these ranks tells a pipeline")
     if any(_passes_over(rank.recording, number) for number, rank in enumerate(ranks)):
         return _Verdict(text="", objection=(
