@@ -81,8 +81,11 @@ _BLACKWELL: dict[str, Any] = {
     "peak_fp4": 9_000 * _TERA,
     "peak_fp32": 80 * _TERA,
     "memory": 180 * _GIB,
+    "attention_backward": 0.85,
     "memory_bandwidth": 7_700 * _GIGA,
     "scale_up_bandwidth": 900 * _GIGA,
+    "network_efficiency": 0.69,
+    "exchange_efficiency": 0.64,
 }
 _SUPERCHIP: dict[str, Any] = {
     "multiprocessors": 152,
@@ -93,16 +96,20 @@ _SUPERCHIP: dict[str, Any] = {
     "scale_up_size": 72,
     "attainable_bf16": 0.56,
     "attainable_fp8": 0.52,
-    "attainable_mxfp8": 0.53,
-    "attainable_nvfp4": 0.43,
-    "attention_attainable": 0.50,
+    "attainable_mxfp8": 0.55,
+    "attainable_nvfp4": 0.47,
+    "attention_attainable": 0.66,
+    "attention_backward": 0.63,
+    "exchange_efficiency": 0.67,
 }
 """What a Blackwell device has beside two on a Grace board: a higher power limit and 72 in an NVLink domain."""
 _ULTRA: dict[str, Any] = {
-    "attainable_fp8": 0.70,
-    "attainable_mxfp8": 0.63,
-    "attainable_nvfp4": 0.35,
-    "attention_attainable": 0.80,
+    "attainable_bf16": 0.70,
+    "attainable_fp8": 0.72,
+    "attainable_mxfp8": 0.68,
+    "attainable_nvfp4": 0.46,
+    "attention_attainable": 0.72,
+    "attention_backward": 0.57,
 }
 """What Blackwell Ultra has: twice the rate of exponentials, which bound attention, and more power."""
 

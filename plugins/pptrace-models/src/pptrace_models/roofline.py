@@ -13,7 +13,7 @@ from pptrace_models.checked import checked
 from pptrace_models.extremes import expected_maximum
 from pptrace_models.flops import step_flops
 from pptrace_models.groups import groups_of
-from pptrace_models.options import RooflineOptions, gradient_bytes
+from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
 from pptrace_models.segments import Costing, stage_segments
 from pptrace_models.shapes import Shaped
 from pptrace_models.shard import Shard, shard
@@ -50,9 +50,11 @@ def build(request: CostRequest) -> Workload:
         raise ConfigError("false needs segments: write segments: true beside it", key="costs.delay_wgrad")
     if options.accumulation == "separate" and options.segments:
         raise ConfigError("separate has no segment of its own: take segments away", key="costs.accumulation")
-    if options.segments and (options.overlap_tp or options.host):
-        key = "costs.overlap_tp" if options.overlap_tp else "costs.host"
-        raise ConfigError("segments say themselves what runs beside what: take one of them away", key=key)
+    if options.host_action and not options.host:
+        raise ConfigError("needs the time of a layer: give host, too", key="costs.host_action")
+    if options.segments and options.overlap_tp:
+        message = "segments say themselves what runs beside what: take one of them away"
+        raise ConfigError(message, key="costs.overlap_tp")
     part = shard(model, request)
     if options.spread:
         devices = request.tp * request.cp * request.dp * request.ranks
@@ -90,9 +92,9 @@ def build(request: CostRequest) -> Workload:
         return workload
     costing = Costing(
         model=model, shard=part, device=device, groups=groups, grad=gradient_bytes(options),
-        delay_wgrad=options.delay_wgrad,
+        delay_wgrad=options.delay_wgrad, host_ns=options.host,
     )  # fmt: skip
-    return workload.segmented(_segments(costing, stages), overlapped=options.alone == "overlapped")
+    return workload.segmented(_segments(costing, stages, options), overlapped=options.alone == "overlapped")
 
 
 def _device(request: CostRequest, options: RooflineOptions) -> Accelerator:
@@ -107,8 +109,10 @@ def _device(request: CostRequest, options: RooflineOptions) -> Accelerator:
     return device.model_copy(update={"table": read_table(options.kernel_table, device)})
 
 
-def _segments(costing: Costing, stages: Sequence[Stage]) -> dict[Kind, list[tuple[Segment, ...]]]:
-    by_stage = [stage_segments(costing, stage) for stage in stages]
+def _segments(
+    costing: Costing, stages: Sequence[Stage], options: RooflineOptions
+) -> dict[Kind, list[tuple[Segment, ...]]]:
+    by_stage = [stage_segments(costing, stage, stage_host_ns(options, stage)) for stage in stages]
     return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
 
 
@@ -131,7 +135,10 @@ def _times(
         prediction=timing.prediction_cost(model, part, device, grad),
         head=timing.head_cost(model, part, device, groups, grad),
     )  # fmt: skip
-    costs = [summed(timing.Cost(), own) for own in items]
+    costs = [
+        summed(timing.Cost(), own).at_least(stage_host_ns(options, stage), apart=options.segments)
+        for own, stage in zip(items, stages, strict=True)
+    ]
     added = [memory.accumulation_ns(model, device, options, _held(model, part, s)) for s in stages]
     return {
         "f_ns": [cost.f for cost in costs],
