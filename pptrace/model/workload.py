@@ -13,8 +13,9 @@ from pptrace.model.columns import Int32s, Int64s, column
 from pptrace.model.segments import Segment, check_segments, overlapped_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from pptrace.model.kernel_costs import KernelCost
     from pptrace.model.kinds import Kind
 
 __all__ = ["Workload"]
@@ -146,6 +147,8 @@ class Workload:
     """Costs of microbatches of classes 1, 2 and so on; what belongs to a stage alone is said here, not there."""
     notes: tuple[str, ...] = field(default=())
     """How figures were counted, one sentence each, for the detailed output."""
+    kernels: Callable[[], Sequence[KernelCost]] | None = field(default=None, compare=False)
+    """Lists the kernels of every stage's actions, for those who ask; None where the costs know none."""
 
     def __post_init__(self) -> None:
         for name in (*_PER_STAGE, "boundary_bytes"):

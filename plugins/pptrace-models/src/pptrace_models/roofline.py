@@ -13,6 +13,7 @@ from pptrace_models.checked import checked
 from pptrace_models.extremes import expected_maximum
 from pptrace_models.flops import step_flops
 from pptrace_models.groups import groups_of
+from pptrace_models.listing import PASSES, Listing
 from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
 from pptrace_models.segments import Costing, stage_segments
 from pptrace_models.shapes import Shaped
@@ -22,7 +23,7 @@ from pptrace_models.tables import read_table
 from pptrace_models.transformer import Transformer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pptrace.plugin import CostRequest, Kind, Segment
     from pptrace_models.groups import Groups
@@ -87,6 +88,7 @@ def build(request: CostRequest) -> Workload:
         model_flops=step_flops(model, sequences, request.sequence),
         peak_flops=peak * request.tp * request.cp * request.dp * request.ranks,
         notes=_notes(model, device, options, request),
+        kernels=_listing(model, part, device, options, stages, columns),
     )
     if not options.segments:
         return workload
@@ -107,6 +109,22 @@ def _device(request: CostRequest, options: RooflineOptions) -> Accelerator:
     if not options.kernel_table:
         return device
     return device.model_copy(update={"table": read_table(options.kernel_table, device)})
+
+
+def _listing(
+    model: Transformer,
+    part: Shard,
+    device: Accelerator,
+    options: RooflineOptions,
+    stages: Sequence[Stage],
+    columns: Mapping[str, Sequence[int]],
+) -> Listing:
+    """Return what lists the kernels of the stages' actions when somebody asks."""
+    return Listing(
+        model=model, shard=part, device=device, gradient_bytes=gradient_bytes(options), stages=tuple(stages),
+        taken_ns=tuple(tuple(columns[f"{kind.name.lower()}_ns"]) for kind in PASSES),
+        collective_ns=tuple(tuple(columns[f"{kind.name.lower()}_collective_ns"]) for kind in PASSES),
+    )  # fmt: skip
 
 
 def _segments(

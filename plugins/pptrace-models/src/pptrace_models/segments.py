@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer, Transformer
     from pptrace_models.work import Operation
 
-__all__ = ["Costing", "stage_segments"]
+__all__ = ["Costing", "is_attention", "stage_segments"]
 
 _SECOND_HALF = {"mlp", "moe", "moe_act", "shared_experts"}
 _ATTENTION = {"attention projections", "attention core", "rotary embedding", "compression", "expansion", "router"}
@@ -125,6 +125,11 @@ def stage_segments(costing: Costing, stage: Stage, host_ns: int = 0) -> dict[Kin
     if costing.model.recompute != "full":
         found[Kind.RECOMPUTE] = found[Kind.F]
     return found
+
+
+def is_attention(operation: str) -> bool:
+    """Whether an operation of a layer belongs to its first half."""
+    return operation in _ATTENTION
 
 
 def _chained(parts: Sequence[_Part], *, delay_wgrad: bool = True) -> tuple[Segment, ...]:

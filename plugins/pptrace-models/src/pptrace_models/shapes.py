@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Precision
     from pptrace_models.work import Core, Product, Work
 
-__all__ = ["Shaped", "row_tiles", "shaped_ns"]
+__all__ = ["Shaped", "product_ns", "row_tiles", "shaped_ns"]
 
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.96), (128, 64, 0.75), (64, 128, 0.75))
 """Rows, columns, and the share of what the largest tile attains."""
@@ -85,7 +85,7 @@ def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> in
         precision = kept(precision)
     total = 0.0
     for product in work.products:
-        total += _product_ns(product, precision, device, padded=unit == "head")
+        total += product_ns(product, precision, device, padded=unit == "head")
     if work.core is not None:
         total += _core_ns(work.core, work.flops, device)
     elif not work.products and work.size_bytes:
@@ -97,8 +97,15 @@ def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> in
 
 
 @lru_cache(maxsize=4096)
-def _product_ns(product: Product, precision: Precision, device: Shaped, *, padded: bool) -> float:
-    """Return one product's time; a padded vocabulary is aligned whatever its tokens."""
+def product_ns(product: Product, precision: Precision, device: Shaped, *, padded: bool) -> float:
+    """Return one product's time.
+
+    Args:
+        product: its sizes.
+        precision: what it multiplies in.
+        device: what it runs on.
+        padded: whether its sizes are aligned whatever they are, as a padded vocabulary is.
+    """
     m, n, k = product.m, product.n, product.k
     measured = device.table.share(product.copies, m, n, k) if device.table and precision == "bf16" else None
     if measured:

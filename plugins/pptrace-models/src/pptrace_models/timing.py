@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer, Precision, Transformer
     from pptrace_models.work import Operation, Work
 
-__all__ = ["Cost", "again_ns", "embedding_cost", "head_cost", "layer_cost", "prediction_cost", "work_ns"]
+__all__ = [
+    "Cost",
+    "again_ns",
+    "again_of",
+    "again_share",
+    "embedding_cost",
+    "head_cost",
+    "layer_cost",
+    "prediction_cost",
+    "work_ns",
+]
 
 _SECOND_NS = 10**9
 _NORMS_OF_TEN = 4
@@ -140,9 +150,13 @@ def again_ns(operations: Iterable[Operation], model: Transformer, device: Accele
     total = 0
     for one in operations:
         if again_of(one.name, experts=kind.experts) & model.again:
-            time = work_ns(one.forward, one.unit, model, device)
-            total += time * _NORMS_OF_TEN // 10 if one.name == "norms and residuals" else time
+            total += int(work_ns(one.forward, one.unit, model, device) * again_share(one.name))
     return total
+
+
+def again_share(operation: str) -> float:
+    """Return which part of an operation is computed again with its module: of norms and residual sums, norms."""
+    return _NORMS_OF_TEN / 10 if operation == "norms and residuals" else 1.0
 
 
 def again_of(operation: str, *, experts: bool) -> frozenset[str]:
