@@ -28,10 +28,13 @@ _SHAPES_HOPPER = (
 )
 _SHAPES_BLACKWELL = (
     "what products attain: BF16 fitted to published steps (SimuMax 1.2), 5 % under its measured large products; "
-    "assumptions: FP8 and MXFP8 as measured in BF16, NVFP4; attention as SimuMax measured it"
+    "assumptions: FP8 and MXFP8 as measured in BF16, NVFP4; attention and rings as SimuMax measured them; "
+    "exchanges between NCCL's (SimuMax) and HybridEP's (DeepEP, README_Hybrid-EP)"
 )
 _SHAPES_SUPERCHIP = (
-    "what products and attention attain: fitted to published steps (Megatron-Bridge, dgxc-benchmarking)"
+    "what products attain: fitted to published steps (Megatron-Bridge, dgxc-benchmarking); attention: cuDNN's "
+    "training benchmarks (cudnn-frontend, 2026), heads of 128 and of 192 and 128, at 4096 and 8192; exchanges: "
+    "HybridEP's kernels on 8 to 36 GB200 (DeepEP, README_Hybrid-EP); rings as on B200"
 )
 _SHAPES_AMD = (
     "what BF16 products attain: the best one that mamf-finder found (ml-engineering), {} TFLOP/s; "
@@ -111,7 +114,7 @@ _ULTRA: dict[str, Any] = {
     "attention_attainable": 0.72,
     "attention_backward": 0.57,
 }
-"""What Blackwell Ultra has: twice the rate of exponentials, which bound attention, and more power."""
+"""What Blackwell Ultra has: twice the rate of exponentials, which bound attention's forward, and more power."""
 
 _ULTRA_AIR: dict[str, Any] = {
     name: round(_BLACKWELL[name] * share / _SUPERCHIP[name], 2) for name, share in _ULTRA.items()
