@@ -148,7 +148,8 @@ class Workload:
     notes: tuple[str, ...] = field(default=())
     """How figures were counted, one sentence each, for the detailed output."""
     kernels: Callable[[], Sequence[KernelCost]] | None = field(default=None, compare=False)
-    """Lists the kernels of every stage's actions, for those who ask; None where the costs know none."""
+    """Lists the kernels of every stage's actions, for those who ask; None where the costs know none, or no more
+    where they are scaled."""
 
     def __post_init__(self) -> None:
         for name in (*_PER_STAGE, "boundary_bytes"):
@@ -271,7 +272,7 @@ class Workload:
         >>> Workload.uniform(stages=1, f_ns=4, b_ns=8).scaled(Fraction(1, 2)).b_ns.tolist()
         [4]
         """
-        columns: dict[str, Any] = {"classes": tuple(one.scaled(share) for one in self.classes)}
+        columns: dict[str, Any] = {"classes": tuple(one.scaled(share) for one in self.classes), "kernels": None}
         for name in _PER_MICROBATCH:
             columns[name] = np.array(
                 [int(value * share) for value in getattr(self, name).tolist()], dtype=np.int64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,3 +68,4 @@ def test_kernels_take_what_their_actions_do(kernels: str, recompute: str) -> Non
     flops = sum(one.flops for one in listed if one.part != "computed again")
     # Four microbatches on eight devices a stage.
     assert 4 * 8 * flops == pytest.approx(workload.model_flops, rel=0.02)
+    assert workload.scaled(Fraction(1, 2)).kernels is None
