@@ -41,7 +41,8 @@ class Decoded:
 
     def path(self, uuid: int) -> str:
         track = self.tracks[uuid]
-        return f"{self.path(track.parent_uuid)}/{track.name}" if track.parent_uuid else track.name
+        above = self.path(track.parent_uuid) if track.parent_uuid else ""
+        return f"{above}/{track.name}" if above else str(track.name)  # a process and a thread have no track's name
 
     def fields(self, packet: Any) -> dict[str, Any]:
         """Every field that a begin packet has."""

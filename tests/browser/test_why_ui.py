@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
-BY_CAUSE, ON_PATH, SLOW = range(3, 6)
+BY_CAUSE, ON_PATH, SLOW, BUSY = range(3, 7)
 """Places of the queries among the page's."""
 
 
@@ -76,6 +76,18 @@ def test_the_slow_rank_comes_first(timeline: Timeline, asked: Any) -> None:
     assert timeline.ranks == RANKS
     assert asked(SLOW)[0][0] == 5
     assert len(asked(SLOW)) == RANKS
+
+
+def test_every_stream_s_busy_time_is_in_the_standard_table(timeline: Timeline, asked: Any) -> None:
+    took = timeline.end_ns - timeline.start_ns
+    expected: Counter[tuple[str, bool]] = Counter()
+    for row, rank in enumerate(timeline.rank_of_row().tolist()):
+        expected[f"rank {rank:02}", bool(COMPUTE.mask(timeline.kind[row : row + 1])[0])] += int(took[row])
+    found: Counter[tuple[str, bool]] = Counter()
+    for thread, stream, _, busy in asked(BUSY):
+        found[thread, stream == "compute"] += busy
+
+    assert found == expected
 
 
 def test_the_path_stands_above_the_ranks_and_why_below_each(

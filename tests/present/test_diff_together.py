@@ -51,13 +51,11 @@ def trace(tmp_path: Path) -> Decoded:
 
 
 def test_each_rank_s_tracks_stand_together(trace: Decoded) -> None:
-    tops = sorted(
-        (track.sibling_order_rank, track.name)
-        for track in trace.tracks.values()
-        if track.name and not track.parent_uuid
+    threads = sorted(
+        (track.thread.tid, track.thread.thread_name) for track in trace.tracks.values() if track.HasField("thread")
     )
 
-    names = [name for _, name in tops]
+    names = [name for _, name in threads]
     assert names == [
         f"rank {rank} · {which}" for rank in range(3) for which in ("1 simulated", "2 measured", "difference")
     ]
