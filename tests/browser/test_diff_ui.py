@@ -56,7 +56,7 @@ def test_each_rank_s_tracks_stand_below_each_other(both: Path, perfetto_ui: Any)
     expected = [
         f"rank {rank} · {which}" for rank in range(3) for which in ("1 simulated", "2 measured", "difference")
     ]
-    assert [name for name, _ in perfetto_ui.tracks()] == expected
+    assert [name for name, _ in perfetto_ui.tracks()] == ["ladder", *expected]
 
 
 def test_differences_and_counters_say_the_same(both: Path, perfetto_ui: Any) -> None:

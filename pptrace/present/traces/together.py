@@ -2,6 +2,7 @@
 
 A rank has three threads, in this order: its first step, its second, and slices as long as the second's actions
 that say by how much those end later or earlier, with that lateness as a counter below. Both steps start at once.
+Above the ranks stands the ladder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pptrace.export.perfetto.slices import Slices
 from pptrace.export.perfetto.tracks import Tracks
 from pptrace.export.perfetto.writer import write_packets
 from pptrace.present.traces.lateness import counter_run, difference_runs, lateness
+from pptrace.present.traces.rungs import write_rungs
 from pptrace.present.traces.shifted import earliest_ns, shifted
 from pptrace.printable import printable
 from pptrace.version import __version__
@@ -73,6 +75,8 @@ def write_together(path: Path, findings: StepDiff, sides: Sequence[Side]) -> Non
         first_row += len(step)
     late = lateness(findings)
     differences, counters = _more_tracks(tracks, max(step.placement.ranks for step in findings.steps))
+    begins_ns = int(findings.steps[0].start_ns.min()) if len(findings.steps[0]) else 0
+    write_rungs(head, tracks, findings, start_ns - begins_ns)
     spelt, slices_of_differences = difference_runs(findings, late, start_ns, differences, len(texts) + 1)
     runs += [*slices_of_differences, counter_run(late, start_ns, counters)]
     _write_interned(head, [*texts, *spelt])
