@@ -105,7 +105,7 @@ def test_the_report_fits_and_heeds_light_dark_and_paper(page: Any, tmp_path: Pat
 
     assert shown["screen", "light"] == shown["print", "dark"] == "rgb(255, 255, 255)"
     assert shown["screen", "dark"] != shown["screen", "light"]
-    for width in (1140, 600):
+    for width in (1140, 600, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
 
