@@ -13,6 +13,8 @@ from pptrace.present.figures import change, ms
 from pptrace.printable import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     from pptrace.analysis.diff.step_diff import StepDiff
@@ -38,20 +40,21 @@ def write_rungs(head: Trace, tracks: Tracks, findings: StepDiff, start_ns: int) 
     first_ns, second_ns = (int(side.value) for side in findings.step_ns)
     top = tracks.thread("ladder", _ABOVE_THE_RANKS)
     whole = f"{'first' if first_ns <= second_ns else 'second'} step {ms(min(first_ns, second_ns))}"
-    _write_slice(head, top.uuid, start_ns, start_ns + min(first_ns, second_ns), whole)
+    _write_slice(head, top.uuid, [start_ns, start_ns + min(first_ns, second_ns)], whole)
     if first_ns != second_ns:
         more = change(findings.step_ns.change)
-        _write_slice(head, top.uuid, *(start_ns + end for end in sorted((first_ns, second_ns))), more)
+        _write_slice(head, top.uuid, sorted((start_ns + first_ns, start_ns + second_ns)), more)
     before_ns = first_ns
     for place, rung in enumerate(findings.ladder):
         if rung.reached_ns != before_ns:
             track = tracks.child(top, rung.name, place)
             ends = sorted((start_ns + before_ns, start_ns + rung.reached_ns))
-            _write_slice(head, track.uuid, *ends, f"{rung.name} {change(rung.change_ns)}")
+            _write_slice(head, track.uuid, ends, f"{rung.name} {change(rung.change_ns)}")
         before_ns = rung.reached_ns
 
 
-def _write_slice(head: Trace, track: int, start_ns: int, end_ns: int, name: str) -> None:
+def _write_slice(head: Trace, track: int, ends_ns: Sequence[int], name: str) -> None:
+    start_ns, end_ns = ends_ns
     begin = head.packet.add(trusted_packet_sequence_id=SEQUENCE, timestamp=start_ns)
     begin.track_event.type, begin.track_event.track_uuid = BEGIN, track
     begin.track_event.name = printable(name)
