@@ -18,10 +18,11 @@ class Decoded:
 
     def __init__(self, raw: bytes) -> None:
         plain = perfetto_trace_pb2.Trace.FromString(raw)
-        embedded = next(p for p in plain.packet if p.HasField("extension_descriptor"))
+        embedded = [p.extension_descriptor for p in plain.packet if p.HasField("extension_descriptor")]
         pool = DescriptorPool()
         pool.AddSerializedFile(perfetto_trace_pb2.DESCRIPTOR.serialized_pb)
-        pool.AddSerializedFile(embedded.extension_descriptor.extension_set.file[0].SerializeToString())
+        for extension in embedded:
+            pool.AddSerializedFile(extension.extension_set.file[0].SerializeToString())
         trace = GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.Trace")).FromString(raw)
         self.packets = list(trace.packet)
         self.names: dict[int, str] = {}

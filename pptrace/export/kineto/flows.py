@@ -51,7 +51,8 @@ def flow_points(timeline: Timeline, hops: Hops, first_row: int) -> Points:
     row, phase, at, flow = _of_messages(timeline, hops)
     along = _of_path(timeline, first_row)
     on_path = np.repeat([False, True], [row.size, along[0].size])
-    row, phase, at, flow = (np.concatenate(both) for both in zip((row, phase, at, flow), along, strict=True))
+    row, phase = np.concatenate([row, along[0]]), np.concatenate([phase, along[1]])
+    at, flow = np.concatenate([at, along[2]]), np.concatenate([flow, along[3]])
     order = np.argsort(row, kind="stable")
     return Points(
         row_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(timeline) + len(hops)))]),

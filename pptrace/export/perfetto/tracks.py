@@ -95,7 +95,8 @@ class Tracks:
         self.lanes = [0] * self.timeline.lanes
         self.counters = [0] * len(self.timeline.counters)
         digits = len(str(max(lanes, default=0)))
-        self.process = self.process or self._write_process()
+        if not self.process:
+            self.describe_process()
         why = self.timeline.why
         waiting = set(why.waits.rank.tolist()) if why else set()
         if why and len(why.path):
@@ -106,11 +107,11 @@ class Tracks:
         if len(self.hops) or shared:
             self._write_links(shared)
 
-    def _write_process(self) -> int:
+    def describe_process(self) -> None:
+        """Describe the process, once in a trace."""
         track = self._add()
         track.process.pid, track.process.process_name = _PROCESS_ID, "pipeline"
-        uuid: int = track.uuid
-        return uuid
+        self.process = track.uuid
 
     def _write_rank(self, rank: int, name: str, lanes: list[int], phased: set[int], waiting: set[int]) -> None:
         top = self.thread(name, rank * self.abreast + self.place)
