@@ -83,6 +83,11 @@ class TableOptions(BaseModel):
     overhead: _Time = Field(
         default=0, description="What every computation takes besides, however many slices it has."
     )
+    uncertainty: Annotated[float, Field(ge=0, le=10)] | None = Field(
+        default=None,
+        description="By which part steps may be shorter or longer than simulated, as `pptrace calibrate` states: "
+        "0.06 is 6 %. `pptrace compare` then says which schedules are a tie.",
+    )
     boundary: _Bytes | list[_Bytes] = Field(
         default=0, description="Bytes of a message from each stage to the next."
     )

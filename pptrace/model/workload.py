@@ -13,8 +13,9 @@ from pptrace.model.columns import Int32s, Int64s, column
 from pptrace.model.segments import Segment, check_segments, overlapped_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from pptrace.model.kernel_costs import KernelCost
     from pptrace.model.kinds import Kind
 
 __all__ = ["Workload"]
@@ -144,6 +145,9 @@ class Workload:
     """Costs of microbatches of classes 1, 2 and so on; what belongs to a stage alone is said here, not there."""
     notes: tuple[str, ...] = field(default=())
     """How figures were counted, one sentence each, for the detailed output."""
+    kernels: Callable[[], Sequence[KernelCost]] | None = field(default=None, compare=False)
+    """Lists the kernels of every stage's actions, for those who ask; None where the costs know none, or no more
+    where they are scaled."""
 
     def __post_init__(self) -> None:
         for name in (*_PER_STAGE, "boundary_bytes"):
@@ -266,7 +270,7 @@ class Workload:
         >>> Workload.uniform(stages=1, f_ns=4, b_ns=8).scaled(Fraction(1, 2)).b_ns.tolist()
         [4]
         """
-        columns: dict[str, Any] = {"classes": tuple(one.scaled(share) for one in self.classes)}
+        columns: dict[str, Any] = {"classes": tuple(one.scaled(share) for one in self.classes), "kernels": None}
         for name in _PER_MICROBATCH:
             columns[name] = np.array(
                 [int(value * share) for value in getattr(self, name).tolist()], dtype=np.int64

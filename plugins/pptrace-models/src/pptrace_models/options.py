@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from pptrace.plugin import Duration, Size  # noqa: TC001 - pydantic reads them
 from pptrace_models.checked import Parameters
 
-__all__ = ["RooflineOptions", "gradient_bytes", "optimizer_bytes"]
+if TYPE_CHECKING:
+    from pptrace_models.stages import Stage
+
+__all__ = ["RooflineOptions", "gradient_bytes", "optimizer_bytes", "stage_host_ns"]
 
 Moment = Literal["fp32", "fp16", "bf16", "fp8"]
 
@@ -54,12 +57,18 @@ class RooflineOptions(Parameters):
     dispatcher: Literal["all-to-all", "deduplicated"] = "all-to-all"
     """How tokens get to their experts: once for each expert, or once to each device and node, which pass them on
     to several of their experts (DeepEP, HybridEP)."""
+    every_nic: bool = False
+    """Whether rings between replicas go through the NICs of all devices of the group that are in a node, as NCCL's
+    do, and no faster than the node's links; else each goes through one."""
     overlap_tp: bool = False
     """Whether tensor-parallel collectives run beside the products before or behind them, in as many pieces as
     there are devices, of which one is exposed (``--tp-comm-overlap``)."""
     host: Annotated[Duration, Field(ge=0)] = 0
     """Time in which the host issues the kernels of a layer with experts in the forward; twice that in the
     backward. No layer is faster; none with CUDA graphs."""
+    host_action: Annotated[Duration, Field(ge=0)] = 0
+    """Time in which it issues what a forward of a stage with such layers has beside them: messages, buffers, the
+    schedule itself; twice that in the backward. Needs ``host``."""
     segments: bool = False
     """Whether actions consist of segments, which overlapped pairs run beside each other."""
     alone: Literal["in-order", "overlapped"] = "in-order"
@@ -74,6 +83,12 @@ def optimizer_bytes(options: RooflineOptions, *, master: bool) -> int:
     """Return the bytes of optimizer state of a parameter: both moments and, with ``master``, a copy of it."""
     moments = _BYTES[options.exp_avg or "fp32"] + _BYTES[options.exp_avg_sq or "fp32"]
     return moments + (_BYTES[options.main_params or "fp32"] if master else 0)
+
+
+def stage_host_ns(options: RooflineOptions, stage: Stage) -> int:
+    """Return what the host takes to issue a forward of a stage; 0 where it has no layer with experts."""
+    layers = sum(kind.experts for kind in stage.layers)
+    return layers * options.host + options.host_action if layers and options.host else 0
 
 
 def gradient_bytes(options: RooflineOptions) -> int:

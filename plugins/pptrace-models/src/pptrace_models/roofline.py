@@ -14,7 +14,8 @@ from pptrace_models.extremes import expected_maximum
 from pptrace_models.flops import step_flops
 from pptrace_models.groups import groups_of
 from pptrace_models.held import held_by, state_of
-from pptrace_models.options import RooflineOptions, gradient_bytes
+from pptrace_models.listing import PASSES, Listing
+from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
 from pptrace_models.segments import Costing, stage_segments
 from pptrace_models.shapes import Shaped
 from pptrace_models.shard import Shard, shard
@@ -24,7 +25,7 @@ from pptrace_models.tower import tower_of
 from pptrace_models.transformer import Transformer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -55,9 +56,11 @@ def build(request: CostRequest) -> Workload:
         raise ConfigError("false needs segments: write segments: true beside it", key="costs.delay_wgrad")
     if options.accumulation == "separate" and options.segments:
         raise ConfigError("separate has no segment of its own: take segments away", key="costs.accumulation")
-    if options.segments and (options.overlap_tp or options.host):
-        key = "costs.overlap_tp" if options.overlap_tp else "costs.host"
-        raise ConfigError("segments say themselves what runs beside what: take one of them away", key=key)
+    if options.host_action and not options.host:
+        raise ConfigError("needs the time of a layer: give host, too", key="costs.host_action")
+    if options.segments and options.overlap_tp:
+        message = "segments say themselves what runs beside what: take one of them away"
+        raise ConfigError(message, key="costs.overlap_tp")
     _check_optimizer(model, options)
     part = shard(model, request)
     if options.spread:
@@ -97,14 +100,15 @@ def build(request: CostRequest) -> Workload:
         model_flops=step_flops(model, sequences, request.sequence) + (tower.flops(sequences) if tower else 0),
         peak_flops=peak * request.tp * request.cp * request.dp * request.ranks,
         notes=_notes(model, device, options, request),
+        kernels=_listing(model, part, device, options, stages, tower, columns),
     )
     if not options.segments:
         return workload
     costing = Costing(
         model=model, shard=part, device=device, groups=groups, grad=gradient_bytes(options),
-        delay_wgrad=options.delay_wgrad,
+        delay_wgrad=options.delay_wgrad, host_ns=options.host,
     )  # fmt: skip
-    return workload.segmented(_segments(costing, stages), overlapped=options.alone == "overlapped")
+    return workload.segmented(_segments(costing, stages, options), overlapped=options.alone == "overlapped")
 
 
 def _check_optimizer(model: Transformer, options: RooflineOptions) -> None:
@@ -130,8 +134,28 @@ def _device(request: CostRequest, options: RooflineOptions) -> Accelerator:
     return device.model_copy(update={"table": read_table(options.kernel_table, device)})
 
 
-def _segments(costing: Costing, stages: Sequence[Stage]) -> dict[Kind, list[tuple[Segment, ...]]]:
-    by_stage = [stage_segments(costing, stage) for stage in stages]
+def _listing(
+    model: Transformer,
+    part: Shard,
+    device: Accelerator,
+    options: RooflineOptions,
+    stages: Sequence[Stage],
+    tower: Tower | None,
+    columns: Mapping[str, Sequence[int]],
+) -> Listing:
+    """Return what lists the kernels of the stages' actions when somebody asks."""
+    return Listing(
+        model=model, shard=part, device=device, gradient_bytes=gradient_bytes(options), stages=tuple(stages),
+        tower=tower,
+        taken_ns=tuple(tuple(columns[f"{kind.name.lower()}_ns"]) for kind in PASSES),
+        collective_ns=tuple(tuple(columns[f"{kind.name.lower()}_collective_ns"]) for kind in PASSES),
+    )  # fmt: skip
+
+
+def _segments(
+    costing: Costing, stages: Sequence[Stage], options: RooflineOptions
+) -> dict[Kind, list[tuple[Segment, ...]]]:
+    by_stage = [stage_segments(costing, stage, stage_host_ns(options, stage)) for stage in stages]
     return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
 
 
@@ -157,7 +181,10 @@ def _times(
     )  # fmt: skip
     if tower:
         items = in_front(items, stages, *tower.costs(device, groups, options, grad))
-    costs = [summed(timing.Cost(), own) for own in items]
+    costs = [
+        summed(timing.Cost(), own).at_least(stage_host_ns(options, stage), apart=options.segments)
+        for own, stage in zip(items, stages, strict=True)
+    ]
     added = [memory.accumulation_ns(model, device, options, held_by(model, part, s, tower)) for s in stages]
     return {
         "f_ns": [cost.f for cost in costs],

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pptrace_models.groups import Groups
     from pptrace_models.matrices import Linear
     from pptrace_models.options import RooflineOptions
+    from pptrace_models.work import Operation
 
 __all__ = ["Tower", "tower_of"]
 
@@ -58,15 +59,18 @@ class Tower:
             flops.Linear(group="projector", inputs=share, outputs=self.width, tokens=self.projected),
         )
 
+    def projection(self, grad: int) -> Operation:
+        """Return the projector's products as one operation."""
+        return flops.product("projector", self.projections, self.model.element_bytes, grad)
+
     def costs(
         self, device: Accelerator, groups: Groups, options: RooflineOptions, grad: int
     ) -> tuple[timing.Cost, timing.Cost]:
         """Return the time of a layer and of the projector."""
         layer = timing.layer_cost(self.model, self.shard, device, groups, _LAYER, options)
-        operation = flops.product("projector", self.projections, self.model.element_bytes, grad)
         reduce = groups.ns("tp", self.projected * self.width * self.model.element_bytes, "all-reduce")
         passes = Passes(forward_ns=reduce, backward_ns=reduce)
-        return layer, timing.operations_cost([operation], passes, self.model, device)
+        return layer, timing.operations_cost([self.projection(grad)], passes, self.model, device)
 
     def kept(self) -> tuple[activations.Kept, activations.Kept]:
         """Return what a layer and the projector keep of a microbatch: the inputs of its matrices."""

@@ -75,6 +75,12 @@ class Transformer(Parameters):
     precision: Precision = "bf16"
     """What linear layers multiply in; with fp8, mxfp8 and nvfp4 weights, activations, attention and LM head are
     kept in bf16, and what is multiplied is cast."""
+    fp8_attention: bool = False
+    """Whether flash attention multiplies in MXFP8, too, as with ``--fp8-dot-product-attention``
+    (``kernels: shapes``)."""
+    fused_experts: bool = False
+    """Whether products of experts apply the activation function and cast what they put out, as fused grouped
+    products do (``kernels: shapes``)."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What the backward computes again: nothing, the attention core, or the layer from its input."""
     recompute_modules: list[Again] = Field(default=[])
