@@ -10,6 +10,7 @@ import numpy as np
 
 from pptrace.config.choices import CopyStream, Sharing
 from pptrace.experiment.copy_plan import copies_alone, copy_turns, plan_of
+from pptrace.experiment.sharded import with_sharding
 from pptrace.model.kinds import COPIES, Kind
 from pptrace.schedule.copies import waits_for_copies, with_copies
 from pptrace.schedule.recompute import with_recompute
@@ -36,10 +37,11 @@ _ON_A_SWITCH = 2
 def modified(
     resolved: Resolved, table: Schedule, workload: Workload, network: Network, policy: Policy
 ) -> tuple[Schedule, Workload]:
-    """Return a table with the copies and forwards computed again that a configuration asks for, and their costs.
+    """Return a table with what a configuration puts into any, and its costs.
 
     Raises:
-        ConfigError: stages or chunks that there are not, nothing to compute again, or copies already there.
+        ConfigError: stages or chunks that there are not, nothing to compute again, copies already there, or what
+            :func:`~pptrace.experiment.sharded.with_sharding` refuses.
         ScheduleError: the table cannot run.
     """
     choice = resolved.experiment.schedule
@@ -47,13 +49,14 @@ def modified(
     if recompute is not None:
         table = _recomputed(resolved, recompute, table, workload)
     if offload is None:
-        return table, workload
+        return with_sharding(resolved, table, workload), workload
     if COPIES.mask(table.kind).any():
         raise resolved.error("schedule.offload", f"{choice.name} has copies of its own: remove the key")
     workload = _of_a_part(workload, offload)
     if offload.alone != 1:
         workload = _sooner_alone(workload, table, offload.alone)
-    return _offloaded(resolved, offload, table, workload, network, policy), workload
+    table = _offloaded(resolved, offload, table, workload, network, policy)
+    return with_sharding(resolved, table, workload), workload
 
 
 def _recomputed(resolved: Resolved, asked: Recompute, table: Schedule, workload: Workload) -> Schedule:

@@ -13,6 +13,7 @@ from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.cluster import layout_of, on_cluster
 from pptrace.experiment.costs import costs_of, with_reduction
 from pptrace.experiment.interleave import with_interleave
+from pptrace.experiment.lengths import of_the_last_replica
 from pptrace.experiment.modifiers import modified
 from pptrace.experiment.parts import in_parts
 from pptrace.experiment.placed import placed
@@ -149,14 +150,13 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
         parts = table.microbatches // request.microbatches
         workload = in_parts(workload, request.microbatches, parts, _part_times(work, request, file))
     table, workload = modified(work.resolved, table, workload, network, policy)
-    return Prepared(
+    workload = with_stage_replicas(work.resolved, workload, placement, network, job)
+    prepared = Prepared(
         resolved=work.resolved, schedule=table, request=request, network=network, job=job, table=file,
-        workload=with_validation(
-            work.experiment, with_stage_replicas(work.resolved, workload, placement, network, job)
-        ),
-        policy=policy, contention=_contention(work.experiment),
-        plugins=dict(sorted(work.plugins.items())),
+        workload=with_validation(work.experiment, workload),
+        policy=policy, contention=_contention(work.experiment), plugins=dict(sorted(work.plugins.items())),
     )  # fmt: skip
+    return prepared if costs.lengths is None else of_the_last_replica(prepared, costs.lengths)
 
 
 def _table_file(work: Assembly) -> tuple[Assembly, TableFile | None]:
@@ -278,9 +278,9 @@ def policy_of(work: Assembly, table: Schedule) -> tuple[Assembly, Policy]:
 
 
 def _refuse_rules(resolved: Resolved, policy: str) -> None:
-    """Refuse settings of the core's rules beside a plugin's policy; those written elsewhere stay."""
+    """Refuse settings of the core's rules beside a plugin's policy, but defaults and what stands elsewhere."""
     chosen = resolved.positions.get("p2p.policy")
-    for key in ("p2p.stream", "p2p.eager", "p2p.receive"):
+    for key in (f"p2p.{name}" for name in resolved.experiment.p2p.rules):
         place = resolved.positions.get(key)
         if place is not None and chosen is not None and place.source == chosen.source:
             raise resolved.error(key, f"{policy} does not take it: its switches stand under p2p.options")

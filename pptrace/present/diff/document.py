@@ -128,8 +128,11 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         f"actions are the critical path, and the red frame is the first difference.{left_out}",
         blocks=(picture,),
     )
-    yield Section(title="first difference", blocks=tables.divergence(findings))
-    yield Section(title="slow or fast throughout, and what stands out", blocks=tables.culprits(findings))
+    yield Section(title="first difference", blocks=tables.divergence(findings), leads=1)
+    yield Section(
+        title="slow or fast throughout, and what stands out", about=tables.blame(findings),
+        blocks=tables.culprits(findings), leads=2,
+    )  # fmt: skip
     changed = f"actions that changed most, of {len(findings.changes)}" if findings.changes else "no action changed"
     yield Section(title=changed, blocks=tables.changes(findings, top))
     yield Section(title="order differs", blocks=tables.orders(findings))
