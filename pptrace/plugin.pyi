@@ -52,6 +52,7 @@ from pptrace.model.cells import CellColumns as CellColumns
 from pptrace.model.columns import Int8s as Int8s
 from pptrace.model.columns import Int32s as Int32s
 from pptrace.model.columns import Int64s as Int64s
+from pptrace.model.kernel_costs import KernelCost as KernelCost
 from pptrace.model.kinds import BACKWARD as BACKWARD
 from pptrace.model.kinds import COMMUNICATION as COMMUNICATION
 from pptrace.model.kinds import COMPUTE as COMPUTE

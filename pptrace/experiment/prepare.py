@@ -12,6 +12,7 @@ from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.cluster import layout_of, on_cluster
 from pptrace.experiment.costs import costs_of, with_reduction
 from pptrace.experiment.interleave import with_interleave
+from pptrace.experiment.lengths import of_the_last_replica
 from pptrace.experiment.modifiers import modified
 from pptrace.experiment.other_tables import OtherTables
 from pptrace.experiment.parts import in_parts
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pptrace.experiment.cluster import OnCluster
     from pptrace.experiment.costs import Costs
     from pptrace.hooks.registry import Registry
+    from pptrace.model.columns import Int64s
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
     from pptrace.schedule.source import TableFile
@@ -133,7 +135,7 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     work, costs = costs_of(work, job)
     parallel, batch = work.experiment.parallel, work.experiment.batch
     request = ScheduleRequest(ranks=parallel.pp or 1, microbatches=batch.known_microbatches, chunks=parallel.vp)
-    ground = _Ground(network, job, cache(costs.workload))
+    ground = _Ground(network, job, cache(costs.workload), costs.lengths)
     if file is not None:
         return _around(work, ground, file.schedule, request, file)
     start = work
@@ -155,6 +157,8 @@ class _Ground(NamedTuple):
     job: OnCluster | None
     workload_of: Callable[[int, tuple[tuple[int, int], ...]], Workload]
     """Returns the costs of so many stages, with their edges."""
+    lengths: Int64s | None
+    """The lengths of microbatches, where each has its own."""
 
 
 def _around(
@@ -172,11 +176,12 @@ def _around(
         workload = in_parts(workload, request.microbatches, parts, _part_times(work, request, file))
     table, workload = modified(work.resolved, table, workload, network, policy)
     workload = with_stage_replicas(work.resolved, workload, placement, network, ground.job)
-    return Prepared(
+    prepared = Prepared(
         resolved=work.resolved, schedule=table, request=request, network=network, job=ground.job, table=file,
         workload=with_validation(work.experiment, workload), policy=policy,
         contention=_contention(work.experiment), plugins=dict(sorted(work.plugins.items())),
     )  # fmt: skip
+    return prepared if ground.lengths is None else of_the_last_replica(prepared, ground.lengths)
 
 
 def _network(work: Assembly) -> tuple[Assembly, Network, OnCluster | None]:
@@ -258,9 +263,9 @@ def policy_of(work: Assembly, table: Schedule) -> tuple[Assembly, Policy]:
 
 
 def _refuse_rules(resolved: Resolved, policy: str) -> None:
-    """Refuse settings of the core's rules beside a plugin's policy; those written elsewhere stay."""
+    """Refuse settings of the core's rules beside a plugin's policy, but defaults and what stands elsewhere."""
     chosen = resolved.positions.get("p2p.policy")
-    for key in ("p2p.stream", "p2p.eager", "p2p.receive"):
+    for key in (f"p2p.{name}" for name in resolved.experiment.p2p.rules):
         place = resolved.positions.get(key)
         if place is not None and chosen is not None and place.source == chosen.source:
             raise resolved.error(key, f"{policy} does not take it: its switches stand under p2p.options")

@@ -165,6 +165,10 @@ class CostRequest:
     """What collectives take on the cluster that the job is on; None where no cluster is described."""
     data_parallel: Mapping[str, int] = field(default_factory=_nothing)
     """Network of the data-parallel group: ``rate_kbps`` (kB/s per direction) and ``latency_ns``."""
+    reshard: str = "never"
+    """When gathered weights are freed: behind a stage's last pass (``never``), each ``forward``, or ``always``."""
+    reduce_each: bool = False
+    """Whether gradients are reduced behind each microbatch's backward."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
     """The cost model's own options."""
 
