@@ -26,7 +26,7 @@ from pptrace.sim.kernels.calling import LAUNCHED, link_calls
 from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.late import issue, waiting
 from pptrace.sim.limits import check_total
-from pptrace.sim.needs import behind_all_ranks, behind_holders, further_waits
+from pptrace.sim.needs import behind_all_ranks, behind_holders, behind_others, further_waits
 from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, Rules, TaskColumns
 from pptrace.sim.results import is_early
 from pptrace.sim.segmented import Expansion, in_segments
@@ -108,7 +108,8 @@ def lower(
     hub = behind_all_ranks(placed.cells, lanes, tasks, barrier=barrier)
     holders = behind_holders(placed.cells, lanes, issued.placement) if stage_replicas and not barrier else None
     further = further_waits(placed.cells, schedule.waits, graph.microbatches)
-    needs = [edges for edges in (hub, holders, further) if edges is not None]
+    others = behind_others(placed.cells, workload.released_ns, tasks + (hub is not None), barrier=barrier)
+    needs = [edges for edges in (hub, holders, further, others) if edges is not None]
     linked = lowering_of.link(placed, called, needs)
     if linked is None:
         raise explain_deadlock(schedule)
@@ -120,8 +121,10 @@ def lower(
     cells, task = placed.cells, placed.task
     # What was issued takes as much memory as the graph, and is not needed any more.
     del issued, expansion, lanes, lowering_of, placed
-    tasks += hub is not None
+    tasks += (hub is not None) + (workload.stages if others is not None else 0)
     task = task._replace(duration_ns=of_all(task.duration_ns, tasks), lag_ns=of_all(task.lag_ns, tasks))
+    if others is not None:
+        task.duration_ns[-workload.stages :] = workload.released_ns
     following, following_peer = chained(ends, linked, tasks, rules)
     if parts is not None and policy.blocks:
         edges = behind_sends(edges, task, following_peer)
@@ -195,7 +198,7 @@ class _Lowering:
             linking.link_rows,
             told,
             (
-                twin, np.empty(len(TABLE.role) * graph.stages if awaited.size else 0, dtype=np.int32),
+                twin, np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32),
                 np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
                 batch_next, pairs, problem,
             ),

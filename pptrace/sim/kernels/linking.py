@@ -10,6 +10,8 @@ from pptrace.sim.kernels.rules import (
     COMPUTE_STREAM,
     COMPUTES,
     FORWARD,
+    FREES,
+    GATHERS,
     NO_RECEIVE,
     ON_COMPUTE,
     RECEIVES,
@@ -82,14 +84,38 @@ def _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, p
             for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                 if awaited_microbatch[base + u] >= 0:
                     n = _pair(pairs, n, awaited_microbatch[base + u], at)
+    if k == FREES:
+        _free(s, graph.stages, len(kinds.role), awaited_stage)
     if kinds.awaited[k] == 1:
         if kinds.result[k] < 0:
-            awaited_stage[k * graph.stages + s] = at
+            slot = k * graph.stages + s
+            if k == GATHERS:
+                slot = _gather(s, graph.stages, len(kinds.role), awaited_stage)
+            awaited_stage[slot] = at
         else:
             base = (kinds.result[k] * graph.stages + s) * graph.microbatches
             for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                 awaited_microbatch[base + u] = at
     return n
+
+
+def _gather(s, stages, kinds, awaited_stage):
+    """Return where a gather is noted: for the passes that follow, or, of a stage that is gathered, for later."""
+    gathered = (kinds + 1) * stages + s
+    if awaited_stage[gathered] >= 0:
+        return kinds * stages + s
+    awaited_stage[gathered] = 1
+    return GATHERS * stages + s
+
+
+def _free(s, stages, kinds, awaited_stage):
+    """Let passes wait for the gather that was noted for behind the stage's being freed, if there is one."""
+    later = kinds * stages + s
+    if awaited_stage[later] >= 0:
+        awaited_stage[GATHERS * stages + s] = awaited_stage[later]
+        awaited_stage[later] = -1
+    else:
+        awaited_stage[(kinds + 1) * stages + s] = -1
 
 
 def _is_early(row, at, rank, cells, graph, kinds, found):
