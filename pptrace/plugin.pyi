@@ -52,6 +52,7 @@ from pptrace.model.cells import CellColumns as CellColumns
 from pptrace.model.columns import Int8s as Int8s
 from pptrace.model.columns import Int32s as Int32s
 from pptrace.model.columns import Int64s as Int64s
+from pptrace.model.kernel_costs import KernelCost as KernelCost
 from pptrace.model.kinds import BACKWARD as BACKWARD
 from pptrace.model.kinds import COMMUNICATION as COMMUNICATION
 from pptrace.model.kinds import COMPUTE as COMPUTE
@@ -73,7 +74,9 @@ from pptrace.model.request import CostRequest as CostRequest
 from pptrace.model.request import ExecutorRequest as ExecutorRequest
 from pptrace.model.request import GroupCollectives as GroupCollectives
 from pptrace.model.request import NetworkRequest as NetworkRequest
+from pptrace.model.request import PlayedTable as PlayedTable
 from pptrace.model.request import ScheduleRequest as ScheduleRequest
+from pptrace.model.request import TableSimulator as TableSimulator
 from pptrace.model.segments import Segment as Segment
 from pptrace.model.workload import Workload as Workload
 from pptrace.network.contract import NO_ROUTE as NO_ROUTE

@@ -18,10 +18,11 @@ class Decoded:
 
     def __init__(self, raw: bytes) -> None:
         plain = perfetto_trace_pb2.Trace.FromString(raw)
-        embedded = next(p for p in plain.packet if p.HasField("extension_descriptor"))
+        embedded = [p.extension_descriptor for p in plain.packet if p.HasField("extension_descriptor")]
         pool = DescriptorPool()
         pool.AddSerializedFile(perfetto_trace_pb2.DESCRIPTOR.serialized_pb)
-        pool.AddSerializedFile(embedded.extension_descriptor.extension_set.file[0].SerializeToString())
+        for extension in embedded:
+            pool.AddSerializedFile(extension.extension_set.file[0].SerializeToString())
         trace = GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.Trace")).FromString(raw)
         self.packets = list(trace.packet)
         self.names: dict[int, str] = {}
@@ -41,7 +42,8 @@ class Decoded:
 
     def path(self, uuid: int) -> str:
         track = self.tracks[uuid]
-        return f"{self.path(track.parent_uuid)}/{track.name}" if track.parent_uuid else track.name
+        above = self.path(track.parent_uuid) if track.parent_uuid else ""
+        return f"{above}/{track.name}" if above else str(track.name)  # a process and a thread have no track's name
 
     def fields(self, packet: Any) -> dict[str, Any]:
         """Every field that a begin packet has."""

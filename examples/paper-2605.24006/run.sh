@@ -56,7 +56,7 @@ pptrace sweep paper.yaml $few --over schedule=gpipe,1f1b,chimera --y formula_bub
 pptrace sweep paper.yaml $few $all --y peak_activation_bytes -o "$out/figure-5.svg"
 
 # Under both policies, with the size of messages that is fitted to each:
-for fit in async:680 sender-blocking:630; do
+for fit in ${FITS:-async:680 sender-blocking:630}; do
   policy=${fit%:*} size=${fit#*:}
   set -- --p2p "$policy" --set "costs.boundary=$size MB"
 

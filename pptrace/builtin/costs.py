@@ -83,6 +83,11 @@ class TableOptions(BaseModel):
     overhead: _Time = Field(
         default=0, description="What every computation takes besides, however many slices it has."
     )
+    uncertainty: Annotated[float, Field(ge=0, le=10)] | None = Field(
+        default=None,
+        description="By which part steps may be shorter or longer than simulated, as `pptrace calibrate` states: "
+        "0.06 is 6 %. `pptrace compare` then says which schedules are a tie.",
+    )
     boundary: _Bytes | list[_Bytes] = Field(
         default=0, description="Bytes of a message from each stage to the next."
     )
@@ -99,6 +104,16 @@ class TableOptions(BaseModel):
     optimizer: _Bytes | list[_Bytes] = Field(default=0, description="Optimizer state.")
     reduction: _Time | list[_Time] = Field(default=0, description="Reduction of gradients over replicas.")
     update: _Time | list[_Time] = Field(default=0, description="Optimizer update.")
+    gather: _Time | list[_Time] | None = Field(
+        default=None, description="Gathering of sharded weights; none unless given."
+    )
+    gathered: _Bytes | list[_Bytes] | None = Field(
+        default=None,
+        description="What gathered weights take until they are freed, beside weights; none unless given.",
+    )
+    unreduced: _Bytes | list[_Bytes] | None = Field(
+        default=None, description="Whole gradients until they are reduced, beside gradients; none unless given."
+    )
     sync: _Time = Field(
         default=0, description="What all ranks do together when gradients are whole; idle, as a reduction."
     )
@@ -194,6 +209,7 @@ def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str],
         "checkpoint_bytes": "checkpoint",
         "weights_bytes": "weights", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer",
         "reduce_ns": "reduction", "optimizer_ns": "update", "offload_ns": "offload", "reload_ns": "reload",
+        "unshard_ns": "gather", "gathered_bytes": "gathered", "unreduced_bytes": "unreduced",
     }  # fmt: skip
     return Workload(
         **times, f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
@@ -205,7 +221,7 @@ def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str],
 
 
 def _given(options: Any, key: str, count: int, what: str) -> Any:
-    value = options[key]
+    value = options[key] or 0
     if isinstance(value, list) and len(value) != count:
         raise ConfigError(
             f"{len(value)} values for {count} {what}: write one each, or a single value for all",

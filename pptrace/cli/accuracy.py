@@ -66,8 +66,8 @@ def command(
     """Simulate the measured steps in STEPS, and say how far the simulation is off.
 
     Each row is a step: source, model, gpu, n_gpus, precision, tp, pp, cp, ep, vp, dp, mbs, gbs, seq, recompute,
-    zero, schedule, and step_s or tok_s_gpu. A column called as a configuration key is, such as model.heads, sets
-    that key.
+    zero, schedule, and step_s, tok_s_gpu or tflops_gpu. A column called as a configuration key is, such as
+    model.heads, sets that key.
     Exits with 1 where no row could be simulated.
     """
     from pptrace.study.accuracy.figures import figures_of

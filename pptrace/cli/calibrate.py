@@ -55,6 +55,7 @@ def command(
     from pptrace.analysis.calibration.fit import calibrate
     from pptrace.analysis.calibration.known_order import schedules_of
     from pptrace.analysis.steps.sides import measured_side
+    from pptrace.experiment.measured import simulation_behind
     from pptrace.hooks.registry import Registry
     from pptrace.present.calibration import calibrated_yaml, calibration_document
 
@@ -72,7 +73,8 @@ def command(
     check, names = checked(fit, steps, registry, measured=measured), schedules_of(steps[0], registry)
     echo_documents(calibration_document(fit, check, names), as_json=as_json)
     if output is not None:
-        _write(output, calibrated_yaml(fit, traces[0].name, names, check))
+        known = None if measured else simulation_behind(side.timeline, registry)
+        _write(output, calibrated_yaml(fit, traces[0].name, names, check, known))
 
 
 def _network_alone(measurement: Measurement, traces: Path, output: str | None, *, as_json: bool) -> None:

@@ -47,7 +47,7 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
 )  # fmt: skip
 @click.option(
     "--vary", multiple=True, metavar="NAME,...",
-    help="With --memory, in what forms differ: vp, micro, recompute, options, memory, offload, recompute-actions "
+    help="With --memory, in what forms differ: vp, micro, recompute, options, offload, recompute-actions, memory "
     "unless given; zero, sequence-parallel too.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")

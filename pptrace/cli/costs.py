@@ -31,7 +31,7 @@ pptrace simulate costs.yaml"""
 def command(
     config: tuple[str, ...], sets: tuple[str, ...], output: str | None, *, as_json: bool, **flags: str | None
 ) -> None:
-    """Print what the actions of CONFIG cost: times, bytes and segments by stage, without simulating it."""
+    """Print what CONFIG's actions cost: times, bytes, segments and kernels by stage, without simulating it."""
     from pptrace.config.resolve import load
     from pptrace.experiment.prepare import prepare
     from pptrace.export.output import replace_file

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +15,7 @@ from pptrace.viewer.server import Server
 from pptrace.viewer.site import HOST, PUBLIC_PORT, PUBLIC_UI, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 __all__ = ["command"]
 
@@ -26,6 +24,8 @@ _HEAD = 4096
 _EXAMPLES = """\b
 pptrace open step.pftrace
 pptrace open run/
+pptrace open job.pftrace --gpu 12345
+pptrace open job.pftrace --only ranks=0,7 --only microbatches=0:32
 pptrace open step.json.gz --ui perfetto/ui/out/dist
 """
 
@@ -50,36 +50,31 @@ pptrace open step.json.gz --ui perfetto/ui/out/dist
     help="Give up after this long without a request.",
 )
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
-def command(file: Path, ui: Path | None, port: int, timeout_s: int, *, no_browser: bool) -> None:
+@click.option("--only", metavar="PART", multiple=True, help="Traces of ours: ranks=0,7 or microbatches=0:32.")
+@click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="The rank that is GPU N, and its peers.")
+@click.option("--overview/--whole", default=None, help="How busy ranks are; what large traces show first.")
+def command(
+    file: Path,
+    ui: Path | None,
+    port: int,
+    timeout_s: int,
+    only: tuple[str, ...],
+    gpu: int | None,
+    *,
+    no_browser: bool,
+    overview: bool | None,
+) -> None:
     """Open FILE, a Perfetto (.pftrace) or Chrome JSON trace, also with .gz, in the Perfetto UI.
 
     Serves that one file, to this machine alone, until the UI has fetched it. Ctrl-C ends it sooner. A folder of
     traces rank by rank opens as one, of its median step.
     """
-    with _as_one(file) as trace:
+    from pptrace.cli.opened_part import Wanted, opened_part
+
+    with opened_part(file, Wanted(only=only, gpu=gpu, overview=overview), _say) as trace:
         sniff.check(trace)
         _check_ui(ui, port)
         _serve(file, Site(trace=trace, ui=ui, arranged=_ours(trace)), port, timeout_s, no_browser=no_browser)
-
-
-@contextmanager
-def _as_one(file: Path) -> Iterator[Path]:
-    """Yield a trace; of a folder one that holds the median step of all its ranks, for as long as it is needed."""
-    if not file.is_dir():
-        yield file
-        return
-    from pptrace.analysis.steps.path import explained
-    from pptrace.analysis.steps.sides import measured_side
-    from pptrace.cli.measured_options import read
-    from pptrace.export import perfetto
-    from pptrace.timeline.measurement import ImportRequest
-
-    measurement, measured = read([file], ImportRequest())
-    step = measured_side(measurement, str(file), "median", measured=measured).timeline
-    with TemporaryDirectory() as folder:
-        trace = Path(folder, f"{file.resolve().name}.pftrace")
-        perfetto.write(explained(step), trace, {"title": file.resolve().name})
-        yield trace
 
 
 def _ours(trace: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Self
 
-__all__ = ["Choice", "CopyStream", "PolicyName", "Receive", "Sharing", "StreamPer", "Validation"]
+__all__ = ["Choice", "CopyStream", "PolicyName", "Receive", "Reshard", "Sharing", "StreamPer", "Validation"]
 
 
 class Choice(Enum):
@@ -66,6 +66,14 @@ class Sharing(Choice):
     NONE = "none", "nothing, each goes as fast as alone"
     FIFO = "fifo", "a message holds all its links, others queue by the time at which they were ready"
     MAX_MIN = "max-min", "they share links fairly at every instant"
+
+
+class Reshard(Choice):
+    """When a rank frees weights that it gathered."""
+
+    NEVER = "never", "behind the stage's last pass, as torchtitan does with a pipeline"
+    FORWARD = "forward", "behind each forward; a backward's are kept for the next (reshard_after_forward: always)"
+    ALWAYS = "always", "behind each forward and backward, as Megatron-FSDP does; one layer's are there at once"
 
 
 class Validation(Choice):

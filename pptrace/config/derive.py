@@ -40,7 +40,7 @@ def _check_present(experiment: Experiment, error: Complaint) -> None:
         raise error("batch", "missing: write batch.microbatches, such as --microbatches 32, or batch.global")
     if experiment.model is None:
         return
-    if batch.sequence is None:
+    if batch.sequence is None and batch.lengths is None:
         raise error("batch.sequence", "missing: a model needs the tokens in a sequence, such as --sequence 8192")
     if experiment.costs is None and experiment.device is None and experiment.cluster is None:
         raise error("device", "missing: a model's costs depend on it, write --device NAME or --costs unit")

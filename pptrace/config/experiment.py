@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.config.choices import CopyStream, PolicyName, Receive, Sharing, StreamPer, Validation
+from pptrace.config.choices import CopyStream, PolicyName, Receive, Sharing, StreamPer
+from pptrace.config.data_parallel import DataParallel
 from pptrace.config.flags import FLAGS
-from pptrace.config.quantity import Duration, Rate, Size
+from pptrace.config.quantity import Size
 
 __all__ = [
     "Batch",
@@ -65,8 +66,7 @@ class _Modifier(_Section):
         default=None, description="Stages that this is done on, from 0; all unless given."
     )
     chunks: list[Annotated[int, Field(ge=0)]] | None = Field(
-        default=None,
-        description="Which of each rank's stages, from 0 in the order of the model; all unless given.",
+        default=None, description="Which of each rank's stages, from 0 in the model's order; all unless given."
     )
 
 
@@ -91,6 +91,11 @@ class Offload(_Modifier):
         description="Activations stay where the time between forward and backward, in the step without copies, is "
         "no more than so many times what their copies out and back take; with 0 all are copied.",
     )
+    alone: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1,
+        description="Share of its time that a copy takes out before its rank's first backward, or back behind its "
+        "last forward, when none crosses it. PipeOffload's program counts with 0.7.",
+    )
     stream: CopyStream = Field(
         default=CopyStream.DIRECTION, description=f"What has a stream of copies of its own. {CopyStream.told()}"
     )
@@ -100,9 +105,7 @@ class Recompute(_Modifier):
     """Forwards that are computed again, by actions of their own, before the backward."""
 
     early: bool = Field(
-        default=False,
-        description="Compute forwards again as soon as the rank gets there, before the gradient has come; else "
-        "when it is there.",
+        default=False, description="Compute forwards again as soon as the rank gets there, not once gradients do."
     )
 
 
@@ -167,6 +170,13 @@ class Batch(_Section):
     micro: _Count = Field(default=1, description=FLAGS["micro"].text)
     microbatches: _Count | None = Field(default=None, description=FLAGS["microbatches"].text)
     sequence: _Count | None = Field(default=None, description=FLAGS["sequence"].text)
+    lengths: list[_Count] | str | None = Field(
+        default=None,
+        description="Tokens in each microbatch's sequences: one number per microbatch, for all replicas or for "
+        "each in turn, or a file of them, apart by commas, spaces and lines. None passes sequence, which is the "
+        "longest unless given.",
+        examples=[[8192, 3072, 5120, 8192]],
+    )
 
     @property
     def known_microbatches(self) -> int:
@@ -238,37 +248,12 @@ class PointToPoint(_Section):
         f"deferred under batched, else asap, unless given. {Receive.told()}",
     )
 
-
-class DataParallel(_Section):
-    """The reduction of gradients over data-parallel replicas."""
-
-    overlap: bool = Field(
-        default=False,
-        description="Reduce a stage's gradients as soon as they are whole, while the pipeline drains; else when "
-        "every rank has finished.",
-    )
-    bandwidth: Rate | None = Field(
-        default=None, description="Rate per direction between replicas; as the pipeline's network unless given."
-    )
-    latency: Duration = Field(
-        default=0,
-        description="Latency of one message between replicas; as the pipeline's network where that gives the "
-        "bandwidth.",
-    )
-    validation: Validation = Field(
-        default=Validation.BEFORE,
-        description=f"When a step learns the norm of all gradients. {Validation.told()}.",
-    )
-    stage_replicas: bool = Field(
-        default=True,
-        description="Reduce gradients also between the ranks of one pipeline that hold the same stage, as "
-        "Chimera's do; by all-reduce over the pipeline's network or cluster. With false they are not exchanged.",
-    )
-
     @property
-    def overlaps(self) -> bool:
-        """Whether a stage's gradients are reduced as soon as they are whole."""
-        return self.overlap or self.validation is not Validation.BEFORE
+    def rules(self) -> dict[str, Any]:
+        """Settings of the core's own rules that are other than their defaults."""
+        standard = PointToPoint()
+        found = {name: getattr(self, name) for name in ("stream", "eager", "receive")}
+        return {name: value for name, value in found.items() if value != getattr(standard, name)}
 
 
 class Experiment(_Section):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from pptrace.config.choices import PolicyName
 from pptrace.config.derive import derived
 from pptrace.config.experiment import Experiment, NamedChoice, PointToPoint, ScheduleChoice
 from pptrace.config.options import merged, validate_options
@@ -148,7 +149,12 @@ class Resolved:
         return replace(self, experiment=experiment, origins={**self.origins, **origins})
 
     def _dumped(self) -> dict[str, Any]:
-        dumped = self.experiment.model_dump(mode="json", by_alias=True, exclude_none=True)
+        p2p = self.experiment.p2p
+        if p2p.rules and p2p.policy not in PolicyName.words():
+            # A file said how rules run, and the policy was named over it.
+            p2p = type(p2p)(policy=p2p.policy, options=p2p.options)
+        experiment = self.experiment.model_copy(update={"p2p": p2p})
+        dumped = experiment.model_dump(mode="json", by_alias=True, exclude_none=True)
         if self.experiment.cluster is not None:
             del dumped["network"]
         return dumped

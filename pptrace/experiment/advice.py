@@ -175,7 +175,15 @@ class _Search:
             for name in schedules:
                 provided = self.offers[name]
                 own = self.run.prepared.request.options if name == schedules[0] else None
-                guess = estimate(provided, workload, sizes.pp, microbatches, own, self.own.schedule.offload)
+                guess = estimate(
+                    provided,
+                    workload,
+                    sizes.pp,
+                    microbatches,
+                    own,
+                    self.own.schedule.offload,
+                    self.own.schedule.recompute,
+                )
                 if guess is not None:
                     yield change_of(self.run, sizes, chunks, name, switches), guess
 

@@ -74,6 +74,7 @@ def _slowed(workload: Workload, compute: ArrayLike, communication: float) -> Wor
         "optimizer_ns": _times(workload.optimizer_ns, by_stage),
         "recompute_ns": _times(workload.recompute_ns, by_stage),
         "sync_ns": round(workload.sync_ns * communication),
+        "released_ns": _times(workload.released_ns, float(by_stage.max())),
     }
     for name in _MOVED:
         columns[name] = _times(getattr(workload, name), communication)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.model.columns import Int64s
+    from pptrace.model.request import TableSimulator
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
 
@@ -24,10 +25,13 @@ class LazyRequest(ScheduleRequest):
     """A request without times, which asks for them once one is read."""
 
     @classmethod
-    def of(cls, request: ScheduleRequest, ask: Callable[[], dict[str, Any]]) -> LazyRequest:
+    def of(
+        cls, request: ScheduleRequest, ask: Callable[[], dict[str, Any]], simulator: TableSimulator | None = None
+    ) -> LazyRequest:
         """Return a request with the sizes and options of another, and the times that ``ask`` gives."""
         lazy = object.__new__(cls)
         object.__setattr__(lazy, "_ask", ask)
+        object.__setattr__(lazy, "simulator", simulator)
         for name in ("ranks", "microbatches", "chunks", "options"):
             object.__setattr__(lazy, name, getattr(request, name))
         return lazy
@@ -48,8 +52,9 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
         paths = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
         message = transfer_ns(workload.boundary_bytes[:1], paths.overhead_ns, paths.rate_kbps)
         transfer = int(message[0] + paths.latency_ns[0])
-    static = np.bincount(np.arange(workload.stages) % ranks, weights=workload.static_bytes)
-    room = workload.capacity_bytes - workload.reserved_bytes - int(static.max(initial=0))
+    static = np.bincount(np.arange(workload.stages) % ranks, weights=_state(workload))
+    fits = (workload.capacity_bytes - workload.reserved_bytes) * 1000 // (1000 + workload.reserved_permille)
+    room = fits - int(static.max(initial=0))
     per_stage: dict[str, Any] = {
         name: () if workload.unit_time_ns else tuple(getattr(workload, name).tolist())
         for name in (
@@ -61,14 +66,22 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
             "weight_activation_bytes",
             "offload_ns",
             "reload_ns",
+            "recompute_ns",
+            "checkpoint_bytes",
         )
     }
     limit = max(room, 0) if workload.capacity_bytes else 0
     return {
         **per_stage, "transfer_ns": transfer, "memory_limit_bytes": limit,
-        "stage_bytes": tuple((workload.static_bytes + _buffers(workload)).tolist()),
-        "device_bytes": max(workload.capacity_bytes - workload.reserved_bytes, 0),
+        "stage_bytes": tuple((_state(workload) + _buffers(workload)).tolist()),
+        "device_bytes": max(fits, 0),
     }  # fmt: skip
+
+
+def _state(workload: Workload) -> Int64s:
+    """Return the most that each stage's weights, gradients and optimizer state take, gathered and not reduced."""
+    total: Int64s = workload.static_bytes + workload.gathered_bytes + workload.unreduced_bytes
+    return total
 
 
 def _buffers(workload: Workload) -> Int64s:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Plan", "copy_turns", "plan_of"]
+__all__ = ["Plan", "copies_alone", "copy_turns", "plan_of"]
 
 
 class Plan(NamedTuple):
@@ -72,6 +72,31 @@ class Plan(NamedTuple):
             started = low + np.searchsorted(ends[low:high], latest, side="right")
             ahead[stage, microbatch] = np.maximum(blocks.of_row[own] - started, 0)[number]
         return ahead
+
+
+def copies_alone(schedule: Schedule) -> NDArray[np.bool_]:
+    """Return which copies of a table cross no copy in the other direction of their rank.
+
+    Those are the copies out of what is forwarded before a rank's first backward, and the copies back for the
+    backwards behind its last forward.
+
+    Returns:
+        Shape (2, stages, microbatches): of copies out and of copies back.
+    """
+    alone = np.zeros((2, schedule.stages, schedule.microbatches), dtype=bool)
+    for into, kinds, others, later in (
+        (alone[0], schedule.kind == Kind.F, GRADIENTS.mask(schedule.kind), False),
+        (alone[1], GRADIENTS.mask(schedule.kind), schedule.kind == Kind.F, True),
+    ):
+        before = np.concatenate([[0], np.cumsum(others)])
+        begin, end = (
+            np.repeat(before[side], np.diff(schedule.row_ptr))
+            for side in (schedule.row_ptr[:-1], schedule.row_ptr[1:])
+        )
+        own = np.flatnonzero(kinds & (before[:-1] == (end if later else begin)))
+        _, stage, microbatch = worked(schedule, own)
+        into[stage, microbatch] = True
+    return alone
 
 
 def plan_of(schedule: Schedule, timeline: Timeline, workload: Workload) -> Plan:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pptrace.config.choices import Reshard
 from pptrace.config.yaml_file import read_yaml
+from pptrace.experiment.lengths import lengths_of, with_lengths
 from pptrace.experiment.placed import placed
 from pptrace.hooks.build import build_workload
 from pptrace.model.request import CostRequest
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pptrace.experiment.cluster import OnCluster
     from pptrace.hooks.offers import CostModelOffer
     from pptrace.hooks.provider import Provided
+    from pptrace.model.columns import Int64s
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
 
@@ -58,6 +61,8 @@ class Costs:
     """The cost model."""
     request: CostRequest
     """What it is asked for, but for the stages."""
+    lengths: Int64s | None = None
+    """Tokens in each microbatch's sequences, shape (replicas, microbatches); None where all are alike."""
 
     def workload(self, stages: int, edges: tuple[tuple[int, int], ...]) -> Workload:
         """Return what actions cost where the model is cut into these stages.
@@ -67,10 +72,19 @@ class Costs:
             PluginError: the cost model fails.
         """
         chain = tuple((stage, stage + 1) for stage in range(stages - 1))
+        request = replace(self.request, stages=stages, edges=() if edges == chain else edges)
+
+        def of_one(length: int) -> Workload:
+            return build_workload(self.offer, replace(request, sequence=length, global_batch=request.micro))
+
         with placed(self.resolved, "costs"):
-            return build_workload(
-                self.offer, replace(self.request, stages=stages, edges=() if edges == chain else edges)
-            )
+            base = build_workload(self.offer, request)
+            if self.lengths is None:
+                return base
+            if base.classes:
+                raise self.resolved.error("batch.lengths", "costs have lengths of their own: remove one of them")
+            build = of_one if self.offer.offer.model is not None else None
+            return with_lengths(base, self.lengths, request.sequence, request.micro, build)
 
 
 def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
@@ -85,6 +99,8 @@ def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
     work, model = _described(work, "model", offer.model, offer.name)
     work, device = _described(work, "device", offer.device, offer.name)
     work, options = work.options("costs", offer.options)
+    resolved, lengths = lengths_of(work.resolved)
+    work = work.at(resolved)
     experiment = work.experiment
     parallel, batch = experiment.parallel, experiment.batch
     ranks = parallel.pp or 1
@@ -98,8 +114,9 @@ def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
         collectives=LinkCollectives(network=job.cluster, layout=job.layout) if job else None,
         data_parallel={"rate_kbps": max(reduction.bandwidth // 1000, 1), "latency_ns": reduction.latency}
         if reduction.bandwidth else {},
+        reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=bool(reduction.reduce_each),
     )  # fmt: skip
-    return work, Costs(resolved=work.resolved, offer=provided, request=request)
+    return work, Costs(resolved=work.resolved, offer=provided, request=request, lengths=lengths)
 
 
 def _cost_model(work: Assembly) -> tuple[Assembly, Provided[CostModelOffer]]:

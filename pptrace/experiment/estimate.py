@@ -1,16 +1,18 @@
 """What a candidate's step would about take, from costs and closed forms alone: which of many to simulate.
 
-Each rank's computation, the schedule's own bubble, what the step ends with; and for memory its peak activations.
-Nothing is waited for here, so a simulated step is rarely shorter.
+Each rank's computation, forwards computed again among it, or its copies where they take longer; the schedule's own
+bubble, what the step ends with; and for memory its peak activations. Nothing is waited for here, so a simulated
+step is rarely shorter.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pptrace.config.choices import CopyStream
 from pptrace.errors import PptraceError
 from pptrace.hooks.build import checked_options
 from pptrace.hooks.call import plugin_code
@@ -19,7 +21,9 @@ from pptrace.model.request import ScheduleRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pptrace.config.experiment import Offload
+    from numpy.typing import NDArray
+
+    from pptrace.config.experiment import Offload, Recompute
     from pptrace.hooks.offers import ScheduleOffer
     from pptrace.hooks.provider import Provided
     from pptrace.model.columns import Int64s
@@ -53,6 +57,7 @@ def estimate(
     microbatches: int,
     own: Mapping[str, Any] | None = None,
     offload: Offload | None = None,
+    recompute: Recompute | None = None,
 ) -> Estimate | None:
     """Return what a schedule's step would about take; None where it cannot run, or nothing is known of it.
 
@@ -64,7 +69,10 @@ def estimate(
         own: options of the schedule that the configuration runs, which has 1F1B's forms where it offers none;
             others have their defaults.
         offload: activations that are in host memory between forward and backward.
+        recompute: forwards that are computed again by actions of their own.
     """
+    if recompute is not None and (offload is not None or not workload.recompute_ns.any()):
+        return None
     offer, chunks = provided.offer, workload.stages // ranks
     try:
         with plugin_code(provided.provider, offer.build):
@@ -83,41 +91,90 @@ def estimate(
         share = (ranks - 1) / (chunks * microbatches + ranks - 1)
     if share is None or not 0 <= share < 1:
         return None
-    work = _by_rank(workload.f_ns + workload.b_ns, ranks) * microbatches
-    idle = float(work.mean()) * share / (1 - share)
+    once = _by_rank(workload.f_ns + workload.b_ns, ranks)
+    again = _by_rank(np.where(_chosen(workload, ranks, recompute), workload.recompute_ns, 0), ranks)
+    filled = once if recompute is not None and recompute.early else once + again
+    idle = float(filled.mean()) * microbatches * share / (1 - share)
+    if len(held) != ranks:
+        held = [float(min(ranks - rank, ranks) * chunks) for rank in range(ranks)]
+    kept = _Kept(np.array(held), once, chunks)
+    copied = _chosen(workload, ranks, offload) & kept.long_enough(workload, offload)
     reduction, update = (int(_by_rank(time, ranks).max()) for time in (workload.reduce_ns, workload.optimizer_ns))
-    peak = _peak(workload, ranks, held, offload)
+    peak = _peak(workload, kept, _share(workload, copied, offload), _chosen(workload, ranks, recompute))
+    computed = int((once + again).max()) * microbatches + int(idle)
     return Estimate(
-        step_ns=int(work.max()) + int(idle) + reduction + update + workload.sync_ns,
+        step_ns=max(computed, _copying_ns(workload, copied, ranks, offload) * microbatches)
+        + reduction + update + workload.sync_ns,
         peak_bytes=peak,
         fits=not workload.capacity_bytes or peak <= workload.capacity_bytes,
         reduction_ns=reduction,
-    )
+    )  # fmt: skip
 
 
-def _peak(workload: Workload, ranks: int, held: list[float], offload: Offload | None) -> int:
-    """Return the memory of the fullest rank where each holds so many chunks' activations; 1F1B's unless given."""
-    chunks = workload.stages // ranks
-    if len(held) != ranks:
-        held = [float(min(ranks - rank, ranks) * chunks) for rank in range(ranks)]
-    state = workload.weights_bytes + workload.gradients_bytes + workload.optimizer_bytes
-    each, away = (
-        _by_rank(size, ranks) / chunks for size in (workload.activation_bytes, _copied(workload, ranks, offload))
-    )
-    activations = each * np.array(held) - away * np.maximum(np.array(held) - _BESIDE_COPIES, 0)
+class _Kept(NamedTuple):
+    """What ranks hold in a schedule."""
+
+    held: NDArray[np.float64]
+    """Shape (ranks,): the most activations of chunks."""
+    once_ns: Int64s
+    """Shape (ranks,): what a rank computes on a microbatch."""
+    chunks: int
+    """Chunks of each rank."""
+
+    def long_enough(self, workload: Workload, offload: Offload | None) -> NDArray[np.bool_]:
+        """Return which stages' activations wait longer than copies of them ask for.
+
+        So many at a time wait for as long as their rank takes for as many others (Little's law).
+        """
+        if offload is None or offload.gap == 0:
+            return np.ones(workload.stages, dtype=bool)
+        waits = (self.held - 1) * self.once_ns / self.chunks
+        copies = (workload.offload_ns + workload.reload_ns) * offload.ratio
+        found: NDArray[np.bool_] = np.tile(waits, self.chunks) > offload.gap * copies
+        return found
+
+
+def _peak(workload: Workload, kept: _Kept, away: Int64s, again: NDArray[np.bool_]) -> int:
+    """Return the memory of the fullest rank."""
+    ranks, state = kept.held.size, workload.weights_bytes + workload.gradients_bytes + workload.optimizer_bytes
+    beside = np.where(again, workload.activation_bytes - workload.checkpoint_bytes, 0)
+    each, gone, freed = (_by_rank(size, ranks) / kept.chunks for size in (workload.activation_bytes, away, beside))
+    activations = each * kept.held - gone * np.maximum(kept.held - _BESIDE_COPIES, 0)
+    activations -= freed * np.maximum(kept.held - 1, 0)
     return int((_by_rank(state, ranks) + activations).max()) + workload.reserved_bytes
 
 
-def _copied(workload: Workload, ranks: int, offload: Offload | None) -> Int64s:
-    """Return the bytes of each stage's activations that are in host memory between forward and backward."""
+def _chosen(workload: Workload, ranks: int, asked: Offload | Recompute | None) -> NDArray[np.bool_]:
+    """Return the stages that copies or forwards computed again are asked for."""
     stage = np.arange(workload.stages)
+    chosen: NDArray[np.bool_] = np.full(workload.stages, asked is not None)
+    if asked is not None and asked.stages is not None:
+        chosen &= np.isin(stage, asked.stages)
+    if asked is not None and asked.chunks is not None:
+        chosen &= np.isin(stage // ranks, asked.chunks)
+    return chosen
+
+
+def _share(workload: Workload, copied: NDArray[np.bool_], offload: Offload | None) -> Int64s:
+    """Return the bytes of each stage's activations that are in host memory between forward and backward."""
+    ratio = 0 if offload is None else offload.ratio
+    away: Int64s = np.where(copied, workload.copied_bytes * ratio, 0).astype(np.int64)
+    return away
+
+
+def _copying_ns(workload: Workload, copied: NDArray[np.bool_], ranks: int, offload: Offload | None) -> int:
+    """Return for how long the busiest stream of copies copies what is left of a microbatch."""
     if offload is None:
-        return np.zeros_like(workload.activation_bytes)
-    chosen = np.isin(stage, offload.stages) if offload.stages is not None else stage >= 0
-    if offload.chunks is not None:
-        chosen &= np.isin(stage // ranks, offload.chunks)
-    copied: Int64s = np.where(chosen, workload.copied_bytes * offload.ratio, 0).astype(np.int64)
-    return copied
+        return 0
+    out, back = (
+        _by_rank(np.where(copied, times * offload.ratio, 0).astype(np.int64), ranks)
+        for times in (workload.offload_ns, workload.reload_ns)
+    )
+    if offload.stream is CopyStream.RANK:
+        return int((out + back).max())
+    if offload.stream is CopyStream.PAIR:
+        out, back = (np.add.reduceat(times, np.arange(0, ranks, 2)) for times in (out, back))
+    return int(np.maximum(out, back).max())
 
 
 def _by_rank(values: Int64s, ranks: int) -> Int64s:

@@ -1,8 +1,8 @@
 """The best form of one schedule within a limit of memory: its own settings are varied, and forms simulated.
 
 Estimates put forms in order (:mod:`estimate`). A step is rarely a tenth shorter than its estimate, so forms are
-simulated until no estimate promises a shorter one; settings that estimates know nothing of are then tried on the
-best. The configuration's own form is always simulated, so nothing found is worse.
+simulated until none promises a shorter one; what estimates do not know is then tried on the best. The own form of
+the configuration is always simulated, so nothing found is worse.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.candidates import Change, room_makers
 from pptrace.experiment.estimate import Estimate, estimate
 from pptrace.experiment.form import Form, Forms
+from pptrace.experiment.moved import MOVED, is_both, moved_by
 from pptrace.experiment.prepare import costs_alone
 from pptrace.experiment.run import simulate
 from pptrace.experiment.tried import Tried
@@ -99,10 +100,10 @@ class FormSearch:
         promising = self._promising()
         self._simulate_likeliest(promising)
         self._refine()
-        best = self._best()
+        best, tried = self._best(), tuple(self.tried.values())
         return Forms(
-            own=own, error=self.error, best=best.tried if best else None, run=self.run,
-            tried=tuple(self.tried.values()), candidates=self.candidates,
+            own=own, error=self.error, best=best.tried if best else None, run=self.run, tried=tried,
+            candidates=self.candidates,
         )  # fmt: skip
 
     def with_room(self, tried: Tried) -> Tried | None:
@@ -143,19 +144,12 @@ class FormSearch:
         return self._ran(change, run)
 
     def _promising(self) -> list[tuple[Change, Estimate]]:
-        """Return all forms that estimates tell apart, the likeliest first.
-
-        Where the schedule takes no sizes with its own options, other options are combined with them.
-        """
+        """Return forms that estimates tell apart, the likeliest first; with other options where own ones fail."""
         found = self._guessed({})
         if not found and not self.forms:
             others = [one for one in self.variation.settings if not one.is_estimated]
-            found = [
-                guess
-                for one in others
-                for change in self._values(one, self.ground)
-                for guess in self._guessed(change)
-            ]
+            bases = [change for one in others for change in self._values(one, self.ground)]
+            found = [guess for change in bases for guess in self._guessed(change)]
         self.candidates += len(found)
         return sorted(found, key=lambda one: (not self._may_fit(one[1]), one[1].step_ns))
 
@@ -167,7 +161,9 @@ class FormSearch:
         own = {**base, **({"parallel.vp": self.ground.chunks} if self.ground.chunks else {})}
         rows = [[{}, *self._values(one, self.ground)] for one in self.variation.settings if one.is_estimated]
         for parts in product(*rows):
-            yield Change(settings=own | {key: value for part in parts for key, value in part.items()})
+            settings = own | {key: value for part in parts for key, value in part.items()}
+            if not is_both(settings):
+                yield Change(settings=settings)
 
     def _values(self, setting: VariedSetting, ground: Ground) -> list[Mapping[str, Any]]:
         return [change for change in setting.values(ground) if not self.variation.keeps(change)]
@@ -187,10 +183,11 @@ class FormSearch:
             key.removeprefix(_OPTIONS): value for key, value in change.settings.items() if key.startswith(_OPTIONS)
         }
         options = {**self.ground.options, **given}
-        return estimate(self.provided, workload, ranks, count, options, experiment.schedule.offload)
+        moved = moved_by(change.settings, experiment.schedule)
+        return estimate(self.provided, workload, ranks, count, options, *moved)
 
     def _workload(self, change: Change, stages: int) -> Workload | None:
-        costly = change.without(frozenset({"parallel.vp"}))
+        costly = change.without(MOVED | {"parallel.vp"})
         key = (self.variation.apart, costly.arguments, stages)
         if key not in self.workloads:
             chain = tuple((stage, stage + 1) for stage in range(stages - 1))
@@ -219,9 +216,8 @@ class FormSearch:
                 break
             self._simulate(change)
         for change, _ in sorted(promising, key=lambda one: (one[1].peak_bytes, one[1].step_ns)):
-            if self._fits() or len(self.tried) >= until:
-                break
-            self._simulate(change)
+            if not self._fits() and len(self.tried) < until:
+                self._simulate(change)
 
     def _hopeless(self, guess: Estimate) -> bool:
         best = self._best()
@@ -242,11 +238,19 @@ class FormSearch:
         for setting in self.variation.settings:
             ground = replace(self.ground, activation_bytes=form.activation_bytes)
             start = form
-            for settings in [] if setting.is_estimated else self._values(setting, ground):
-                if len(self.tried) >= until:
-                    return
-                found = self._simulate(start.tried.change.with_settings(settings))
+            for change in self._tried_on(start.tried.change, setting, ground):
+                found = self._simulate(change) if len(self.tried) < until else None
                 form = min(form, found, key=lambda one: one.order) if found else form
+
+    def _tried_on(self, change: Change, setting: VariedSetting, ground: Ground) -> list[Change]:
+        """Return a form with each value of a setting, and without one, where estimates alone do not settle it."""
+        if setting.is_estimated and not setting.is_tried:
+            return []
+        values = self._values(setting, ground)
+        own = frozenset().union(*values)
+        return [change.without(own)] * bool(setting.is_tried and own & change.settings.keys()) + [
+            more for one in values if not is_both((more := change.with_settings(one)).settings)
+        ]
 
     def _simulate(self, change: Change) -> Form | None:
         """Simulate a form; None where it cannot run, is too large for what is left, or was simulated already."""

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.errors import TraceError
+from pptrace.config.choices import PolicyName
+from pptrace.config.resolve import load
+from pptrace.errors import PptraceError, TraceError
+from pptrace.experiment.prepare import costs_alone, prepare
 from pptrace.limits.reading import check_regular
 from pptrace.timeline.measurement import ImportRequest, Measurement, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from pptrace.config.resolve import Resolved
+    from pptrace.experiment.prepare import Prepared
     from pptrace.hooks.offers import ImporterOffer
     from pptrace.hooks.registry import Registry
+    from pptrace.model.placement import Placement
+    from pptrace.model.workload import Workload
+    from pptrace.timeline.timeline import Timeline
 
-__all__ = ["head_of", "importer_of", "read_measurement"]
+__all__ = ["Behind", "head_of", "importer_of", "prepared_behind", "read_measurement", "simulation_behind"]
 
 _HEAD = 4096
 _GZIP = b"\x1f\x8b"
@@ -72,6 +80,96 @@ def read_measurement(
     return _with_notes(measured, notes), True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """What a simulation's trace was made with."""
+
+    workload: Workload
+    """What actions cost."""
+    p2p: Mapping[str, Any]
+    """How messages were issued, as its configuration has it."""
+
+
+def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
+    """Return what a simulation's trace was made with, from the configuration that it holds.
+
+    None where it holds none, or what is installed no longer takes it.
+    """
+    configuration = _configuration_of(timeline)
+    if configuration is None:
+        return None
+    placement = timeline.placement
+    parallel, batch = (configuration.get(key) or {} for key in ("parallel", "batch"))
+    if not isinstance(parallel, dict) or not isinstance(batch, dict):
+        return None
+    parallel, batch = {**parallel}, {**batch}
+    if parallel.get("pp") is None:  # a table said it
+        parallel["pp"] = placement.ranks
+    if all(batch.get(key) is None for key in ("microbatches", "global")):
+        batch["microbatches"] = placement.microbatches
+    edges = tuple((int(a), int(b)) for a, b in placement.edges)
+    # The order is known, and a table's file need not be there.
+    plain = {**configuration, "schedule": {"name": "none"}, "parallel": parallel, "batch": batch}
+    try:
+        resolved = load(plain)
+        if not _fits(resolved, placement):
+            return None
+        workload = costs_alone(resolved, registry).workload(placement.stages, edges)
+    except PptraceError:
+        return None
+    return Behind(workload=workload, p2p=configuration.get("p2p") or {})
+
+
+def prepared_behind(timeline: Timeline, registry: Registry) -> Prepared | None:
+    """Return what a simulation's trace was simulated on, from the configuration that it holds.
+
+    None where it holds none, what is installed no longer takes it, or it is of a step of another size, or of one
+    in segments.
+    """
+    configuration = _configuration_of(timeline)
+    if configuration is None or timeline.parts is not None:
+        return None
+    placement = timeline.placement
+    try:
+        resolved = load(configuration)
+        if not _fits(resolved, placement):
+            return None
+        prepared = prepare(resolved, registry)
+    except PptraceError:
+        return None
+    sizes = [(one.ranks, one.stages, one.microbatches) for one in (prepared.schedule, placement)]
+    return prepared if sizes[0] == sizes[1] else None
+
+
+def _configuration_of(timeline: Timeline) -> dict[str, Any] | None:
+    """Return the configuration in a trace, as it can be read again; None where there is none.
+
+    It is written with every default filled in, and a policy that is a program takes no switches of the rules. One
+    that names a path is not ours.
+    """
+    configuration = timeline.provenance.get("configuration")
+    if not isinstance(configuration, dict) or any(_names_a_path(part) for part in configuration.values()):
+        return None
+    p2p = configuration.get("p2p")
+    if isinstance(p2p, dict) and p2p.get("policy") not in {name.value for name in PolicyName}:
+        return {**configuration, "p2p": {key: value for key, value in p2p.items() if key not in _OF_RULES}}
+    return configuration
+
+
+def _fits(resolved: Resolved, placement: Placement) -> bool:
+    """Whether a configuration is for a step of a trace's size: nothing larger is to be built for its text."""
+    asked = resolved.experiment
+    sizes = asked.parallel.pp in {None, placement.ranks}, asked.batch.known_microbatches <= placement.microbatches
+    return all(sizes)
+
+
+def _names_a_path(part: Any) -> bool:
+    """Whether a part of a configuration is named by a path: we write none, and a trace is to have no file read."""
+    names = (part.get("name"), part.get("preset")) if isinstance(part, dict) else (part,)
+    return any(isinstance(name, str) and ("/" in name or "\\" in name) for name in names)
+
+
+_OF_RULES = frozenset({"stream", "eager"})
 _TOLD = 5
 """Files that are named one by one."""
 

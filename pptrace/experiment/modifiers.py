@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.config.choices import CopyStream, Sharing
-from pptrace.experiment.copy_plan import copy_turns, plan_of
+from pptrace.experiment.copy_plan import copies_alone, copy_turns, plan_of
+from pptrace.experiment.sharded import with_sharding
 from pptrace.model.kinds import COPIES, Kind
 from pptrace.schedule.copies import waits_for_copies, with_copies
 from pptrace.schedule.recompute import with_recompute
@@ -36,10 +37,11 @@ _ON_A_SWITCH = 2
 def modified(
     resolved: Resolved, table: Schedule, workload: Workload, network: Network, policy: Policy
 ) -> tuple[Schedule, Workload]:
-    """Return a table with the copies and forwards computed again that a configuration asks for, and their costs.
+    """Return a table with what a configuration puts into any, and its costs.
 
     Raises:
-        ConfigError: stages or chunks that there are not, nothing to compute again, or copies already there.
+        ConfigError: stages or chunks that there are not, nothing to compute again, copies already there, or what
+            :func:`~pptrace.experiment.sharded.with_sharding` refuses.
         ScheduleError: the table cannot run.
     """
     choice = resolved.experiment.schedule
@@ -47,11 +49,14 @@ def modified(
     if recompute is not None:
         table = _recomputed(resolved, recompute, table, workload)
     if offload is None:
-        return table, workload
+        return with_sharding(resolved, table, workload), workload
     if COPIES.mask(table.kind).any():
         raise resolved.error("schedule.offload", f"{choice.name} has copies of its own: remove the key")
     workload = _of_a_part(workload, offload)
-    return _offloaded(resolved, offload, table, workload, network, policy), workload
+    if offload.alone != 1:
+        workload = _sooner_alone(workload, table, offload.alone)
+    table = _offloaded(resolved, offload, table, workload, network, policy)
+    return with_sharding(resolved, table, workload), workload
 
 
 def _recomputed(resolved: Resolved, asked: Recompute, table: Schedule, workload: Workload) -> Schedule:
@@ -74,6 +79,27 @@ def _of_a_part(workload: Workload, asked: Offload) -> Workload:
         offload_ns=_part(workload.offload_ns, asked.ratio), reload_ns=_part(workload.reload_ns, asked.ratio),
         offload_bytes=_part(workload.copied_bytes, asked.ratio),
     )  # fmt: skip
+
+
+def _sooner_alone(workload: Workload, table: Schedule, share: float) -> Workload:
+    """Return costs in which copies that cross none in the other direction take a share of their time.
+
+    Microbatches that are alike in length and in where they are alone are a class.
+    """
+    alone = copies_alone(table)
+    used = workload.microbatch_class if workload.classes else np.zeros(table.microbatches, dtype=np.int32)
+    patterns = np.concatenate([used[:, None], alone.transpose(2, 0, 1).reshape(table.microbatches, -1)], axis=1)
+    _, first, classes = np.unique(patterns, axis=0, return_index=True, return_inverse=True)
+    costs = (workload, *workload.classes)
+    made = []
+    for microbatch in first.tolist():
+        one, (out, back) = costs[used[microbatch]], alone[:, :, microbatch]
+        made.append(replace(
+            one, classes=(), microbatch_class=np.zeros(0, dtype=np.int32),
+            offload_ns=np.where(out, _part(one.offload_ns, share), one.offload_ns),
+            reload_ns=np.where(back, _part(one.reload_ns, share), one.reload_ns),
+        ))  # fmt: skip
+    return replace(workload, classes=tuple(made), microbatch_class=(classes.ravel() + 1).astype(np.int32))
 
 
 def _part(values: Int64s, ratio: float) -> Int64s:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pptrace.errors import ConfigError, ConstraintError
 from pptrace.experiment.asked import LazyRequest, times
@@ -13,11 +12,14 @@ from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.cluster import layout_of, on_cluster
 from pptrace.experiment.costs import costs_of, with_reduction
 from pptrace.experiment.interleave import with_interleave
+from pptrace.experiment.lengths import of_the_last_replica
 from pptrace.experiment.modifiers import modified
+from pptrace.experiment.other_tables import OtherTables
 from pptrace.experiment.parts import in_parts
 from pptrace.experiment.placed import placed
 from pptrace.experiment.sizes import check_size
 from pptrace.experiment.stage_replicas import with_stage_replicas
+from pptrace.experiment.table_file import CHUNKS, table_file
 from pptrace.experiment.validation import with_validation
 from pptrace.hooks.build import build_network, build_policy, build_schedule
 from pptrace.hooks.call import call_plugin
@@ -35,14 +37,13 @@ if TYPE_CHECKING:
     from pptrace.experiment.cluster import OnCluster
     from pptrace.experiment.costs import Costs
     from pptrace.hooks.registry import Registry
+    from pptrace.model.columns import Int64s
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
     from pptrace.schedule.source import TableFile
     from pptrace.schedule.table import Schedule
 
 __all__ = ["Prepared", "costs_alone", "policy_of", "prepare", "priced"]
-
-_CHUNKS = "parallel.vp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +91,14 @@ def prepare(resolved: Resolved, registry: Registry, *, loose: bool | None = None
     try:
         return _prepared(resolved, registry)
     except (ConstraintError, ConfigError) as error:
-        if error.key != _CHUNKS or not (_are_of_the_file(resolved) if loose is None else loose):
+        if error.key != CHUNKS or not (_are_of_the_file(resolved) if loose is None else loose):
             raise
         try:
             prepared = _prepared(resolved.without_chunks(), registry)
         except (ConstraintError, ConfigError) as second:
-            raise (error if second.key == _CHUNKS else second) from None
+            raise (error if second.key == CHUNKS else second) from None
     own = prepared.resolved.experiment
-    asked, place = resolved.experiment.parallel.vp, resolved.origin(_CHUNKS)
+    asked, place = resolved.experiment.parallel.vp, resolved.origin(CHUNKS)
     note = f"vp {asked} ({place}) is left out: {own.schedule.name} runs with {own.parallel.vp}"
     workload = replace(prepared.workload, notes=(note, *prepared.workload.notes))
     return replace(prepared, workload=workload, notes=(note,))
@@ -114,14 +115,14 @@ def costs_alone(resolved: Resolved, registry: Registry) -> Costs:
 
 def priced(resolved: Resolved, registry: Registry) -> tuple[Costs, Network]:
     """Return a configuration's costs, as :func:`costs_alone`, and what lies between its ranks."""
-    work, _ = _table_file(Assembly(resolved=resolved, registry=registry))
+    work, _ = table_file(Assembly(resolved=resolved, registry=registry))
     work, network, job = _network(work)
     return costs_of(work, job)[1], network
 
 
 def _are_of_the_file(resolved: Resolved) -> bool:
     """Return whether the file says how many chunks a rank has, and something else which schedule runs."""
-    chunks, name = resolved.positions.get(_CHUNKS), resolved.positions.get("schedule.name")
+    chunks, name = resolved.positions.get(CHUNKS), resolved.positions.get("schedule.name")
     return chunks is not None and name is not None and chunks.source == resolved.file != name.source
 
 
@@ -129,74 +130,58 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
         raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
     check_size(resolved)
-    work, file = _table_file(Assembly(resolved=resolved, registry=registry))
+    work, file = table_file(Assembly(resolved=resolved, registry=registry))
     work, network, job = _network(work)
     work, costs = costs_of(work, job)
-    workload_of = cache(costs.workload)
     parallel, batch = work.experiment.parallel, work.experiment.batch
     request = ScheduleRequest(ranks=parallel.pp or 1, microbatches=batch.known_microbatches, chunks=parallel.vp)
-    if file is None:
-        start = work
-        work, table, request = _built(work, request, lambda n: _times(start, workload_of(*_chain(n)), network))
-    else:
-        table = file.schedule
+    ground = _Ground(network, job, cache(costs.workload), costs.lengths)
+    if file is not None:
+        return _around(work, ground, file.schedule, request, file)
+    start = work
+
+    def ask(stages: int) -> dict[str, Any]:
+        return _times(start, ground.workload_of(*_chain(stages)), network)
+
+    others = OtherTables(
+        registry, resolved, request, ask, lambda table: _around(start, ground, table, request, None)
+    )
+    work, table, request = _built(work, request, ask, others)
+    return _around(work, ground, table, request, None)
+
+
+class _Ground(NamedTuple):
+    """What a step runs on, whatever its table."""
+
+    network: Network
+    job: OnCluster | None
+    workload_of: Callable[[int, tuple[tuple[int, int], ...]], Workload]
+    """Returns the costs of so many stages, with their edges."""
+    lengths: Int64s | None
+    """The lengths of microbatches, where each has its own."""
+
+
+def _around(
+    work: Assembly, ground: _Ground, table: Schedule, request: ScheduleRequest, file: TableFile | None
+) -> Prepared:
+    """Return a table with all that it runs with."""
+    network = ground.network
     table = with_interleave(work.resolved, table)
     placement = table.placement
-    workload = workload_of(table.stages, tuple((int(low), int(high)) for low, high in placement.edges))
+    workload = ground.workload_of(table.stages, tuple((int(low), int(high)) for low, high in placement.edges))
     request = replace(request, **_times(work, workload, network))
     work, policy = policy_of(work, table)
     if table.microbatches > request.microbatches:
         parts = table.microbatches // request.microbatches
         workload = in_parts(workload, request.microbatches, parts, _part_times(work, request, file))
     table, workload = modified(work.resolved, table, workload, network, policy)
-    return Prepared(
-        resolved=work.resolved, schedule=table, request=request, network=network, job=job, table=file,
-        workload=with_validation(
-            work.experiment, with_stage_replicas(work.resolved, workload, placement, network, job)
-        ),
-        policy=policy, contention=_contention(work.experiment),
-        plugins=dict(sorted(work.plugins.items())),
+    workload = with_stage_replicas(work.resolved, workload, placement, network, ground.job)
+    prepared = Prepared(
+        resolved=work.resolved, schedule=table, request=request, network=network, job=ground.job, table=file,
+        workload=with_validation(work.experiment, workload), policy=policy,
+        contention=_contention(work.experiment), plugins=dict(sorted(work.plugins.items())),
     )  # fmt: skip
-
-
-def _table_file(work: Assembly) -> tuple[Assembly, TableFile | None]:
-    """Return the file of a schedule that is a table, and take its sizes."""
-    schedule = work.experiment.schedule
-    if schedule.kind != "table":
-        return work, None
-    from pptrace.schedule.text import load_table
-
-    work, _ = work.options("schedule", None)
-    file = load_table(Path(schedule.name))
-    return work.at(_sized(work.resolved, file.schedule)), file
-
-
-def _sized(resolved: Resolved, table: Schedule) -> Resolved:
-    """Take ranks, chunks and microbatches from a table file; what the configuration says must agree."""
-    experiment = resolved.experiment
-    uneven = table.stages % table.ranks
-    chunks = 1 if uneven else table.stages // table.ranks
-    asked_chunks = None if uneven or _CHUNKS not in resolved.positions else experiment.parallel.vp
-    for key, asked, there, what in (
-        ("parallel.pp", experiment.parallel.pp, table.ranks, "rows"),
-        (_CHUNKS, asked_chunks, chunks, "stages per row"),
-        ("batch.microbatches", experiment.batch.microbatches, table.microbatches, "microbatches"),
-    ):
-        if asked is not None and asked != there:
-            raise resolved.error(
-                key, f"{experiment.schedule.name} has {there} {what}, not {asked}: remove the key"
-            )
-    origin = f"table {Path(experiment.schedule.name).name}"
-    step = experiment.parallel.dp * experiment.batch.micro
-    parallel = experiment.parallel.model_copy(update={"pp": table.ranks, "vp": chunks})
-    batch = experiment.batch.model_copy(
-        update={"microbatches": table.microbatches, "global_batch": table.microbatches * step}
-    )
-    sized = ("parallel.pp", _CHUNKS, "batch.microbatches", "batch.global")
-    origins = {**resolved.origins, **dict.fromkeys(sized, origin)}
-    return replace(
-        resolved, experiment=experiment.model_copy(update={"parallel": parallel, "batch": batch}), origins=origins
-    )
+    return prepared if ground.lengths is None else of_the_last_replica(prepared, ground.lengths)
 
 
 def _network(work: Assembly) -> tuple[Assembly, Network, OnCluster | None]:
@@ -215,7 +200,7 @@ def _network(work: Assembly) -> tuple[Assembly, Network, OnCluster | None]:
 
 
 def _built(
-    work: Assembly, request: ScheduleRequest, ask: Callable[[int], dict[str, Any]]
+    work: Assembly, request: ScheduleRequest, ask: Callable[[int], dict[str, Any]], others: OtherTables
 ) -> tuple[Assembly, Schedule, ScheduleRequest]:
     """Return the table that a schedule makes, and the request with the schedule's options and chunks."""
     with placed(work.resolved, "schedule"):
@@ -223,10 +208,10 @@ def _built(
     work, options = work.using(provided).options("schedule", provided.offer.options)
     request = replace(request, options=options)
     with placed(work.resolved, "schedule"):
-        if provided.offer.chunks is not None and _CHUNKS not in work.resolved.positions:
+        if provided.offer.chunks is not None and CHUNKS not in work.resolved.positions:
             request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
         stages = request.stages
-        table = build_schedule(provided, LazyRequest.of(request, lambda: ask(stages)))
+        table = build_schedule(provided, LazyRequest.of(request, lambda: ask(stages), others))
     return work.at(_with_chunks(work.resolved, table)), table, request
 
 
@@ -250,11 +235,11 @@ def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:
     chunks, uneven = divmod(schedule.stages, schedule.ranks)
     if uneven or chunks == experiment.parallel.vp:
         return resolved
-    if _CHUNKS in resolved.positions:
+    if CHUNKS in resolved.positions:
         message = f"{name} has {chunks} per rank, not {experiment.parallel.vp}: write {chunks}"
-        raise resolved.error(_CHUNKS, message)
+        raise resolved.error(CHUNKS, message)
     parallel = experiment.parallel.model_copy(update={"vp": chunks})
-    origins = {**resolved.origins, _CHUNKS: f"schedule {name}"}
+    origins = {**resolved.origins, CHUNKS: f"schedule {name}"}
     return replace(resolved, experiment=experiment.model_copy(update={"parallel": parallel}), origins=origins)
 
 
@@ -278,9 +263,9 @@ def policy_of(work: Assembly, table: Schedule) -> tuple[Assembly, Policy]:
 
 
 def _refuse_rules(resolved: Resolved, policy: str) -> None:
-    """Refuse settings of the core's rules beside a plugin's policy; those written elsewhere stay."""
+    """Refuse settings of the core's rules beside a plugin's policy, but defaults and what stands elsewhere."""
     chosen = resolved.positions.get("p2p.policy")
-    for key in ("p2p.stream", "p2p.eager", "p2p.receive"):
+    for key in (f"p2p.{name}" for name in resolved.experiment.p2p.rules):
         place = resolved.positions.get(key)
         if place is not None and chosen is not None and place.source == chosen.source:
             raise resolved.error(key, f"{policy} does not take it: its switches stand under p2p.options")

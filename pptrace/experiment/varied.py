@@ -59,6 +59,8 @@ class VariedSetting:
     """Other values than the configuration's own, each as settings by key."""
     is_estimated: bool = True
     """Whether estimates know what it changes; values of others are tried on the best form by estimated ones."""
+    is_tried: bool = False
+    """Whether estimated values are tried on the best form too: estimates do not know them beside options."""
     on_request: bool = False
     """Whether it differs only where it is named."""
 
@@ -158,16 +160,16 @@ VARIED = (
         is_estimated=False,
     ),
     VariedSetting(
-        name="memory", text="the memory that a generated order is made for", values=_order_memory,
-        is_estimated=False,
-    ),
-    VariedSetting(
         name="offload", text="the share of activations that is copied to the host and back", values=_offload,
-        is_estimated=False,
+        is_tried=True,
     ),
     VariedSetting(
         name="recompute-actions", text="forwards computed again by actions of their own",
-        values=_recompute_actions, is_estimated=False,
+        values=_recompute_actions, is_tried=True,
+    ),
+    VariedSetting(
+        name="memory", text="the memory that a generated order is made for", values=_order_memory,
+        is_estimated=False,
     ),
 )  # fmt: skip
 """All settings that may differ, in the order in which they are tried."""

@@ -215,15 +215,17 @@ class KindSet(frozenset[Kind]):
 
     def mask(self, kind: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Return which entries of a column of kinds are among them."""
-        found = np.zeros(kind.shape, dtype=bool)
+        found, same = np.zeros(kind.shape, dtype=bool), np.empty(kind.shape, dtype=bool)
         for member in self:
-            found |= kind == int(member)  # numpy would widen the whole column to compare it with a member
+            np.equal(kind, int(member), out=same)  # numpy would widen the whole column to compare it with a member
+            found |= same
         return found
 
 
 def present(kind: NDArray[np.integer]) -> NDArray[np.intp]:
     """Return the kinds in a column, in the order of their numbers."""
-    return np.flatnonzero([(kind == one).any() for one in range(len(KINDS))])
+    same = np.empty(kind.shape, dtype=bool)
+    return np.flatnonzero([np.equal(kind, one, out=same).any() for one in range(len(KINDS))])
 
 
 def _kinds(has: Callable[[Traits], bool]) -> KindSet:

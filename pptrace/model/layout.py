@@ -101,6 +101,14 @@ class Layout:
         """Return the GPUs of each pipeline rank, shape (pp, dp x cp x tp), replica after replica."""
         return self.grid().reshape(self.pp, -1)
 
+    def replicas(self) -> Int32s:
+        """Return the GPUs of each rank of each replica, shape (dp x pp, cp x tp), replica after replica.
+
+        >>> Layout(pp=2, tp=2, dp=2).replicas().tolist()
+        [[0, 1], [4, 5], [2, 3], [6, 7]]
+        """
+        return self.grid().swapaxes(0, 1).reshape(self.dp * self.pp, -1)
+
     def groups(self, axis: str) -> Int32s:
         """Return the groups along an axis, one per row, in the order of members: also ``etp`` and ``edp``.
 

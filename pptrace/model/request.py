@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["CostRequest", "ExecutorRequest", "GroupCollectives", "NetworkRequest", "ScheduleRequest"]
+__all__ = [
+    "CostRequest",
+    "ExecutorRequest",
+    "GroupCollectives",
+    "NetworkRequest",
+    "PlayedTable",
+    "ScheduleRequest",
+    "TableSimulator",
+]
 
 
 class GroupCollectives(Protocol):
@@ -24,6 +32,39 @@ class GroupCollectives(Protocol):
                 replicas that reduce gradients (dp x cp), or ``edp`` for those that reduce an expert's.
             size_bytes: bytes of the whole vector: what each GPU holds before an all-reduce, a reduce-scatter
                 or an all-to-all, and after an all-gather.
+        """
+        ...
+
+
+class PlayedTable(NamedTuple):
+    """What the simulator says of a table in a configuration."""
+
+    step_ns: int
+    peak_bytes: tuple[int, ...]
+    """Shape (ranks,): the most in use, weights and all else included."""
+    activation_bytes: tuple[int, ...]
+    """Shape (ranks,): the same without what is there from the step's start to its end."""
+    room_bytes: tuple[int, ...]
+    """Shape (ranks,): what the device leaves for that; empty where nobody says what it has."""
+    work_ns: int
+    """What forwards and backwards of all stages and microbatches take together."""
+
+
+class TableSimulator(Protocol):
+    """A configuration while its schedule is built, for schedules that search. Tables are ``Schedule``."""
+
+    def play(self, table: Any) -> PlayedTable:
+        """Return what the simulator says of a table, under the configuration's network and message policy.
+
+        Raises:
+            PptraceError: the table cannot run.
+        """
+        ...
+
+    def others(self) -> Iterator[tuple[str, Any, ScheduleRequest]]:
+        """Yield name, table and request of each other installed schedule that takes the sizes.
+
+        Where nobody wrote how many chunks a rank has, each has as many as it likes.
         """
         ...
 
@@ -63,6 +104,10 @@ class ScheduleRequest:
     """Time of a copy of a microbatch's activations to host memory per stage; empty as above."""
     reload_ns: tuple[int, ...] = ()
     """Time of their copy back per stage; empty as above."""
+    recompute_ns: tuple[int, ...] = ()
+    """Time of a forward that is computed again by an action of its own, per stage; empty as above."""
+    checkpoint_bytes: tuple[int, ...] = ()
+    """The part of ``activation_bytes`` that stays until then; empty as above."""
     memory_limit_bytes: int = 0
     """Bytes per rank for activations where stages loop over the ranks; 0 for no limit."""
     weight_activation_bytes: tuple[int, ...] = ()
@@ -73,6 +118,8 @@ class ScheduleRequest:
     """Bytes per rank for all of this; 0 for no limit."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
     """The schedule's own options, checked against its parameter model."""
+    simulator: TableSimulator | None = None
+    """Plays tables and makes those of other schedules, where a configuration asks; None where sizes alone do."""
 
     @property
     def stages(self) -> int:
@@ -118,6 +165,10 @@ class CostRequest:
     """What collectives take on the cluster that the job is on; None where no cluster is described."""
     data_parallel: Mapping[str, int] = field(default_factory=_nothing)
     """Network of the data-parallel group: ``rate_kbps`` (kB/s per direction) and ``latency_ns``."""
+    reshard: str = "never"
+    """When gathered weights are freed: behind a stage's last pass (``never``), each ``forward``, or ``always``."""
+    reduce_each: bool = False
+    """Whether gradients are reduced behind each microbatch's backward."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
     """The cost model's own options."""
 

@@ -13,40 +13,30 @@ from pptrace.model.columns import Int32s, Int64s, column
 from pptrace.model.segments import Segment, check_segments, overlapped_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from pptrace.model.kernel_costs import KernelCost
     from pptrace.model.kinds import Kind
 
 __all__ = ["Workload"]
 
 _PER_STAGE = (
-    "f_ns",
-    "b_ns",
-    "i_ns",
-    "w_ns",
-    "f_collective_ns",
-    "b_collective_ns",
-    "i_collective_ns",
-    "w_collective_ns",
-    "activation_bytes",
-    "weight_activation_bytes",
-    "weights_bytes",
-    "gradients_bytes",
-    "optimizer_bytes",
-    "reduce_ns",
-    "optimizer_ns",
-)
+    "f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "b_collective_ns", "i_collective_ns", "w_collective_ns",
+    "activation_bytes", "weight_activation_bytes", "weights_bytes", "gradients_bytes", "optimizer_bytes",
+    "reduce_ns", "optimizer_ns",
+)  # fmt: skip
 _PER_MICROBATCH = (
-    *_PER_STAGE[:10],
-    "boundary_bytes",
-    "offload_ns",
-    "reload_ns",
-    "recompute_ns",
-    "offload_bytes",
+    *_PER_STAGE[:10], "boundary_bytes", "offload_ns", "reload_ns", "recompute_ns", "offload_bytes",
     "checkpoint_bytes",
-)
-_OPTIONAL = ("offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes")
-_WHOLE = ("sync_ns", "reserved_bytes", "capacity_bytes", "tokens", "model_flops", "peak_flops", "unit_time_ns")
+)  # fmt: skip
+_OPTIONAL = (
+    "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
+    "unreduced_bytes", "released_ns",
+)  # fmt: skip
+_WHOLE = (
+    "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
+    "unit_time_ns",
+)  # fmt: skip
 
 
 def _none() -> Int64s:
@@ -120,10 +110,19 @@ class Workload:
     """Whether copies to host memory and back follow one another, in the order of their row."""
     unshard_ns: Int64s = field(default_factory=_none)
     """Gathering the stage's sharded weights."""
+    gathered_bytes: Int64s = field(default_factory=_none)
+    """What that takes until they are freed, beside ``weights_bytes``; zero unless given, as the one below."""
+    unreduced_bytes: Int64s = field(default_factory=_none)
+    """Whole gradients, from the first backward behind a reduction to the next one's end, likewise."""
+    released_ns: Int64s = field(default_factory=_none)
+    """When the last of the other replicas has computed the stage's gradients, before which they are not reduced:
+    from the step's start, and 0 where all replicas are alike."""
     sync_ns: int = 0
     """What all ranks do together once gradients are whole, such as reducing their norm; not computing."""
     reserved_bytes: int = 0
     """Bytes per rank that no action accounts for: context, workspace, fragmentation."""
+    reserved_permille: int = 0
+    """What the allocator holds beyond all that is allocated at a rank's peak, in thousandths of that."""
     capacity_bytes: int = 0
     """Memory of the rank's device; 0 where unknown."""
     tokens: int = 0
@@ -146,6 +145,9 @@ class Workload:
     """Costs of microbatches of classes 1, 2 and so on; what belongs to a stage alone is said here, not there."""
     notes: tuple[str, ...] = field(default=())
     """How figures were counted, one sentence each, for the detailed output."""
+    kernels: Callable[[], Sequence[KernelCost]] | None = field(default=None, compare=False)
+    """Lists the kernels of every stage's actions, for those who ask; None where the costs know none, or no more
+    where they are scaled."""
 
     def __post_init__(self) -> None:
         for name in (*_PER_STAGE, "boundary_bytes"):
@@ -268,7 +270,7 @@ class Workload:
         >>> Workload.uniform(stages=1, f_ns=4, b_ns=8).scaled(Fraction(1, 2)).b_ns.tolist()
         [4]
         """
-        columns: dict[str, Any] = {"classes": tuple(one.scaled(share) for one in self.classes)}
+        columns: dict[str, Any] = {"classes": tuple(one.scaled(share) for one in self.classes), "kernels": None}
         for name in _PER_MICROBATCH:
             columns[name] = np.array(
                 [int(value * share) for value in getattr(self, name).tolist()], dtype=np.int64
@@ -291,6 +293,6 @@ class Workload:
 
     @property
     def static_bytes(self) -> Int64s:
-        """Weights, gradients and optimizer state of each stage."""
+        """Weights, gradients and optimizer state of each stage that are always there."""
         total: Int64s = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return total

@@ -23,8 +23,8 @@ class Hops:
     """A network between pipeline ranks, each of which is many GPUs of a network between GPUs.
 
     Member ``m`` of a rank sends to member ``m`` of its peer, all at once and at one pace, that of the slowest:
-    every tensor- and context-parallel member of every data-parallel replica. Only one replica's schedule is
-    simulated; the others do the same at the same time, and a link that carries ``n`` of a hop's flows counts
+    every tensor- and context-parallel member of every data-parallel replica. Where only one replica's schedule is
+    simulated, the others do the same at the same time, and a link that carries ``n`` of a hop's flows counts
     ``n`` times each flow's rate. A message's size is that of one flow.
     """
 
@@ -32,6 +32,8 @@ class Hops:
     """What lies between GPUs."""
     layout: Layout
     """Which GPUs each rank is."""
+    apart: bool = False
+    """Whether all replicas are simulated, rank by rank: rank ``r`` of replica ``d`` is ``d pp + r``."""
 
     @property
     def links(self) -> Links:
@@ -44,7 +46,7 @@ class Hops:
         Raises:
             ConfigError: two GPUs that no route joins.
         """
-        members = self.layout.members()
+        members = self.layout.replicas() if self.apart else self.layout.members()
         flows, count = members.shape[1], src.size
         source, target = members[src].ravel(), members[dst].ravel()
         own = self.network.paths(source, target)

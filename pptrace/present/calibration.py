@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -20,18 +21,25 @@ if TYPE_CHECKING:
     from pptrace.analysis.calibration.check import Checked
     from pptrace.analysis.calibration.fit import Calibration, Fitted, LinkFit, WayTime
     from pptrace.analysis.calibration.network_fit import SortFit
+    from pptrace.experiment.measured import Behind
+    from pptrace.model.workload import Workload
 
 __all__ = ["calibrated_yaml", "calibration_document", "network_document", "network_yaml"]
 
 _NO_COSTS = (
     "no action of a pipeline was recorded: what computations take is not known, the network alone is fitted"
 )
+_MOST_UNCERTAIN = 10
+"""The largest part that a configuration takes."""
 
 
 def calibrated_yaml(
-    fit: Calibration, source: str, schedules: Sequence[str] = (), check: Checked | None = None
-) -> str:
+    fit: Calibration, source: str, schedules: Sequence[str] = (), check: Checked | None = None,
+    known: Behind | None = None,
+) -> str:  # fmt: skip
     """Return the YAML text, which names the schedules that have the measured order, the first of them as its own.
+
+    What a step's length does not show of a simulation, its memory, its end and its messages' policy, is ``known``.
 
     A backward that was measured whole on some stages and split on others is given whole, with the input gradient
     where it was measured on all stages; else the simulator takes half of it.
@@ -47,10 +55,42 @@ def calibrated_yaml(
     lines += _times(fit)
     if fit.overhead_ns:
         lines.append(f"  overhead: {_exact(fit.overhead_ns)}  # mean host gap before an action")
+    if check and check.interval:
+        share = min(check.interval, _MOST_UNCERTAIN)
+        lines.append(f"  uncertainty: {share:.3f}  # of steps of other schedules; nearer ones are a tie")
     if fit.boundary_bytes:
         lines.append(f"  boundary: {fit.boundary_bytes} B")
+    lines += _kept(known.workload) if known is not None else []
     policy = ["p2p:", f"  policy: {check.policy}"] if check and check.policy != Policy().label else []
+    if known is not None and known.p2p:
+        policy = [f"p2p: {json.dumps(known.p2p)}"]
     return "\n".join([*lines, *_network(fit), *policy]) + "\n"
+
+
+_BYTES = {
+    "activation": "activation_bytes", "weight_activation": "weight_activation_bytes",
+    "checkpoint": "checkpoint_bytes", "weights": "weights_bytes", "gradients": "gradients_bytes",
+    "optimizer": "optimizer_bytes",
+}  # fmt: skip
+_TIMES = {"reduction": "reduce_ns", "update": "optimizer_ns"}
+"""Keys of costs, and a workload's columns of them."""
+
+
+def _kept(known: Workload) -> list[str]:
+    """Return memory, and what a step ends with, as a simulation had them; what is 0 is left out."""
+    lines = []
+    for unit, keys in (("B", _BYTES), ("ns", _TIMES)):
+        for key, column in keys.items():
+            values = getattr(known, column).tolist()
+            if any(values):
+                lines.append(f"  {key}: [{', '.join(f'{value} {unit}' for value in values)}]")
+    whole = {
+        "sync": f"{known.sync_ns} ns",
+        "reserved": f"{known.reserved_bytes} B",
+        "capacity": f"{known.capacity_bytes} B",
+    }
+    lines += [f"  {key}: {text}" for key, text in whole.items() if not text.startswith("0 ")]
+    return ["  # as the simulation had them", *lines] if lines else []
 
 
 def _schedule(fit: Calibration, source: str, schedules: Sequence[str]) -> list[str]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantity import format_duration, format_size
+from pptrace.model.kinds import Kind
 from pptrace.present.document import Document, Line, Section, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from pptrace.model.kernel_costs import KernelCost
+    from pptrace.model.segments import Segment
     from pptrace.model.workload import Workload
 
 __all__ = ["costs_document", "costs_yaml"]
@@ -26,12 +29,15 @@ _SIZES = {
     "optimizer": "optimizer_bytes", "boundary": "boundary_bytes",
 }  # fmt: skip
 """Keys of ``costs: table`` and the columns that they are."""
+_KERNEL_HEAD = ("stage", "", "segment", "kernel", "times", "takes", "operations", "moves")
+_SEGMENTED = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", Kind.W: "weight_gradient"}
+"""Kinds of actions whose segments stand in place of a key."""
 
 
 def costs_document(workload: Workload) -> Document:
-    """Return times, bytes and segments of each stage's actions, of one microbatch."""
+    """Return times, bytes, segments and kernels of each stage's actions, of one microbatch."""
     columns = {**_TIMES, **{f"{key}, communicating": column for key, column in _INSIDE.items()}, **_SIZES}
-    known = {key: _column(workload, column) for key, column in columns.items()}
+    known: dict[str, Any] = {key: _column(workload, column) for key, column in columns.items()}
     shown = {key: values for key, values in known.items() if any(values)}
     times = {key: values for key, values in shown.items() if key not in _SIZES}
     sizes = {key: values for key, values in shown.items() if key in _SIZES}
@@ -49,6 +55,10 @@ def costs_document(workload: Workload) -> Document:
     if parts:
         head = ("", "stage", "segment", "stream", "takes")
         sections.append(Section(title="segments", blocks=(Table(head=head, rows=tuple(parts)),)))
+    if workload.kernels is not None:
+        listed = _kernels(workload.kernels())
+        known["kernels"] = [dict(zip(_KERNEL_HEAD, row, strict=True)) for row in listed]
+        sections.append(Section(title="kernels", blocks=(Table(head=_KERNEL_HEAD, rows=listed),)))
     rest = [
         f"{format_size(workload.reserved_bytes)} reserved on each rank",
         f"{format_size(workload.capacity_bytes)} on its device" if workload.capacity_bytes else "",
@@ -59,6 +69,32 @@ def costs_document(workload: Workload) -> Document:
         title="costs", lead=(Line(text=f"{workload.stages} stages; times and activations are a microbatch's"),),
         sections=(*sections, Section(title="how they are counted", blocks=tuple(notes))), values=known,
     )  # fmt: skip
+
+
+def _kernels(listed: Sequence[KernelCost]) -> tuple[tuple[str, ...], ...]:
+    """Return one row a kernel of stages that are alike and follow one another."""
+    by_stage: dict[int, list[tuple[str, ...]]] = {}
+    for one in listed:
+        product = one.product
+        sizes = "" if product is None else f" {product[0]} x " * (product[0] > 1) or " "
+        name = one.name if product is None else f"{one.name}{sizes}{product[1]} x {product[2]} x {product[3]}"
+        by_stage.setdefault(one.stage, []).append((
+            one.kind.word, one.part, name, str(one.times), format_duration(one.duration_ns),
+            f"{one.flops / 1e9:.6g} GFLOP" if one.flops else "",
+            format_size(one.size_bytes) if one.size_bytes else "",
+        ))  # fmt: skip
+    rows: list[tuple[str, ...]] = []
+    stages = sorted(by_stage)
+    first = 0
+    for place in range(1, len(stages) + 1):
+        if place == len(stages) or by_stage[stages[place]] != by_stage[stages[first]]:
+            rows += [(_name(stages[first], stages[place - 1]), *row) for row in by_stage[stages[first]]]
+            first = place
+    return tuple(rows)
+
+
+def _name(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
@@ -80,8 +116,38 @@ def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
         kept["p2p"] = {"policy": policy["policy"], "options": switches}
     head = "# Times and bytes of each stage, found by pptrace costs: edit them, and simulate this file.\n"
     if workload.segments:
-        head += "# Actions are whole here: their segments are not kept.\n"
+        head += "# Actions are made of their segments, which say what they take.\n"
+        table |= _segments(workload)
+        for kind in workload.segments:
+            table.pop(_SEGMENTED.get(kind, "recompute"), None)
     return head + yaml.safe_dump({**kept, "costs": table}, sort_keys=False, width=115, default_flow_style=None)
+
+
+def _segments(workload: Workload) -> dict[str, Any]:
+    """Return the keys of a table that say what its actions are made of: one list where stages are alike."""
+    written: dict[str, Any] = {}
+    for kind, own in workload.segments.items():
+        lists = [[_segment(one) for one in segments] for segments in own]
+        written[kind.name] = lists[0] if all(one == lists[0] for one in lists) else lists
+    return {"segments": written, **({"alone": "overlapped"} if workload.overlapped else {})}
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    values: dict[str, Any] = {"name": segment.name, "time": f"{segment.duration_ns}ns"}
+    if not segment.is_computation:
+        values["stream"] = segment.stream.name.lower().replace("_", "-")
+    if segment.needs is not None:
+        values["needs"] = list(segment.needs)
+    if segment.result:
+        values["result"] = True
+    if segment.size_bytes:
+        values["size"] = f"{segment.size_bytes}B"
+    if segment.link:
+        values["link"] = segment.link
+    if segment.activation_bytes is not None:
+        key = "takes" if segment.activation_bytes >= 0 else "frees"
+        values[key] = f"{abs(segment.activation_bytes)}B"
+    return values
 
 
 def _column(workload: Workload, name: str) -> list[int]:
@@ -94,7 +160,7 @@ def _by_stage(columns: Mapping[str, list[int]], written: Callable[[int], str], s
     first = 0
     for stage in range(1, stages + 1):
         if stage == stages or _row(columns, stage) != _row(columns, first):
-            name = str(first) if stage - first == 1 else f"{first} to {stage - 1}"
+            name = _name(first, stage - 1)
             cells = [written(value) if value is not None else "" for value in _row(columns, first)]
             rows.append((name, *cells))
             first = stage

@@ -50,6 +50,8 @@ class Table:
     """How many columns, from the left, are words; the others are figures."""
     splits: bool = False
     """Whether text may set columns that do not fit below the others, each time behind the first."""
+    unchanged: frozenset[int] = frozenset()
+    """Places of rows that a page folds, since nothing changes in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,8 @@ class Section:
     """What it shows and how to read it, for pages."""
     blocks: tuple[Block, ...]
     """What it consists of; without any it is left out."""
+    leads: int = 0
+    """Pages begin with the sections that have the largest; text has them in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,6 +129,10 @@ def _shaded(replica: str, rank: int, slowdown: float) -> Cell:
     return Cell(text=f"{slowdown:.2f}", title=f"{replica}, rank {rank}: slowdown {slowdown:.3f}", shade=shade)
 
 
+_KEY_GAP = 0.4
+"""How many replicas wide the scale of colours is, and how far from the map."""
+
+
 def write_heat(path: Path, found: Stragglers) -> None:
     """Draw ranks by replicas, each worker as red as it is slow.
 
@@ -139,13 +143,13 @@ def write_heat(path: Path, found: Stragglers) -> None:
     from pptrace.export.picture import write_picture
 
     replicas, ranks = found.heat.shape
-    size = min(max(replicas * 0.34 + 1.6, 5.0), 60.0), min(max(ranks * 0.34 + 1.5, 2.4), 60.0)
+    size = min(max(replicas * 0.34 + 1.6, 5.0), 60.0), min(max(ranks * 0.34 + 1.2, 1.8), 60.0)
     write_picture(path, size, _drawing(found))
 
 
 def _drawing(found: Stragglers) -> Callable[[Any], None]:
     def draw(figure: Any) -> None:
-        values = found.heat.T
+        values, replicas = found.heat.T, found.heat.shape[0]
         axes = figure.add_subplot()
         image = axes.imshow(values, cmap="Reds", vmin=1, vmax=_WIDEST, aspect="equal", interpolation="nearest")
         names = [name.removeprefix("dp=") for name in found.by_replica]
@@ -159,7 +163,10 @@ def _drawing(found: Stragglers) -> Callable[[Any], None]:
             for (rank, replica), value in np.ndenumerate(values):
                 ink = "white" if value > (1 + _WIDEST) / 2 + 0.1 else "black"
                 axes.text(replica, rank, f"{value:.2f}", ha="center", va="center", fontsize=6, color=ink)
-        figure.colorbar(image, ax=axes, location="top", aspect=40, shrink=0.7, label="slowdown")
+        beside = axes.inset_axes((1 + _KEY_GAP / replicas, 0, _KEY_GAP / replicas, 1))
+        scale = figure.colorbar(image, cax=beside, ticks=[1, (1 + _WIDEST) / 2, _WIDEST])
+        scale.ax.tick_params(labelsize=7, length=2)
+        scale.outline.set_visible(False)
 
     return draw
 

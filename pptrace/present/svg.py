@@ -38,9 +38,11 @@ def number(value: float) -> str:
     return "0" if shown == "-0" else shown
 
 
-def drawing(width: float, height: float, label: str, *children: str) -> Markup:
-    """Return a drawing that scales with the page."""
-    return element("svg", *children, viewBox=f"0 0 {number(width)} {number(height)}", role="img", aria_label=label)
+def drawing(width: float, height: float, label: str, *children: str, least: float = 0) -> Markup:
+    """Return a drawing that scales with the page, though to no less than ``least`` pixels of width."""
+    style = {"style": f"min-width:{number(least)}px"} if least else {}
+    box = f"0 0 {number(width)} {number(height)}"
+    return element("svg", *children, viewBox=box, role="img", aria_label=label, **style)
 
 
 def lines(parts: Iterable[str]) -> Markup:

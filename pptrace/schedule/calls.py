@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.cells import CELL, CellColumns
+from pptrace.model.cells import CellColumns
+from pptrace.model.columns import together
 from pptrace.model.kind_table import TABLE
 from pptrace.schedule.checked_calls import checked_calls
 from pptrace.schedule.issue_order import IssueOrder
@@ -184,8 +185,8 @@ def _issued(schedule: Schedule, messages: _Messages, plan: Plan) -> IssueOrder:
     ends = _Ends(first, order, order.copy())
     run(kernels.sort_ends, (plan, communicators), ends, work=len(schedule))
     rows = len(schedule) + 2 * count
-    out = CellColumns(*(np.empty(rows, dtype=np.int8 if name == "kind" else np.int32) for name in CELL))
-    edge, of_row = np.empty((2, rows), dtype=np.int32)
+    *cells, edge, of_row = together(rows, *(values.dtype.type for values in schedule.cells), np.int32, np.int32)
+    out = CellColumns(*cells)
     at = np.empty(len(schedule), dtype=np.int32)
     of_end, before, over = (np.empty(2 * count, dtype=np.int32) for _ in range(3))
     number = run(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pptrace.model.cells import CellColumns
 from pptrace.model.kinds import COMPUTE, STAGE_ENDS
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pptrace.schedule.issue_order import IssueOrder
     from pptrace.schedule.table import Schedule
 
-__all__ = ["Blocks", "Worked", "blocks_of", "inserted", "rows_of", "worked"]
+__all__ = ["Blocks", "Worked", "blocks_of", "inserted", "inserted_of_stages", "rows_of", "worked"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,3 +107,20 @@ def inserted(
     cells.kind[place] = kind
     cells.pair[place] = -1
     return replace(schedule, row_ptr=schedule.row_ptr + shift, **cells._asdict())
+
+
+def inserted_of_stages(schedule: Schedule, added: NDArray[np.int64]) -> Schedule:
+    """Return a table with further actions that belong to stages and to no microbatch.
+
+    Args:
+        schedule: the table.
+        added: their columns: the row before which each stands, its rank, kind and stage; one place's in the order
+            given.
+    """
+    if not added.shape[1]:
+        return schedule
+    at, rank, kind, stage = added[:, np.lexsort((np.arange(added.shape[1]), added[1], added[0]))]
+    cells = CellColumns(kind=kind, stage=stage, microbatch=-1, span=1, pair=-1)
+    shift = np.cumsum([0, *np.bincount(rank, minlength=schedule.ranks)])
+    inserted = (np.insert(values, at, new) for values, new in zip(schedule.cells, cells, strict=True))
+    return replace(schedule, row_ptr=schedule.row_ptr + shift, **CellColumns(*inserted)._asdict())

@@ -21,11 +21,12 @@ from pptrace.kernel import run
 from pptrace.model.cells import Cells
 from pptrace.model.kinds import Kind
 from pptrace.schedule.kernels.heap import OUTSIDE, Heap
-from pptrace.schedule.kernels.listing import Playing, Queues, Rooms, Work, list_actions
+from pptrace.schedule.kernels.listing import Playing, Rooms, Work, list_actions
+from pptrace.schedule.rooms import queues_of, rooms_of
 from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.model.placement import Placement
 
 __all__ = ["Actions", "InFlight", "Priority", "backward_first", "list_schedule"]
@@ -106,9 +107,14 @@ def list_schedule(
     actions = _actions(placement, spans)
     duration = _times(placement, actions, durations, transfer)
     source, target = _edges(placement, spans)
-    lag = np.where(actions.rank[source] == actions.rank[target], 0, transfer)
+    lag = np.zeros(source.size, dtype=np.int64)
+    if transfer:
+        lag[actions.rank[source] != actions.rank[target]] = transfer
     turn = _played(placement, actions, duration, (source, target, lag), priority, in_flight or InFlight())
-    order = np.lexsort((turn, actions.rank))
+    begun = np.empty(turn.size, dtype=np.int64)
+    begun[turn] = np.arange(turn.size)
+    narrow = np.int16 if placement.ranks <= np.iinfo(np.int16).max else np.int32  # sorted by its digits
+    order = begun[np.argsort(actions.rank[begun].astype(narrow), kind="stable")]
     row_ptr = np.searchsorted(actions.rank[order], np.arange(placement.ranks + 1))
     return Schedule.of_cells(placement, row_ptr, actions.cells.taken(order))
 
@@ -192,8 +198,11 @@ def _edges(placement: Placement, spans: Mapping[Kind, int]) -> tuple[Int64s, Int
         pairs.append((at(Kind.I, every), at(Kind.W, every)))
     source, target = (np.concatenate(side) for side in zip(*pairs, strict=True))
     actions = max(int(sum(stages * n for n in blocks.values())), 1)
-    both = np.unique(source * actions + target)
-    return both // actions, both % actions
+    both = np.sort(source * actions + target, kind="stable")  # a few runs that are sorted
+    if max(spans.values()) > 1:
+        both = both[np.append([True], both[1:] != both[:-1])]
+    source = both // actions
+    return source, both - source * actions
 
 
 def _played(
@@ -206,11 +215,9 @@ def _played(
 ) -> Int64s:
     """Return every action's place among all starts."""
     count, (source, target, lag) = len(actions), edges
-    keys = (actions.microbatch, actions.stage, actions.kind, *reversed(priority(actions)))
-    key = np.empty(count, dtype=np.int64)
-    key[np.lexsort(keys)] = np.arange(count)
-    left, rooms = _rooms(placement, actions, in_flight)
-    queue, queues, taking = _queues(placement, actions, rooms)
+    key = _one_key([*priority(actions), actions.kind, actions.stage, actions.microbatch])
+    left, rooms = rooms_of(placement, actions, in_flight)
+    queue, queues, taking = queues_of(placement, actions, rooms)
     last = actions.kind == (Kind.W if (actions.kind == Kind.W).any() else Kind.B)
     zeros = partial(np.zeros, dtype=np.int64)
     playing = Playing(
@@ -219,13 +226,14 @@ def _played(
         stack=zeros(placement.ranks), turn=np.full(count, -1, dtype=np.int64),
     )  # fmt: skip
     events = Heap(item=zeros(2 * count), place=np.full(2 * count, OUTSIDE), time=zeros(2 * count), size=zeros(1))
-    after_ptr = np.searchsorted(source, np.arange(count + 1))  # sources are sorted
+    after_ptr = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=count))])
     begun = run(
         list_actions,
         (
             Work(duration=duration, after_ptr=after_ptr, after=target, lag=lag, queue=queue, key=key),
             Rooms(
-                microbatches=actions.span.astype(np.int64), returned=np.where(last[:, None], rooms, -1).ravel(),
+                microbatches=actions.span.astype(np.int64),
+                returned=np.where(last[: len(rooms), None], rooms, -1).ravel(),
                 taken=taking.ravel(),
             ),
             queues,
@@ -239,47 +247,21 @@ def _played(
     return turn
 
 
-def _rooms(placement: Placement, actions: Actions, in_flight: InFlight) -> tuple[Int64s, Int64s]:
-    """Return what rooms hold, and every action's two, its stage's and its rank's; -1 where unbounded."""
-    routes, stages = placement.routes, placement.stages
-    left = np.concatenate([
-        _room(in_flight.stage, (routes, stages)), _room(in_flight.rank, (placement.ranks,)),
-    ])  # fmt: skip
-    rooms = np.stack([_stage_room(placement, actions), routes * stages + actions.rank], axis=1)
-    rooms[left[rooms] < 0] = -1
-    return left, rooms
-
-
-def _stage_room(placement: Placement, actions: Actions) -> Int64s:
-    number: Int64s = actions.route.astype(np.int64) * placement.stages + actions.stage
-    return number
-
-
-def _queues(placement: Placement, actions: Actions, rooms: Int64s) -> tuple[Int64s, Queues, Int64s]:
-    """Return every action's queue, the queues, and the rooms that are taken from each.
-
-    There is one for each stage of each route that a rank holds, for what takes room there, and one for all else.
-    """
-    waits_for_room = (actions.kind == Kind.F) & (rooms >= 0).any(axis=1)
-    of_rank = placement.routes * placement.stages + 1
-    own = np.where(waits_for_room, _stage_room(placement, actions) + 1, 0)
-    labels, sample, queue = np.unique(
-        actions.rank.astype(np.int64) * of_rank + own, return_index=True, return_inverse=True
-    )
-    rank, takes = np.divmod(labels, of_rank)
-    queues = Queues(
-        rank=rank, ptr=np.cumsum([0, *np.bincount(queue)]),
-        of_rank=np.searchsorted(rank, np.arange(placement.ranks + 1)),
-    )  # fmt: skip
-    return queue, queues, np.where((takes > 0)[:, None], rooms[sample], -1)
-
-
-def _room(bound: object, shape: tuple[int, ...]) -> Int64s:
-    """Return how much room there is, flat; -1 for no bound."""
-    room: Int64s = (
-        np.broadcast_to(np.asarray(-1 if bound is None else bound, dtype=np.int64), shape).ravel().copy()
-    )
-    return room
+def _one_key(columns: Sequence[Int64s | Int32s | Int8s]) -> Int64s:
+    """Return one value per row that orders rows as several columns do, of which the first counts most."""
+    key = np.zeros(columns[0].size, dtype=np.int64)
+    largest = 0
+    for column in columns:
+        low, high = (int(value) for value in (column.min(initial=0), column.max(initial=0)))
+        width = high - low + 1
+        largest = largest * width + width - 1
+        if largest >= _LONGEST:
+            key[np.lexsort(columns[::-1])] = np.arange(key.size)
+            return key
+        key *= width
+        key += column
+        key -= low
+    return key
 
 
 def _stuck(actions: Actions, enabled: Int64s) -> ScheduleError:

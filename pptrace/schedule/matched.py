@@ -93,7 +93,9 @@ def check_copies(schedule: Schedule, positions: Positions) -> None:
 
 
 def check_stage_ends(schedule: Schedule) -> None:
-    """Check that each rank reduces and updates a stage at most once, behind the stage's last backward.
+    """Check that each rank updates a stage at most once, and reduces it, behind the stage's last backward.
+
+    Where it reduces more than once, backwards are between.
 
     Raises:
         ScheduleError: the first that does not.
@@ -105,16 +107,26 @@ def check_stage_ends(schedule: Schedule) -> None:
     backward = np.flatnonzero(BACKWARD.mask(schedule.kind))
     last = np.full(schedule.ranks * schedule.stages, -1)
     np.maximum.at(last, cell[backward], backward)
+    between = _backwards_before(cell, backward, ends)
     seen: dict[tuple[int, int], int] = {}
-    for row in ends.tolist():
+    final = {(int(schedule.kind[row]), int(cell[row])): row for row in ends.tolist()}
+    for row, backwards in zip(ends.tolist(), between.tolist(), strict=True):
         kind, at = int(schedule.kind[row]), int(cell[row])
-        if (kind, at) in seen:
+        if (kind, at) in seen and (kind != Kind.REDUCE_GRAD or seen[kind, at] == backwards):
             raise _end_error(schedule, row, "is there twice", str(schedule.action(row)))
-        if last[at] > row:
+        if last[at] > row and (kind != Kind.REDUCE_GRAD or final[kind, at] == row or not backwards):
             raise _end_error(schedule, row, "comes before", str(schedule.action(int(last[at]))))
         if kind == Kind.REDUCE_GRAD and (int(Kind.OPTIMIZER), at) in seen:
             raise _end_error(schedule, row, "comes behind", f"{schedule.stage[row]}OPTIMIZER")
-        seen[kind, at] = row
+        seen[kind, at] = backwards
+
+
+def _backwards_before(cell: np.ndarray, backward: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return how many backwards of their rank's stage come before rows."""
+    width = cell.size + 1
+    places = np.sort(cell[backward] * width + backward)
+    found = np.searchsorted(places, cell[rows] * width + rows) - np.searchsorted(places, cell[rows] * width)
+    return np.asarray(found)
 
 
 def _end_error(schedule: Schedule, row: int, what: str, other: str) -> ScheduleError:

@@ -54,7 +54,9 @@ def chained(
     lanes: Mapping[str, NDArray[np.integer]], linked: Linked, tasks: int, rules: Rules
 ) -> tuple[Int32s, Int32s]:
     """Return the task behind each on its stream, and behind a rendezvous on the receiver's; -1 for none."""
-    following, following_peer = (column[:tasks] for column in linked.chains or unchained(tasks))
+    following, following_peer = unchained(tasks)
+    for column, known in zip((following, following_peer), linked.chains or (), strict=False):
+        column[: known.size] = known[:tasks]
     first, end = lanes["lane_ptr"][:-1], lanes["lane_ptr"][1:]
     if linked.chains is not None:  # communicators, not lanes, say which message follows which
         others = ~np.isin(lanes["lane_stream"], (Stream.SEND, Stream.RECV))

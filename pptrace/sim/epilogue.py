@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.cells import CellColumns
 from pptrace.model.kinds import BACKWARD, STAGE_ENDS, Kind
+from pptrace.schedule.inserted import inserted_of_stages
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +48,7 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
         at = _behind(table, last) if early else np.broadcast_to(ends, last.shape)
         rank, stage = np.nonzero(wanted)
         added.append(np.stack([at[rank, stage], rank, np.full(rank.size, kind), stage]))
-    return _insert(table, np.concatenate(added, axis=1))
+    return inserted_of_stages(table, np.concatenate(added, axis=1))
 
 
 def _held(schedule: Schedule, kind: Kind) -> NDArray[np.bool_]:
@@ -74,14 +73,3 @@ def _behind(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     same[schedule.row_ptr[1:-1] - 1] = False
     ends = np.flatnonzero(~same)  # of pairs, and of actions alone
     return ends[np.searchsorted(ends, rows)] + 1
-
-
-def _insert(schedule: Schedule, added: NDArray[np.int64]) -> Schedule:
-    """Insert actions, given as columns of position, rank, kind and stage; one place's in the order given."""
-    if not added.shape[1]:
-        return schedule
-    at, rank, kind, stage = added[:, np.lexsort((np.arange(added.shape[1]), added[1], added[0]))]
-    cells = CellColumns(kind=kind, stage=stage, microbatch=-1, span=1, pair=-1)
-    shift = np.cumsum([0, *np.bincount(rank, minlength=schedule.ranks)])
-    inserted = (np.insert(values, at, new) for values, new in zip(schedule.cells, cells, strict=True))
-    return replace(schedule, row_ptr=schedule.row_ptr + shift, **CellColumns(*inserted)._asdict())

@@ -60,7 +60,7 @@ class TaskGraph(Cells):
     next: Int32s
     """The task behind it on its stream, -1 for none; no lag."""
     next_peer: Int32s
-    """The task behind a rendezvous on the receiver's stream, -1 for none; no lag."""
+    """The task behind a rendezvous on the receiver's stream, -1 for none and for that of ``next``; no lag."""
     edge_ptr: Int32s
     """Shape (tasks + 1,): edges of each task."""
     edge: Int32s

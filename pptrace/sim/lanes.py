@@ -67,17 +67,19 @@ def assign_lanes(
     """
     rows, ranks = len(issued), graph.ranks
     mode = _mode(policy)
-    columns = LaneColumns(*together(rows, *(np.int32 for _ in LaneColumns._fields)))
     lane_of_stream = np.zeros(len(Stream), dtype=np.int32)
     lane_of_stream[list(_BEHIND_PEERS)] = 2 + 3 * ranks + np.arange(len(_BEHIND_PEERS))
     if one_copy_stream:
         lane_of_stream[Stream.COPY_IN] = lane_of_stream[Stream.COPY_OUT]
     width = 2 + 3 * ranks + len(_BEHIND_PEERS)
+    grouped = policy.name is PolicyName.BATCHED and issued.calls is None
+    peer, group = together(rows, np.int32, np.int32) if grouped else (np.empty(rows, np.int32), lane_of_stream[:0])
+    columns = LaneColumns(peer, group, lane_of_stream, width)
     count, sends_to = np.zeros(ranks * width, dtype=np.int32), np.zeros(ranks * ranks, dtype=np.int8)
     groups = run(
         placing.key_lanes,
-        (issued.row_ptr, issued.cells, issued.edge, graph, TABLE, parts, lane_of_stream, width, mode),
-        (*columns, count, sends_to),
+        (issued.row_ptr, issued.cells, issued.edge, graph, TABLE, parts, mode),
+        (columns, count, sends_to),
         work=rows,
     )
     occupied = count > 0

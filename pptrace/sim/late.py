@@ -24,17 +24,24 @@ if TYPE_CHECKING:
 __all__ = ["issue", "waiting"]
 
 _AGAIN = KindSet({Kind.RECOMPUTE})
+_GATHERS = KindSet({Kind.UNSHARD, Kind.RESHARD})
 
 
 def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     """Put messages in their places: none between a forward computed again and what follows it, where that matters.
 
     Where such forwards wait for gradients, or a program issues messages as if they were not there, they are put
-    behind the messages.
+    behind the messages; so are gathers and reductions within a row, which are beside all messages.
 
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
+    beside = _beside_messages(schedule)
+    if beside.size:
+        kept = np.setdiff1d(np.arange(len(schedule)), beside)
+        issued = issue(schedule.selected(kept), policy)
+        computed = np.searchsorted(kept[COMPUTE.mask(schedule.kind[kept])], beside)
+        return _put_back(issued, schedule.cells.taken(beside), computed, waits=False)
     again = np.flatnonzero(_AGAIN.mask(schedule.kind))
     waits = schedule.recompute_waits
     if not again.size or not (waits or policy.program is not None):
@@ -43,6 +50,22 @@ def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     issued = _with_messages(schedule.selected(others), policy)
     behind = np.searchsorted(others[COMPUTE.mask(schedule.kind[others])], again)
     return _put_back(issued, schedule.cells.taken(again), behind, waits=waits)
+
+
+def _beside_messages(schedule: Schedule) -> NDArray[np.int64]:
+    """Return the gathers, and reductions of single microbatches, that a computation of their rank comes behind."""
+    kind = schedule.kind
+    reduced = np.flatnonzero(kind == Kind.REDUCE_GRAD)
+    cells = schedule.rank_of_row()[reduced] * schedule.stages + schedule.stage[reduced]
+    each = np.unique(cells).size < cells.size
+    there = _GATHERS.mask(kind) | ((kind == Kind.REDUCE_GRAD) & each)
+    if schedule.has_communication or not there.any():
+        return np.zeros(0, dtype=np.int64)
+    computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))
+    rows = np.flatnonzero(there)
+    behind = computed[np.searchsorted(computed, rows)]
+    ends = schedule.row_ptr[1:][schedule.rank_of_row()[rows]]
+    return np.asarray(rows[behind < ends])
 
 
 def _with_messages(schedule: Schedule, policy: Policy) -> IssueOrder:

@@ -26,7 +26,7 @@ from pptrace.sim.kernels.calling import LAUNCHED, link_calls
 from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.late import issue, waiting
 from pptrace.sim.limits import check_total
-from pptrace.sim.needs import behind_all_ranks, behind_holders, further_waits
+from pptrace.sim.needs import behind_all_ranks, behind_holders, behind_others, further_waits
 from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, Rules, TaskColumns
 from pptrace.sim.results import is_early
 from pptrace.sim.segmented import Expansion, in_segments
@@ -108,7 +108,8 @@ def lower(
     hub = behind_all_ranks(placed.cells, lanes, tasks, barrier=barrier)
     holders = behind_holders(placed.cells, lanes, issued.placement) if stage_replicas and not barrier else None
     further = further_waits(placed.cells, schedule.waits, graph.microbatches)
-    needs = [edges for edges in (hub, holders, further) if edges is not None]
+    others = behind_others(placed.cells, workload.released_ns, tasks + (hub is not None), barrier=barrier)
+    needs = [edges for edges in (hub, holders, further, others) if edges is not None]
     linked = lowering_of.link(placed, called, needs)
     if linked is None:
         raise explain_deadlock(schedule)
@@ -120,8 +121,10 @@ def lower(
     cells, task = placed.cells, placed.task
     # What was issued takes as much memory as the graph, and is not needed any more.
     del issued, expansion, lanes, lowering_of, placed
-    tasks += hub is not None
+    tasks += (hub is not None) + (workload.stages if others is not None else 0)
     task = task._replace(duration_ns=of_all(task.duration_ns, tasks), lag_ns=of_all(task.lag_ns, tasks))
+    if others is not None:
+        task.duration_ns[-workload.stages :] = workload.released_ns
     following, following_peer = chained(ends, linked, tasks, rules)
     if parts is not None and policy.blocks:
         edges = behind_sends(edges, task, following_peer)
@@ -158,12 +161,11 @@ class _Lowering:
         out = CellColumns(*together(rows, *(values.dtype.type for values in self.issued.cells)))
         place, path, fork = together(rows, np.int32, np.int32, np.int32)
         task = TaskColumns(
-            size_bytes=np.empty(rows, dtype=np.int64), path=path, fork=fork,
-            collective_ns=np.empty(rows, dtype=np.int64),
-            duration_ns=np.empty(self.tasks + 1, dtype=np.int64), lag_ns=np.empty(self.tasks + 1, dtype=np.int64),
+            size_bytes=np.zeros(rows, dtype=np.int64), path=path, fork=fork,
+            collective_ns=np.zeros(rows, dtype=np.int64),
+            duration_ns=np.empty(self.tasks + 1, dtype=np.int64), lag_ns=np.zeros(self.tasks + 1, dtype=np.int64),
         )  # fmt: skip
-        for column in (task.duration_ns, task.lag_ns):
-            column[rows:] = 0  # what has no row takes no time: batches, and the one task behind which ranks meet
+        task.duration_ns[rows:] = 0  # what has no row takes no time: batches, and the task behind which ranks meet
         placed = _Rows(place, found, out, task)
         run(
             placing.place_rows,
@@ -196,7 +198,7 @@ class _Lowering:
             linking.link_rows,
             told,
             (
-                twin, np.empty(len(TABLE.role) * graph.stages if awaited.size else 0, dtype=np.int32),
+                twin, np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32),
                 np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
                 batch_next, pairs, problem,
             ),
@@ -209,7 +211,7 @@ class _Lowering:
             edges = run(linking.join_batches, (*known, twin, edges), (pairs,), work=rows)
         chains, first = None, None
         if self.rules.called:
-            edges, chains, first = self._link_calls((*known, placed.task.fork), called, twin, edges, pairs)
+            edges, chains, first = self._link_calls((*known, placed.task), called, twin, edges, pairs)
         for more in (*needs, self._inside(placed.place, twin, called, first)):
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
@@ -267,7 +269,8 @@ def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
 
 def _most_edges(issued: IssueOrder, parts: PartColumns, *, grouped: bool) -> int:
     """Return a bound of the edges that no stream implies: forks, twins and consumers of each row."""
-    away = ~COMPUTE.mask(issued.kind)
+    away = COMPUTE.mask(issued.kind)
+    np.logical_not(away, out=away)
     rows = int(np.count_nonzero(away)) + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
     widest = int(issued.span.max(initial=1))
     microbatches = rows if widest == 1 else int(issued.span[away].sum())

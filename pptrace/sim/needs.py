@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.model.cells import CellColumns
-    from pptrace.model.columns import Int8s, Int32s
+    from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.model.placement import Placement
     from pptrace.sim.lanes import Lanes
 
-__all__ = ["behind_all_ranks", "behind_holders", "further_waits"]
+__all__ = ["behind_all_ranks", "behind_holders", "behind_others", "further_waits"]
 
 _COMPUTED = [Stream.COMPUTE, *(stream for stream in Stream if stream.is_group)]
 """Streams of actions and of their segments."""
@@ -68,6 +68,23 @@ def behind_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pa
     away = lanes.lane_rank[other] != lanes.lane_rank[lane[reductions[which]]]
     which, other = which[away], other[away]
     return Pairs(last[other, stage[reductions[which]]].astype(np.int32), reductions[which].astype(np.int32))
+
+
+def behind_others(cells: CellColumns, released_ns: Int64s, first: int, *, barrier: bool) -> Pairs | None:
+    """Return the edges by which reductions and meetings wait for other replicas, through a task for each stage.
+
+    Args:
+        cells: the rows.
+        released_ns: when the others have computed each stage's gradients.
+        first: the task of the first stage.
+        barrier: whether reductions wait until all is computed.
+    """
+    if not released_ns.any():
+        return None
+    rows = np.flatnonzero(_ENDS.mask(cells.kind)).astype(np.int32)
+    all_computed = barrier | (cells.kind[rows] == Kind.SYNC)
+    stage = np.where(all_computed, int(np.argmax(released_ns)), cells.stage[rows])
+    return Pairs((first + stage).astype(np.int32), rows)
 
 
 def further_waits(cells: CellColumns, waits: Sequence[Int32s], microbatches: int) -> Pairs | None:

@@ -13,12 +13,14 @@ __all__ = ["CostColumns", "Found", "LaneColumns", "Pairs", "PartColumns", "Route
 class LaneColumns(NamedTuple):
     """Where each issued row goes."""
 
-    key: Int32s
-    """Each row's lane key."""
     peer: Int32s
     """Each message's other rank, -1 for other rows."""
     group: Int32s
-    """Each message's group of neighbours in its row, -1 for other rows."""
+    """Each message's group of neighbours in its row, -1 for other rows; empty where nobody asks for it."""
+    of_stream: Int32s
+    """The lane of each stream of which a rank has one, counted from the rank's first."""
+    width: int
+    """Lanes that a rank may have: a lane's key is its rank times that and its own number."""
 
 
 class CostColumns(NamedTuple):
@@ -82,7 +84,7 @@ class Found(NamedTuple):
 
 
 class TaskColumns(NamedTuple):
-    """What each row takes, by its place on its lane."""
+    """What each row takes, by its place on its lane; placing leaves alone what is zero in most rows."""
 
     size_bytes: Int64s
     path: Int32s

@@ -9,7 +9,7 @@ from pptrace.errors import ConfigError, PptraceError
 from pptrace.printable import Printed, csv_of
 from pptrace.study.levels import at_levels
 from pptrace.study.policies import check_policies, compare_policies
-from pptrace.study.ranking import moves, ranked
+from pptrace.study.ranking import groups_within, moves, ranked
 from pptrace.study.reason import short_reason
 from pptrace.study.row import metrics_row
 
@@ -79,6 +79,23 @@ class Comparison(Printed):
     policies: PolicyTable | None = None
     """What every way of issuing messages costs each; None where that was not asked for."""
 
+    @property
+    def uncertainty(self) -> float:
+        """By which share steps may be off, as their costs say (``costs.uncertainty``); 0 where they do not."""
+        ran = [row.levels.run.prepared.resolved.to_dict() for row in self.rows if row.levels is not None]
+        known = [(one.get("costs") or {}).get("uncertainty") for one in ran]
+        return max((float(share) for share in known if share is not None), default=0.0)
+
+    @property
+    def ties(self) -> tuple[tuple[str, ...], ...]:
+        """Schedules, the fastest first, whose steps are nearer to each other than they are known."""
+        steps = sorted(
+            (row.levels.run.metrics.step_ns, number, row.entry.label)
+            for number, row in enumerate(self.rows)
+            if row.levels is not None
+        )
+        return groups_within([(step, label) for step, _, label in steps], self.uncertainty)
+
     def table(self) -> list[Row]:
         """Return one row per schedule, all with the same columns; takes well to pandas."""
         rows = [row.row() for row in self.rows]
@@ -101,7 +118,7 @@ class Comparison(Printed):
         policies = {"policies": self.policies.to_dict()} if self.policies else {}
         return {
             "pptrace": ran[0].provenance["pptrace"], "plugins": dict(sorted(plugins.items())), "rows": rows,
-            **policies,
+            **({"uncertainty": self.uncertainty, "ties": self.ties} if self.uncertainty else {}), **policies,
         }  # fmt: skip
 
     def summary(self) -> str:

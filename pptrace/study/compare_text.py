@@ -43,7 +43,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         else:
             at = next(body)
             lines.append(_line(row.entry.label, first, [below[at] for _, below in cells], widths))
-    return [*lines, "", *_notes(rows), _verdict(rows)]
+    return [*lines, "", *_notes(rows), *_ties(comparison), _verdict(rows)]
 
 
 def comparison_heading(comparison: Comparison) -> list[str]:
@@ -173,6 +173,19 @@ def work_note(runs: Sequence[tuple[str, Run]]) -> list[str]:
 def _work_ns(run: Run) -> int:
     workload = run.prepared.workload
     return run.prepared.schedule.microbatches * int((workload.f_ns + workload.b_ns).sum())
+
+
+def _ties(comparison: Comparison) -> list[str]:
+    """Return which schedules are a tie, where the costs say how well steps are known."""
+    if not comparison.uncertainty:
+        return []
+    ties = "; ".join(_listed(tie) for tie in comparison.ties)
+    said = f"nearer than that, a tie: {ties}" if ties else "all of these are further apart"
+    return [f"steps are known to about ±{comparison.uncertainty:.1%} (costs.uncertainty); {said}"]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]])
 
 
 def _verdict(rows: Sequence[ComparedSchedule]) -> str:

@@ -69,8 +69,9 @@ def _draw_steps(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run]) -
 def _draw_memory(axes: Any, runs: Sequence[Run], limit_bytes: int) -> None:
     memories = [run.metrics.memory for run in runs]
     fullest = [int(memory.peak_bytes.argmax()) for memory in memories]
-    state = [int(memory.static_bytes[rank]) / _GIB for memory, rank in zip(memories, fullest, strict=True)]
     held = [int(memory.peak_activation_bytes[rank]) / _GIB for memory, rank in zip(memories, fullest, strict=True)]
+    peaks = [int(memory.peak_bytes[rank]) / _GIB for memory, rank in zip(memories, fullest, strict=True)]
+    state = [peak - own for peak, own in zip(peaks, held, strict=True)]
     axes.barh(range(len(runs)), state, 0.6, color=_STATE, label="state")
     axes.barh(range(len(runs)), held, 0.6, left=state, color=_ACTIVATIONS, label="activations")
     axes.axvline(limit_bytes / _GIB, color=_LIMIT, lw=1.6, label=f"limit, {format_size(limit_bytes)}")

@@ -34,10 +34,11 @@ def step_without(run: Run, lost: int) -> int:
 
     Workers are lost from the last rank of the first replica on, replica by replica. The other replicas start a
     backward before a forward, and hold as many activations as before. A worker is a pipeline rank with all of its
-    GPUs.
+    GPUs. Messages are ``async``: frameworks' programs know no such order. On a cluster each replica's ranks are
+    its own GPUs, whose messages share links as they come.
 
     Args:
-        run: the step before; of one pipeline, on a flat network.
+        run: the step before; of one pipeline.
         lost: how many workers fail.
 
     Raises:
@@ -45,8 +46,6 @@ def step_without(run: Run, lost: int) -> int:
     """
     prepared = run.prepared
     table, replicas = prepared.schedule, prepared.resolved.experiment.parallel.dp
-    if prepared.job is not None:
-        raise ConfigError("microbatches are re-routed on flat networks, not on a cluster", file=_FILE)
     if table.placement.routes > 1 or table.microbatches != prepared.request.microbatches:
         raise ConfigError("microbatches are re-routed where all take one way, not parts or several", file=_FILE)
     if len(table) * replicas > _MOST_ACTIONS:
@@ -61,8 +60,9 @@ def step_without(run: Run, lost: int) -> int:
         order = list_schedule(placement, durations, in_flight=InFlight(rank=held))
     except ScheduleError:
         order = list_schedule(placement, durations)
+    network = prepared.network if prepared.job is None else replace(prepared.job.hops, apart=True)
     timeline = simulate(
-        order, _plain(workload), prepared.network,
+        order, _plain(workload), network,
         overlap_reduction=prepared.resolved.experiment.data_parallel.overlaps, stage_replicas=False,
     )  # fmt: skip
     return measure(timeline, workload).step_ns

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Ranks", "moves", "ranked"]
+__all__ = ["Ranks", "groups_within", "moves", "ranked"]
 
 Ranks: TypeAlias = "tuple[int | None, ...]"
 """A rank for each, from 1; None for what takes no part."""
@@ -41,3 +41,23 @@ def moves(before: Ranks, after: Ranks) -> tuple[int, ...]:
         for ranks in (before, after)
     )
     return tuple((was or 0) - (now or 0) for was, now in zip(old, new, strict=True))
+
+
+def groups_within(values: Sequence[tuple[int, str]], share: float) -> tuple[tuple[str, ...], ...]:
+    """Return the largest groups of names whose values are all nearer to each other than a share of the least.
+
+    Args:
+        values: values and names, ascending.
+        share: the most by which the last of a group may be beyond its first.
+
+    >>> groups_within([(100, "a"), (104, "b"), (108, "c"), (150, "d")], 0.05)
+    (('a', 'b'), ('b', 'c'))
+    """
+    groups: list[tuple[str, ...]] = []
+    reached = 0
+    for first, (least, _) in enumerate(values):
+        end = first + sum(value <= least * (1 + share) for value, _ in values[first:])
+        if end > max(reached, first + 1):
+            groups.append(tuple(name for _, name in values[first:end]))
+        reached = max(reached, end)
+    return tuple(groups)

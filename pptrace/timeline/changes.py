@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import Kind, Result
+from pptrace.model.kinds import WEIGHT_GRADIENTS, Kind, Result
 from pptrace.timeline.actions import last_segments
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pptrace.model.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["memory_changes"]
+__all__ = ["gathered_changes", "memory_changes", "unreduced_changes"]
 
 
 def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
@@ -38,6 +38,48 @@ def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int6
         own = _given(timeline, workload, int(rows[place]))
         if own is not None:
             delta[place] = own[int(number[place])] * int(timeline.span[rows[place]])
+    return delta
+
+
+def gathered_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
+    """Return the bytes of weights that a rank's gathers take at their starts, and what frees them at its end.
+
+    A stage that is gathered again before it is freed takes no more: layer by layer, one follows the other.
+    """
+    kind, stage = timeline.kind[rows], timeline.stage[rows]
+    delta = np.zeros(rows.size, dtype=np.int64)
+    gathers = kind == Kind.UNSHARD
+    for one in np.unique(stage[gathers]).tolist():
+        events = np.flatnonzero((gathers | (kind == Kind.RESHARD)) & (stage == one))
+        sign = np.where(gathers[events], 1, -1)
+        at = np.where(sign > 0, timeline.start_ns[rows[events]], timeline.end_ns[rows[events]])
+        order = np.lexsort((sign, at))
+        there = sign[order].cumsum()
+        changed = events[order[(there > 0) != (np.append([0], there[:-1]) > 0)]]
+        delta[changed] = np.where(gathers[changed], 1, -1) * workload.gathered_bytes[one]
+    return delta
+
+
+def unreduced_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
+    """Return the bytes of whole gradients that a rank's rows take at their starts or free at their ends.
+
+    The first backward behind a reduction takes them, and the next reduction frees them: of several, the one that
+    was issued next.
+    """
+    kind, stage = timeline.kind[rows], timeline.stage[rows]
+    delta = np.zeros(rows.size, dtype=np.int64)
+    backward = WEIGHT_GRADIENTS.mask(kind)
+    for one in np.unique(stage[backward]).tolist():
+        backs = np.flatnonzero(backward & (stage == one))
+        backs = backs[np.argsort(timeline.start_ns[rows[backs]], kind="stable")]
+        reductions = np.flatnonzero((kind == Kind.REDUCE_GRAD) & (stage == one))
+        issued = timeline.enter_ns[rows[reductions]]
+        order = np.argsort(issued, kind="stable")
+        group = np.searchsorted(issued[order], timeline.end_ns[rows[backs]], side="left")
+        groups, first = np.unique(group, return_index=True)
+        delta[backs[first]] = workload.unreduced_bytes[one]
+        reduced = reductions[order][groups[groups < reductions.size]]
+        delta[reduced] = -workload.unreduced_bytes[one]
     return delta
 
 

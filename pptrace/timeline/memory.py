@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import PASSES, Stream, present
-from pptrace.timeline.changes import memory_changes
+from pptrace.timeline.changes import gathered_changes, memory_changes, unreduced_changes
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.folded import folded
 from pptrace.timeline.kernels import following
@@ -29,15 +29,15 @@ class Memory:
     """Memory of every rank; all arrays have shape (ranks,)."""
 
     weights_bytes: Int64s
-    """Weights."""
+    """Weights, at the peak: those that are gathered then among them."""
     gradients_bytes: Int64s
-    """Gradient buffers."""
+    """Gradient buffers, at the peak: whole gradients that are sharded once they are reduced among them."""
     optimizer_bytes: Int64s
     """Optimizer state."""
     buffer_bytes: Int64s
     """Point-to-point buffers: one to send and one to receive per boundary shared with another rank."""
     reserved_bytes: Int64s
-    """What no action accounts for."""
+    """What no action accounts for: what the workload says, and the allocator's share of the peak."""
     peak_activation_bytes: Int64s
     """The most activations held at once."""
     peak_at_ns: Int64s
@@ -46,29 +46,31 @@ class Memory:
     """The most microbatches' activations held at once, each stage's of a microbatch counted as one."""
     capacity_bytes: int
     """The device's memory; 0 where unknown."""
+    gathered_bytes: Int64s
+    """The part of weights and gradients that is there at the peak, and not from the step's start to its end."""
 
     @property
     def static_bytes(self) -> Int64s:
         """What is there from the step's start to its end."""
         total: Int64s = (
             self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
-            + self.buffer_bytes + self.reserved_bytes
+            + self.buffer_bytes + self.reserved_bytes - self.gathered_bytes
         )  # fmt: skip
         return total
 
     @property
     def peak_bytes(self) -> Int64s:
         """The most bytes in use."""
-        total: Int64s = self.static_bytes + self.peak_activation_bytes
+        total: Int64s = self.static_bytes + self.gathered_bytes + self.peak_activation_bytes
         return total
 
 
 def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     """Follow the memory of every rank through a timeline."""
     ranks = timeline.ranks
-    peak, peak_at, most = (np.zeros(ranks, dtype=np.int64) for _ in range(3))
+    peak, peak_at, most, gathered, unreduced = (np.zeros(ranks, dtype=np.int64) for _ in range(5))
     if _needs_clock(timeline, workload):
-        _peaks(timeline, workload, peak, peak_at)
+        _peaks(timeline, workload, peak, peak_at, gathered, unreduced)
         whole, scratch = folded(timeline), (np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64), most)
     else:
         whole, scratch = timeline, (peak, peak_at, most)
@@ -82,16 +84,20 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
         work=len(timeline),
     )  # fmt: skip
     held = timeline.placement.copies().astype(np.int64)
+    buffers = _buffers(timeline, workload)
+    allocated = held @ workload.static_bytes + buffers + peak + gathered + unreduced
+    reserved = workload.reserved_bytes + -(-allocated * workload.reserved_permille // 1000)
     return Memory(
-        weights_bytes=held @ workload.weights_bytes,
-        gradients_bytes=held @ workload.gradients_bytes,
+        weights_bytes=held @ workload.weights_bytes + gathered,
+        gradients_bytes=held @ workload.gradients_bytes + unreduced,
         optimizer_bytes=held @ workload.optimizer_bytes,
-        buffer_bytes=_buffers(timeline, workload),
-        reserved_bytes=np.full(ranks, workload.reserved_bytes, dtype=np.int64),
+        buffer_bytes=buffers,
+        reserved_bytes=reserved,
         peak_activation_bytes=peak,
         peak_at_ns=peak_at,
         peak_activations=most,
         capacity_bytes=workload.capacity_bytes,
+        gathered_bytes=gathered + unreduced,
     )
 
 
@@ -100,7 +106,8 @@ def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ..
     static = measure_memory(timeline, workload).static_bytes
     counters = []
     for rank in range(timeline.ranks):
-        at, delta = _changes(timeline, workload, rank)
+        at, each = _changes(timeline, workload, rank)
+        delta = each.sum(axis=0)
         when, first = np.unique(at, return_index=True)
         value = static[rank] + np.add.reduceat(delta, first).cumsum() if at.size else at
         if not when.size or when[0] > 0:
@@ -115,30 +122,43 @@ def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
     changes = [
         column[others] for column in (TABLE.activation, TABLE.weight_activation, TABLE.copied, TABLE.recomputed)
     ]
-    return bool(np.any(changes)) or timeline.parts is not None or bool(workload.classes)
+    sharded = bool(workload.gathered_bytes.any() or workload.unreduced_bytes.any())
+    return bool(np.any(changes)) or timeline.parts is not None or bool(workload.classes) or sharded
 
 
 def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:
-    """Return one rank's changes of memory in order of time; at one instant, what is freed comes first."""
+    """Return when one rank's memory changes, in order; at one instant, what is freed comes first.
+
+    Returns:
+        Times, and bytes of activations, gathered weights and gradients that are not reduced, shape (3, changes).
+    """
     lanes = np.flatnonzero(timeline.lane_rank == rank)
     rows = np.concatenate(
         [np.arange(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1]) for lane in lanes]
         or [np.zeros(0, dtype=np.int64)]
     )
-    delta = memory_changes(timeline, workload, rows)
-    at = np.where(delta > 0, timeline.start_ns[rows], timeline.end_ns[rows])
-    changes = delta != 0
-    order = np.lexsort((delta[changes], at[changes]))
-    return at[changes][order], delta[changes][order]
+    sorts = (memory_changes, gathered_changes, unreduced_changes)
+    found = [change(timeline, workload, rows) for change in sorts]
+    delta = np.concatenate(found)
+    each = np.zeros((len(sorts), delta.size), dtype=np.int64)
+    for sort, own in enumerate(found):
+        each[sort, sort * rows.size : (sort + 1) * rows.size] = own
+    at = np.where(delta > 0, np.tile(timeline.start_ns[rows], 3), np.tile(timeline.end_ns[rows], 3))
+    changes = np.flatnonzero(delta)
+    order = changes[np.lexsort((delta[changes], at[changes]))]
+    return at[order], each[:, order]
 
 
-def _peaks(timeline: Timeline, workload: Workload, peak: Int64s, peak_at: Int64s) -> None:
+def _peaks(timeline: Timeline, workload: Workload, *columns: Int64s) -> None:
+    """Fill in each rank's peak of activations, when it is there, and gathered weights and gradients then."""
+    peak, peak_at, gathered, unreduced = columns
     for rank in range(timeline.ranks):
-        at, delta = _changes(timeline, workload, rank)
+        at, each = _changes(timeline, workload, rank)
         if at.size:
-            held = delta.cumsum()
-            top = int(np.argmax(held))
-            peak[rank], peak_at[rank] = max(int(held[top]), 0), at[top]
+            held = each.cumsum(axis=1)
+            top = int(np.argmax(held.sum(axis=0)))
+            peak[rank], gathered[rank], unreduced[rank] = np.maximum(held[:, top], 0)
+            peak_at[rank] = at[top]
 
 
 def _buffers(timeline: Timeline, workload: Workload) -> Int64s:

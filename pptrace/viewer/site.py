@@ -19,8 +19,8 @@ PUBLIC_PORT = 9001
 """The only local port that the public UI's content security policy lets it fetch from."""
 _HOST_NAMES = (HOST, "localhost")
 _COMMANDS = (
-    {"id": "dev.perfetto.PinTracksByRegex", "args": ["^(critical path|rank (0*[0-9]|0*1[0-5]))$"]},
-    {"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^rank 0+$"]},
+    {"id": "dev.perfetto.PinTracksByRegex", "args": [r"^(critical path|rank (0*[0-9]|0*1[0-5]))( \(\d+\))?$"]},
+    {"id": "dev.perfetto.ExpandTracksByRegex", "args": [r"^rank 0+( \(\d+\))?$"]},
 )
 """What the UI does first; viewers that do not know them skip them. Sixteen ranks leave room for what is below."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from compared_steps import slower_way, stretched
+from paired_steps import paired_step
 
 from pptrace.analysis.diff.step_diff import diff
 from pptrace.analysis.steps.match import folded_alike
@@ -186,3 +187,17 @@ def test_a_run_is_a_side(tmp_path: Any) -> None:
     run = simulate_experiment(schedule=str(table))
 
     assert diff(simulated_side(run, "a"), simulated_side(run, "b")).same
+
+
+def test_a_diff_tells_how_much_of_collectives_computation_hid() -> None:
+    """Two pairs hide four all-reduces of 2 ms each; alone, actions wait for theirs."""
+    pairs = paired_step()
+
+    found = diff(side(pairs), side(paired_step((Kind.F, 1, 1))))
+
+    assert {name: (one.first.value, one.second.value) for name, one in found.groups_ns.items()} == {
+        "tensor-parallel": (48 * MS, 48 * MS), "tensor-parallel, hidden": (16 * MS, 16 * MS),
+    }  # fmt: skip
+    lost = diff(side(pairs), side(step())).groups_ns["tensor-parallel, hidden"]
+    assert (lost.first.value, lost.second.value) == (16 * MS, 0)
+    assert not diff(side(step()), side(step())).groups_ns

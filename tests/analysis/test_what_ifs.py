@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.analysis.diff.step_diff import diff
 from pptrace.analysis.explanation.explanation import explain
 from pptrace.analysis.steps.sides import measured_side, simulated_side
+from pptrace.api import diff as compare
 from pptrace.api import simulate
 from pptrace.experiment.measured import read_measurement
 from pptrace.hooks.registry import Registry
@@ -44,9 +44,12 @@ SHARED = {
     "network.name": "hockney", "network.bandwidth": "10 GB/s", "network.node.ranks": 2,
     "network.node.bandwidth": "100 GB/s",
 }  # fmt: skip
-CASES = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "async": ("1f1b", {**RENDEZVOUS, "p2p.policy": "async"}), "rendezvous": ("1f1b", RENDEZVOUS),
     "blocking": ("gpipe", BLOCKING), "shared links": ("gpipe", SHARED),
+    "sender-blocking": ("1f1b", {**RENDEZVOUS, "p2p.policy": "sender-blocking"}),
+    "torch": ("1f1b", {**RENDEZVOUS, "p2p.policy": "torch"}),
+    "shared links under rendezvous": ("1f1b", {**SHARED, "p2p.policy": "ordered"}),
 }  # fmt: skip
 
 
@@ -54,11 +57,9 @@ CASES = {
 def test_a_repaired_rank_takes_what_the_simulator_takes_without_its_delay(case: str, tmp_path: Path) -> None:
     schedule, network = CASES[case]
     slow, even = (run(factor, schedule, **network) for factor in (1.5, 1.0))
-    sides = [simulated_side(slow, "slow")]
-    if case == "async":
-        slow.save(tmp_path / "slow.pftrace")
-        measurement, measured = read_measurement([tmp_path / "slow.pftrace"], registry())
-        sides.append(measured_side(measurement, "slow", measured=measured))
+    slow.save(tmp_path / "slow.pftrace")
+    measurement, measured = read_measurement([tmp_path / "slow.pftrace"], registry())
+    sides = [simulated_side(slow, "slow"), measured_side(measurement, "slow", measured=measured)]
 
     for side in sides:
         found = explain(side, registry()).what_if
@@ -69,13 +70,26 @@ def test_a_repaired_rank_takes_what_the_simulator_takes_without_its_delay(case: 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_slow_rank_on_the_same_network_is_no_slow_network(case: str) -> None:
+def test_a_slow_rank_on_the_same_network_is_no_slow_network(case: str, tmp_path: Path) -> None:
     schedule, network = CASES[case]
-    sides = (simulated_side(run(factor, schedule, **network), str(factor)) for factor in (1.0, 1.5))
+    runs = [run(factor, schedule, **network) for factor in (1.0, 1.5)]
+    paths = [one.save(tmp_path / f"{number}.pftrace")[0] for number, one in enumerate(runs)]
 
-    found = diff(*sides)
+    for sides in (runs, paths):
+        found = compare(*sides, registry=registry()).findings
 
-    ladder = {step.name: step.change_ns.value for step in found.ladder}
-    assert ladder["transfers"] == 0
-    assert ladder["durations"] > 0
-    assert {one.sort for one in found.culprits} == {"slow rank"}
+        ladder = {step.name: step.change_ns.value for step in found.ladder}
+        assert ladder.pop("durations") == runs[1].metrics.step_ns - runs[0].metrics.step_ns
+        assert not any(ladder.values())
+        assert {one.sort for one in found.culprits} == {"slow rank"}
+
+
+def test_another_policy_and_another_network_are_told_apart() -> None:
+    even, slower = (run(1, "1f1b", **{**RENDEZVOUS, "network.bandwidth": rate}) for rate in ("10 GB/s", "5 GB/s"))
+    free = run(1, "1f1b", **{**RENDEZVOUS, "p2p.policy": "async"})
+
+    for other, cause in ((slower, "transfers"), (free, "messages held up")):
+        found = compare(even, other, registry=registry()).findings
+        ladder = {step.name: step.change_ns.value for step in found.ladder}
+        assert ladder.pop(cause) == other.metrics.step_ns - even.metrics.step_ns
+        assert not any(ladder.values())

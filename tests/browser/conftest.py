@@ -27,8 +27,11 @@ _QUERY = """async sql => {
   return rows;
 }"""
 _TRACKS = """() => {
-  const names = node => [node.name ?? node.title, node.children.map(names)];
-  return (window.app.trace.currentWorkspace ?? window.app.trace.workspace).children.map(names);
+  const shown = node => node.children.flatMap(child => child.headless ? shown(child) : [child]);
+  const names = node => [(node.name ?? node.title).replace(/ [(][0-9]+[)]$/, ''), shown(node).map(names)];
+  const tops = (window.app.trace.currentWorkspace ?? window.app.trace.workspace).children;
+  const all = tops.length === 1 && !tops[0].collapsed ? shown(tops[0]) : tops;
+  return all.map(names);
 }"""
 _EXPAND = """() => {
   for (const node of (window.app.trace.currentWorkspace ?? window.app.trace.workspace).flatTracks) node.expand();
@@ -71,7 +74,10 @@ class PerfettoUi:
         ]
 
     def tracks(self) -> list[tuple[str, list[Any]]]:
-        """Return the names of all tracks as they stand, each with those below it."""
+        """Return the names of all tracks as they stand, each with those below it.
+
+        The only process of a trace, which is open, is left out, and so are the ids behind names.
+        """
         return self.page.evaluate(_TRACKS)
 
     def screenshot(self, path: Path, *, expanded: bool) -> None:

@@ -56,7 +56,7 @@ def test_each_rank_s_tracks_stand_below_each_other(both: Path, perfetto_ui: Any)
     expected = [
         f"rank {rank} · {which}" for rank in range(3) for which in ("1 simulated", "2 measured", "difference")
     ]
-    assert [name for name, _ in perfetto_ui.tracks()] == expected
+    assert [name for name, _ in perfetto_ui.tracks()] == ["ladder", *expected]
 
 
 def test_differences_and_counters_say_the_same(both: Path, perfetto_ui: Any) -> None:
@@ -105,7 +105,7 @@ def test_the_report_fits_and_heeds_light_dark_and_paper(page: Any, tmp_path: Pat
 
     assert shown["screen", "light"] == shown["print", "dark"] == "rgb(255, 255, 255)"
     assert shown["screen", "dark"] != shown["screen", "light"]
-    for width in (1140, 600):
+    for width in (1140, 600, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
 

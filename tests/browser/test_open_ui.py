@@ -125,6 +125,7 @@ def test_a_folder_opens_as_one_trace_whose_tracks_are_arranged(page: Any, dist: 
             assert process.returncode == 0
             assert "fetched" in errors
             page.wait_for_function(f"() => ({PINNED})().length > {RANKS}", timeout=PATIENCE_S * 1000)
-            assert page.evaluate(PINNED) == ["critical path", *(f"rank {rank:02}" for rank in range(RANKS))]
+            ranks = [f"rank {rank:02} ({1000 + rank})" for rank in range(RANKS)]
+            assert page.evaluate(PINNED) == ["critical path (999)", *ranks]
         finally:
             process.kill()

@@ -145,11 +145,26 @@ def test_flows_run_forward_in_time_from_producer_to_consumer(native: Timeline, p
     assert set(hops) == {(*hop, 1) for way in "FB" for hop in pairwise(chain[way])} | {(*hop, 1) for hop in along}
 
 
-def test_processes_and_threads_are_listed_in_rank_order(native: Timeline, perfetto_ui: Any) -> None:
-    processes = perfetto_ui.query("SELECT pid, name FROM process WHERE pid > 0 ORDER BY upid")
-    assert processes == [(rank + 1, f"rank {rank}") for rank in range(native.ranks)]
-    threads = perfetto_ui.query("SELECT count(DISTINCT tid) FROM thread WHERE name IS NOT NULL AND tid > 0")
-    assert threads == [(native.lanes,)]
+def test_standard_queries_find_ranks_as_threads_of_one_process(native: Timeline, perfetto_ui: Any) -> None:
+    assert perfetto_ui.query("SELECT pid, name FROM process WHERE pid > 0") == [(1, "pipeline")]
+    named = perfetto_ui.query("SELECT name FROM thread WHERE name GLOB 'rank*' ORDER BY tid")
+    assert named == [(f"rank {rank:02}",) for rank in range(native.ranks)]
+    # a slice of a rank is its thread's, whatever its stream
+    found = perfetto_ui.query(
+        "SELECT process_name, thread_name, count(), sum(dur), count(DISTINCT track_name) FROM thread_slice"  # noqa: S608 - our words
+        f" WHERE {ON_RANKS} GROUP BY 1, 2 ORDER BY 2"
+    )
+    rank, took = native.rank_of_row(), native.end_ns - native.start_ns
+    lanes = np.bincount(native.lane_rank[np.diff(native.lane_ptr) > 0])
+    assert found == [
+        ("pipeline", f"rank {one:02}", int((rank == one).sum()), int(took[rank == one].sum()), int(lanes[one]))
+        for one in range(native.ranks)
+    ]
+    tracks = "SELECT count() FROM thread_track JOIN thread USING (utid) JOIN process USING (upid) WHERE pid = 1"
+    (threads,), *_ = perfetto_ui.query(tracks)
+    assert threads >= native.lanes
+    on_links = perfetto_ui.query("SELECT count(), count(upid) FROM process_slice")
+    assert on_links == [(len(Hops.of(native)),) * 2]
 
 
 @pytest.mark.parametrize("form", FORMATS)

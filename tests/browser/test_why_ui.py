@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from shown_steps import RANKS, step
 
-from pptrace.export import perfetto
+from pptrace.export import kineto, perfetto
 from pptrace.model.kinds import COMPUTE
 from pptrace.model.workload import Workload
 from pptrace.timeline.idle import IdleCause
+from pptrace.timeline.messages import messages
 from pptrace.timeline.metrics import measure
 from pptrace.timeline.why import why
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
-BY_CAUSE, ON_PATH, SLOW = range(3, 6)
+BY_CAUSE, ON_PATH, SLOW, BUSY = range(3, 7)
 """Places of the queries among the page's."""
 
 
@@ -78,6 +81,18 @@ def test_the_slow_rank_comes_first(timeline: Timeline, asked: Any) -> None:
     assert len(asked(SLOW)) == RANKS
 
 
+def test_every_stream_s_busy_time_is_in_the_standard_table(timeline: Timeline, asked: Any) -> None:
+    took = timeline.end_ns - timeline.start_ns
+    expected: Counter[tuple[str, bool]] = Counter()
+    for row, rank in enumerate(timeline.rank_of_row().tolist()):
+        expected[f"rank {rank:02}", bool(COMPUTE.mask(timeline.kind[row : row + 1])[0])] += int(took[row])
+    found: Counter[tuple[str, bool]] = Counter()
+    for thread, stream, _, busy in asked(BUSY):
+        found[thread, stream == "compute"] += busy
+
+    assert found == expected
+
+
 def test_the_path_stands_above_the_ranks_and_why_below_each(
     timeline: Timeline, perfetto_ui: Any, screenshots: Path
 ) -> None:
@@ -88,3 +103,27 @@ def test_the_path_stands_above_the_ranks_and_why_below_each(
         [f"why rank {rank} waits"] for rank in range(RANKS)
     ]
     perfetto_ui.screenshot(screenshots / "why.png", expanded=True)
+
+
+def test_arrows_follow_the_path_in_chrome_json_too(perfetto_ui: Any, tmp_path: Path, screenshots: Path) -> None:
+    timeline = step("why")
+    kineto.write(timeline, tmp_path / "step.json", {})
+    perfetto_ui.load(tmp_path / "step.json")
+
+    ends = ", ".join(f"EXTRACT_ARG({end}.arg_set_id, 'args.correlation')" for end in "ab")
+    arrows = perfetto_ui.query(
+        f"SELECT {ends} FROM flow f JOIN slice a ON a.id = f.slice_out JOIN slice b ON b.id = f.slice_in"  # noqa: S608 - our words
+    )
+    assert timeline.why is not None
+    first = min(min(arrow) for arrow in arrows)  # the number of row 0
+    along = Counter(pairwise(int(row) + first for row in dict.fromkeys(timeline.why.path.row.tolist())))
+    assert along <= Counter(arrows)
+    found = messages(timeline)
+    ends = np.stack([found.producer, found.send, found.recv, found.consumer]) >= 0
+    launches = len(timeline)
+    assert len(arrows) == along.total() + launches + int(np.maximum(ends.sum(axis=0) - 1, 0).sum())
+    assert perfetto_ui.query("SELECT count() FROM stats WHERE name GLOB 'flow*' AND value > 0") == [(0,)]
+    ((selected,),) = perfetto_ui.query("SELECT min(id) FROM slice WHERE name = 'B 3'")
+    select = "id => window.app.trace.selection.selectSqlEvent('slice', id, {switchToCurrentSelectionTab: false})"
+    perfetto_ui.page.evaluate(select, selected)
+    perfetto_ui.screenshot(screenshots / "why-json.png", expanded=True)

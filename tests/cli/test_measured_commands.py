@@ -181,3 +181,54 @@ def test_all_steps_are_explained_one_after_another(pptrace: Any) -> None:
     (one,) = json.loads(pptrace("explain", "step.pftrace", "--step", "all", "--json").out)
 
     assert one == json.loads(pptrace("explain", "step.pftrace", "--json").out)
+
+
+ENDING = """\
+schedule: table.csv
+parallel: {dp: 2}
+costs:
+  {name: table, forward: 10 ms, backward: 20 ms, boundary: 1 MB, activation: [3 GiB, 1 GiB], weights: 2 GiB,
+   gradients: 1 GiB, optimizer: 4 GiB, update: 3 ms, reduction: [2 ms, 4 ms], sync: 1 ms, capacity: 40 GiB}
+"""
+
+
+@pytest.mark.parametrize(("trace", "policy"), [("ending.pftrace", "batched"), ("ending.json", "ordered")])
+def test_a_fit_to_a_simulation_keeps_its_policy_its_end_and_its_memory(
+    pptrace: Any, folder: Path, trace: str, policy: str
+) -> None:
+    (folder / "ending.yaml").write_text(ENDING + f"p2p: {{policy: {policy}}}\n", encoding="utf-8")
+    was = json.loads(pptrace("simulate", "ending.yaml", "--json", "-o", trace).out)
+    (folder / "table.csv").rename(folder / "order.csv")
+    told = pptrace("calibrate", trace, "-o", "again.yaml")
+    found = json.loads(pptrace("simulate", "again.yaml", "--schedule", "order.csv", "--json").out)
+
+    assert "warning" not in told.out
+    for figure in ("step_ns", "peak_memory_bytes", "device_memory_bytes", "over_memory", "reduction_ns"):
+        assert found[figure] == was[figure]
+    assert found["provenance"]["configuration"]["p2p"]["policy"] == policy
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ('"pp": 2', '"pp": 900000'),
+        ('"name": "table.csv"', '"name": "/proc/self/environ"'),
+        ('"dp": 2', '"dp": "x"'),
+    ],
+)
+def test_a_configuration_in_a_trace_that_cannot_be_its_own_is_left_alone(
+    pptrace: Any, folder: Path, was: str, becomes: str
+) -> None:
+    (folder / "ending.yaml").write_text(ENDING.replace("{dp: 2}", "{pp: 2, dp: 2}"), encoding="utf-8")
+    pptrace("simulate", "ending.yaml", "-o", "whole.json")
+    text = (folder / "whole.json").read_text(encoding="utf-8")
+    assert was in text
+    (folder / "odd.json").write_text(text.replace(was, becomes), encoding="utf-8")
+
+    for command in (
+        ("calibrate", "odd.json", "-o", "odd.yaml"),
+        ("explain", "odd.json"),
+        ("diff", "odd.json", "odd.json"),
+    ):
+        assert pptrace(*command).code == 0
+    assert "as the simulation had them" not in (folder / "odd.yaml").read_text(encoding="utf-8")

@@ -103,7 +103,7 @@ def test_ci_runs_without_plugins_the_tests_of_every_area_that_can_know_of_them(r
     The tests of the command line disable all plugins, and are the same with and without them.
     """
     script = (root / ".ci" / "run").read_text(encoding="utf-8")
-    listed = re.search(r"^pytest tests/\{(.*?)\}", script, re.MULTILINE)
+    listed = re.search(r"^ +tests/\{(.*?)\}", script, re.MULTILINE)
     assert listed
 
     areas = {area for level in LAYERS[LEVEL["hooks"] :] for area in level}

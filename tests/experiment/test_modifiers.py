@@ -46,6 +46,28 @@ def test_all_of_rank_0_on_the_host(ahead: int | None, peak: int) -> None:
     assert copied.metrics.step_ns == 39 * 6_000_000
 
 
+def test_copies_that_cross_no_other_take_a_share_of_their_time() -> None:
+    """Of 1F1B's, those out of warm-up forwards and back for the backwards behind the last forward."""
+    one = run(offload={"gap": 0, "alone": 0.7}, microbatches=10, pp=4).timeline
+    took = {
+        kind: [(row.action.stage, row.action.microbatch) for row in map(one.__getitem__, range(len(one)))
+               if row.action.kind is kind and row.end_ns - row.start_ns == 700_000]
+        for kind in (Kind.OFFLOAD, Kind.RELOAD)
+    }  # fmt: skip
+
+    assert sorted(took[Kind.OFFLOAD]) == [(stage, at) for stage in range(4) for at in range(4 - stage)]
+    assert sorted(took[Kind.RELOAD]) == [(stage, at) for stage in range(4) for at in range(6 + stage, 10)]
+
+
+def test_slices_of_unlike_length_keep_their_own_copies_where_none_cross_them() -> None:
+    sizes = {"offload": {"gap": 0, "alone": 0.5}, "costs": {"lengths": [1, 2, 1, 1]}, "pp": 2, "microbatches": 4}
+    one = run(**sizes).timeline
+
+    rows = [row for row in map(one.__getitem__, range(len(one))) if row.action.kind is Kind.OFFLOAD]
+    took = {row.action.microbatch: row.end_ns - row.start_ns for row in rows if row.action.stage == 0}
+    assert took == {0: 500_000, 1: 1_000_000, 2: 1_000_000, 3: 1_000_000}
+
+
 @pytest.mark.parametrize("gap", [0, 1, 3, 9, 15, 30])
 def test_what_is_needed_again_soon_stays(gap: int) -> None:
     timeline, waits = run().timeline, np.zeros((8, 32), dtype=np.int64)
@@ -251,7 +273,14 @@ def test_memory_falls_with_the_copied_share_as_kwai_measured_it() -> None:
     for ratio in ratios:
         one = pptrace.simulate(
             schedule={"name": "interleaved-1f1b", "offload": {"ratio": ratio, "ahead": 1, "behind": 1, "gap": 0}},
-            model={"layers": 80, "hidden": 8192, "heads": 64, "ffn": 22016, "vocabulary": 32004},
+            model={
+                "layers": 80,
+                "hidden": 8192,
+                "heads": 64,
+                "ffn": 22016,
+                "vocabulary": 32004,
+                "fused_activation": False,
+            },
             parallel={"pp": 8, "tp": 2, "cp": 2, "dp": 8, "vp": 5, "sequence_parallel": True},
             batch={"global": 256, "sequence": 8192},
             device={"preset": "h800-sxm", "host_bandwidth": "50 GB/s"},
@@ -260,9 +289,9 @@ def test_memory_falls_with_the_copied_share_as_kwai_measured_it() -> None:
         peaks.append(int(one.metrics.memory.peak_bytes.max()))
 
     measured = np.array([KWAI[ratio] for ratio in ratios])
-    assert (0.88 * measured < peaks).all()
+    assert (0.94 * measured < peaks).all()
     assert (peaks < measured).all()
     slope, theirs = (np.diff(values)[-1] / np.diff(ratios)[-1] for values in (peaks, measured))
-    assert slope == pytest.approx(theirs, rel=0.2)
+    assert slope == pytest.approx(theirs, rel=0.05)
     whole, their_whole = peaks[0] - peaks[-1], measured[0] - measured[-1]
-    assert whole == pytest.approx(their_whole, rel=0.15)
+    assert whole == pytest.approx(their_whole, rel=0.02)

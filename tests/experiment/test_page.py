@@ -35,7 +35,7 @@ def test_it_has_the_summary_s_figures_and_every_rank(tmp_path: Path) -> None:
     for rank in range(4):
         assert f'<div class="name">rank {rank}</div>' in text
     assert "peer-compute" in text
-    assert "schedule.name" in text
+    assert "schedule.<wbr/>name" in text
 
 
 def test_bars_of_time_fill_the_step(tmp_path: Path) -> None:

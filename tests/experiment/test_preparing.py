@@ -146,3 +146,29 @@ def test_a_tolerance_may_be_written_as_on_the_command_line(tmp_path: Path) -> No
     assert pptrace.diff(table, table, tolerance="2%").same
     with pytest.raises(ConfigError, match=r"tolerance: 'two' is no share: write such as 2% or 0\.02"):
         pptrace.diff(table, table, tolerance="two")
+
+
+SEARCHER = """\
+def make(simulator):
+    tables = {name: table for name, table, _ in simulator.others()}
+    played = {name: simulator.play(table) for name, table in tables.items()}
+    assert {name: one.step_ns for name, one in played.items()} == %s
+    assert played["eager"].activation_bytes == (4 * 2**20, 4 * 2**20)
+    assert played["eager"].room_bytes == (8 * 2**20, 8 * 2**20)
+    return tables["eager"]
+"""
+
+
+def test_a_schedule_may_ask_what_others_take_in_its_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    sizes = {"pp": 2, "microbatches": 4, "registry": small_registry(), "costs": {
+        "name": "table", "forward": "1 ms", "backward": "2 ms", "activation": "1 MiB", "capacity": "9 MiB",
+        "weights": "1 MiB",
+    }}  # fmt: skip
+    names = ("chunky", "eager", "even", "lumped", "quiet")
+    steps = {name: pptrace.simulate(schedule=name, **sizes).metrics.step_ns for name in names}
+    file.write_text(SEARCHER % steps)
+
+    run = pptrace.simulate(schedule=f"{file}:make", **sizes)
+
+    assert run.metrics.step_ns == steps["eager"] == 15_000_000

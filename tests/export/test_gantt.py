@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -14,6 +16,11 @@ from simulated_steps import SimulatedStep, simulated_steps
 
 from pptrace.export.gantt import chart, write_pdf, write_png, write_svg
 from pptrace.export.gantt.chart import Level, chart_of
+from pptrace.model.workload import Workload
+from pptrace.network.flat import Flat
+from pptrace.schedule.policy import Policy
+from pptrace.schedule.table import Schedule
+from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import measure
 from pptrace.timeline.trim import trim
 from pptrace.timeline.why import why
@@ -95,3 +102,18 @@ def test_matplotlib_draws_the_same_bytes_twice(write: Callable[..., None], head:
 
     assert (tmp_path / "one.tmp").read_bytes() == (tmp_path / "two.tmp").read_bytes()
     assert (tmp_path / "one.tmp").read_bytes().startswith(head)
+
+
+@pytest.mark.parametrize(("microbatches", "labelled"), [(24, True), (400, False)])
+def test_either_all_microbatches_of_a_sort_are_labelled_or_none(
+    tmp_path: Path, microbatches: int, *, labelled: bool
+) -> None:
+    rows = [
+        [*(f"{r}F{m}" for m in range(microbatches)), *(f"{r}B{m}" for m in range(microbatches))] for r in (0, 1)
+    ]
+    costs = Workload.uniform(2, f_ns=1_000_000, b_ns=1_000_000)
+    timeline = simulate(Schedule.from_rows(rows), costs, Flat(), Policy())
+    write_svg(timeline, tmp_path / "a.svg", {})
+
+    labels = Counter(re.findall(r'class="on">(\d+)<', (tmp_path / "a.svg").read_text()))
+    assert labels == (Counter({str(m): 4 for m in range(microbatches)}) if labelled else Counter())

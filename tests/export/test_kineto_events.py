@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from pptrace.analysis.steps.path import explained
 from pptrace.export.kineto import write
 from pptrace.export.kineto.lint import lint
 from pptrace.model.action import Action
@@ -134,6 +135,25 @@ def test_a_rank_s_own_file_holds_only_its_flows(tmp_path: Path) -> None:
     events = _events(two_ranks(), tmp_path / "0.json", rank=0)
     assert lint(events) == []
     assert len(_flows(events, "p2p")) == 3  # each forward to its send; backward sends are rank 1's
+
+
+@pytest.mark.parametrize("rendezvous", [False, True])
+def test_arrows_follow_the_critical_path_and_stay_within_a_rank_s_own_file(
+    tmp_path: Path, *, rendezvous: bool
+) -> None:
+    timeline = explained(two_ranks(rendezvous=rendezvous))
+    assert timeline.why is not None
+    path = list(dict.fromkeys(timeline.why.path.row.tolist()))
+    rank = timeline.rank_of_row()
+
+    arrows = _flows(_events(timeline, tmp_path / "a.json"), "critical path")
+    assert len(path) > 2
+    assert arrows == sorted((a + FIRST, b + FIRST) for a, b in pairwise(path))
+
+    for own in range(2):
+        arrows = _flows(_events(timeline, tmp_path / f"{own}.json", rank=own), "critical path")
+        stay = [(a + FIRST, b + FIRST) for a, b in pairwise(path) if rank[a] == rank[b] == own]
+        assert arrows == sorted(stay)
 
 
 def test_every_event_starts_its_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -132,6 +133,8 @@ def test_the_bars_of_the_ladder_lead_from_one_step_to_the_other() -> None:
 
     reached = sum(shown[f"first step: {ms(found.step_ns.first)}"])
     for one in found.ladder:
+        if not one.change_ns.value:
+            continue  # named below the bars
         x, width = shown[f"{one.name}: {ms(one.change_ns, sign=True)}"]
         longer = one.change_ns.value
         assert (x if longer >= 0 else x + width) == pytest.approx(reached, abs=0.02)
@@ -216,6 +219,38 @@ def test_a_step_against_itself_says_that_nothing_differs() -> None:
 
     assert "the same, to 2.0%" in words
     assert "no difference: 24 actions in the same order, 16 messages, all times equal" in words
+
+
+def test_it_begins_with_who_is_to_blame_and_folds_what_is_unchanged() -> None:
+    found, _ = compared()  # stage 1 takes a quarter longer
+    shown = page(found)
+    titles = re.findall(r"<h2>(.*?)</h2>", shown)
+    assert titles[:2] == ["slow or fast throughout, and what stands out", "first difference"]
+    assert "First to blame, a slow rank: rank 1" in shown
+
+    times = shown.partition("<h2>times of actions by stage and kind</h2>")[2].partition("</section>")[0]
+    changed, _, rest = times.partition("<details><summary>4 unchanged</summary>")
+    assert set(re.findall(r"<tr><td class=\"word\">(\d[FB])</td>", changed)) == {"1F", "1B"}
+    assert set(re.findall(r"<tr><td class=\"word\">(\d[FB])</td>", rest)) == {"0F", "0B", "2F", "2B"}
+
+
+def test_long_steps_are_drawn_wide_enough_for_their_microbatches_numbers_and_tell_chunks_apart() -> None:
+    microbatches = range(24)
+    rows = [
+        [*(f"{stage}F{m}" for stage in stages for m in microbatches),
+         *(f"{stage}B{m}" for stage in reversed(stages) for m in microbatches)]
+        for stages in ((0, 2), (1, 3))
+    ]  # fmt: skip
+    found, _ = compared(one_step(rows), one_step(rows, slow={1: 1.25}))
+    drawing = drawings(found)["both steps by rank and time"]
+
+    labels = [element.text for element in drawing.iter("text") if element.get("class") == "on small"]
+    assert Counter(labels) == {str(m): 2 * 2 * 4 for m in microbatches}  # sides, kinds, stages
+    chunks: Counter[tuple[str, bool]] = Counter()
+    for part in drawing.iter("g"):
+        action, class_ = part[0].text, part[1].get("class", "")
+        chunks[action[0], "k4" in class_.split()] += 1
+    assert set(chunks) == {("0", False), ("1", False), ("2", True), ("3", True)}
 
 
 def test_the_order_the_divergence_and_the_culprit_are_told() -> None:

@@ -45,19 +45,23 @@ def slices(trace: Decoded) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
             yield track, one["ts"], end, one
 
 
+def category(fields: dict[str, Any]) -> str:
+    """Return a slice's category, which is interned in runs and spelt out elsewhere."""
+    return str((fields.get("category") or fields["categories"])[0])
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> Decoded:
     return decoded(tmp_path, *compared())
 
 
 def test_each_rank_s_tracks_stand_together(trace: Decoded) -> None:
-    tops = sorted(
-        (track.sibling_order_rank, track.name)
-        for track in trace.tracks.values()
-        if track.name and not track.parent_uuid
+    threads = sorted(
+        (track.thread.tid, track.thread.thread_name) for track in trace.tracks.values() if track.HasField("thread")
     )
 
-    names = [name for _, name in tops]
+    names = [name for _, name in threads]
+    assert names.pop(0) == "ladder"
     assert names == [
         f"rank {rank} · {which}" for rank in range(3) for which in ("1 simulated", "2 measured", "difference")
     ]
@@ -110,7 +114,7 @@ def test_differences_are_named_by_how_much_later_an_action_ends(trace: Decoded) 
     shown = {
         (track, start, end, one["name"])
         for track, start, end, one in slices(trace)
-        if one["category"] == ["difference"]
+        if category(one) == "difference"
     }
 
     assert shown == expected
@@ -118,7 +122,7 @@ def test_differences_are_named_by_how_much_later_an_action_ends(trace: Decoded) 
 
 
 def test_slices_say_which_action_they_are_of(trace: Decoded) -> None:
-    shown = next(one for _, _, _, one in slices(trace) if one["category"] == ["difference"])
+    shown = next(one for _, _, _, one in slices(trace) if category(one) == "difference")
 
     assert {"kind", "rank", "stage", "microbatch"} <= {name.rpartition(".")[2] for name in shown}
 
@@ -146,7 +150,7 @@ def test_arrows_and_causes_stay_within_a_step(trace: Decoded) -> None:
         step = track.split("/")[0].partition(" · ")[2]
         for flow in [*one.get("flow_ids", ()), *one.get("terminating_flow_ids", ())]:
             flows[flow].add(step)
-        if "difference" not in track:
+        if category(one) not in {"difference", "ladder"}:
             rows[step].add(one["Step.row"])
             causes[step].update({one["Step.cause"]} if "Step.cause" in one else ())
 
@@ -158,12 +162,31 @@ def test_arrows_and_causes_stay_within_a_step(trace: Decoded) -> None:
     assert not rows["1 simulated"] & rows["2 measured"]
 
 
+def test_the_ladder_s_rungs_lead_from_one_step_s_end_to_the_other_s(trace: Decoded) -> None:
+    found, _ = compared()
+    rungs = [(track, start, end) for track, start, end, one in slices(trace) if category(one) == "ladder"]
+
+    first, second = (int(side.value) for side in found.step_ns)
+    assert sorted((start, end) for track, start, end in rungs if track == "ladder") == [
+        (0, first),
+        (first, second),
+    ]
+    reached = first
+    for rung in found.ladder:
+        own = [(start, end) for track, start, end in rungs if track == f"ladder/{rung.name}"]
+        assert own == ([] if rung.reached_ns == reached else [tuple(sorted((reached, rung.reached_ns)))])
+        reached = rung.reached_ns
+    assert reached == second
+
+
 def test_a_step_against_itself_has_no_difference(tmp_path: Path) -> None:
     step = one_step()
 
     trace = decoded(tmp_path, *compared(step, step))
 
-    assert [one for _, _, _, one in slices(trace) if one["category"] == ["difference"]] == []
+    assert [one for _, _, _, one in slices(trace) if category(one) == "difference"] == []
+    ladder = [(start, end) for _, start, end, one in slices(trace) if category(one) == "ladder"]
+    assert ladder == [(0, int(step.end_ns.max()))]
     assert {packet.track_event.double_counter_value for packet in trace.events(COUNTER)} == {0.0}
 
 
@@ -227,5 +250,5 @@ def test_an_action_that_only_one_step_has_differs_from_nothing(tmp_path: Path) -
 
     trace = decoded(tmp_path, diff(*sides), sides)
 
-    shown = [one for _, _, _, one in slices(trace) if one["category"] == ["difference"]]
+    shown = [one for _, _, _, one in slices(trace) if category(one) == "difference"]
     assert all(one.get("Step.microbatch", 0) != 3 for one in shown)

@@ -54,6 +54,16 @@ def test_a_step_follows_from_the_rate_of_tokens() -> None:
     assert case(step_s="", tok_s_gpu="4096").measured_s == 32 * 4096 / (4096 * 16)
 
 
+def test_a_step_follows_from_model_flops_where_no_time_is_printed() -> None:
+    timed = run_cases([case()], executor="serial")[0]
+    flops = case(step_s="", tflops_gpu="400")
+    rated = run_cases([flops], executor="serial")[0]
+
+    assert (flops.measured_s, flops.measured_flops) == (0, 400e12 * 16)
+    assert rated["simulated_s"] == timed["simulated_s"]
+    assert rated["measured_s"] * 400e12 * 16 == pytest.approx(6 * 32 * 4096 * 8.03e9, rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -65,7 +75,7 @@ def test_a_step_follows_from_the_rate_of_tokens() -> None:
         ({"dp": "3"}, "column dp holds 3, but n_gpus / (tp x cp x pp) is 2"),
         ({"tp": "3"}, "tp x cp x pp does not divide n_gpus (16)"),
         ({"precision": "INT8"}, "column precision holds 'int8'"),
-        ({"step_s": ""}, "neither step_s nor tok_s_gpu is given"),
+        ({"step_s": ""}, "neither step_s nor tok_s_gpu nor tflops_gpu is given"),
         ({"recompute": "some"}, "column recompute holds 'some'; known are none, selective and full"),
         ({"model.preset": "", "model": "mine"}, "no preset is known for model 'mine'"),
         ({"gpu": "TPU"}, "no preset is known for gpu 'TPU'"),

@@ -204,3 +204,16 @@ def test_what_no_sizes_could_mend_is_said_before_anything_runs(
 def test_an_unknown_argument_is_named() -> None:
     with pytest.raises(ConfigError, match=r"schedule: no such argument"):
         compared("eager", schedule="even")
+
+
+@pytest.mark.parametrize(("share", "ties"), [(0.1, ()), (10, (("eager", "lumped"),))])
+def test_steps_nearer_than_they_are_known_are_a_tie(share: float, ties: tuple[tuple[str, ...], ...]) -> None:
+    known = compared("eager,lumped", costs={**COSTS, "uncertainty": share}, microbatches=32)
+
+    assert known.ties == ties
+    assert known.to_dict()["uncertainty"] == share
+    assert ("a tie: eager and lumped" in known.summary()) == bool(ties)
+    plain = compared("eager,lumped", costs=COSTS)
+    assert plain.uncertainty == 0
+    assert "ties" not in plain.to_dict()
+    assert "uncertainty" not in plain.summary()

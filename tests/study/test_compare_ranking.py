@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.study.ranking import moves, ranked
+from pptrace.study.ranking import groups_within, moves, ranked
 
 VALUES = st.lists(st.none() | st.fractions(0, 1, max_denominator=6), max_size=8)
 
@@ -55,3 +55,14 @@ def test_fractions_are_compared_exactly() -> None:
     third = Fraction(1, 3)
 
     assert ranked([third, third + Fraction(1, 10**30), Fraction(2, 6)]) == (1, 3, 1)
+
+
+@given(st.lists(st.integers(1, 60), max_size=8), st.sampled_from([0.0, 0.1, 0.5]))
+def test_two_are_in_one_group_where_they_are_that_near(values: list[int], share: float) -> None:
+    named = [(value, str(number)) for number, value in enumerate(sorted(values))]
+    groups = groups_within(named, share)
+
+    for at, (less, one) in enumerate(named):
+        for more, other in named[at + 1 :]:
+            assert any(one in group and other in group for group in groups) == (more <= less * (1 + share))
+    assert not any(set(one) < set(other) for one in groups for other in groups)

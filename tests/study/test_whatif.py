@@ -16,7 +16,7 @@ from pptrace.experiment.altered import at_speeds, jittered
 from pptrace.experiment.run import run_prepared
 from pptrace.hooks.registry import Registry
 from pptrace.model.placement import Placement
-from pptrace.study.lost import rerouted
+from pptrace.study.lost import rerouted, step_without
 from pptrace.study.whatif import whatif
 
 EAGER = '''
@@ -57,6 +57,19 @@ def test_each_change_is_worth_what_a_closed_form_says(step: Any) -> None:
     lost = rows["1 worker lost, re-routed"]
     assert lost.step_ns is not None
     assert lost.step_ns >= -(-8 * 4 // 3) * 30 * ms + fill  # its peers compute a third more
+
+
+@pytest.mark.needs_plugins
+def test_on_a_cluster_messages_are_re_routed_between_the_gpus_of_replicas(step: Any) -> None:
+    inside = {"name": "hockney", "bandwidth": "50 GB/s"}
+    fabric = {"name": "infiniband-fat-tree", "bandwidth": "50 GB/s", "efficiency": 1, "switch_latency": "0 s",
+              "nic_latency": "0 s", "overhead": "0 s"}  # fmt: skip
+    cluster = {"nodes": 4, "gpus": 4, "nics": 4, "node": inside, "fabric": fabric}
+    flat, on = (step(**one) for one in ({}, {"network": None, "cluster": cluster}))
+
+    assert on.metrics.step_ns == flat.metrics.step_ns
+    for lost in (1, 2):
+        assert step_without(on, lost) >= step_without(flat, lost) > flat.metrics.step_ns
 
 
 def test_changes_that_cannot_be_say_why(step: Any) -> None:

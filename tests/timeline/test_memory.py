@@ -30,6 +30,15 @@ def test_activations_are_held_from_forward_to_backward() -> None:
     assert memory.peak_bytes.tolist() == [1400, 1300]
 
 
+def test_the_allocators_share_is_that_of_all_that_is_allocated() -> None:
+    costs = workload(reserved_bytes=50, reserved_permille=101)
+
+    memory = measure_memory(simulate(Schedule.from_rows(ROWS), costs), costs)
+
+    assert memory.reserved_bytes.tolist() == [50 + 142, 50 + 132]  # of 1400 and 1300, rounded up
+    assert memory.peak_bytes.tolist() == [1400 + 192, 1300 + 182]
+
+
 def test_an_input_gradient_keeps_what_the_weight_gradient_needs() -> None:
     costs = workload(1, weight_activation_bytes=40)
 

@@ -132,6 +132,8 @@ def test_the_ui_is_asked_to_arrange_what_has_our_tracks() -> None:
         "dev.perfetto.PinTracksByRegex", "dev.perfetto.ExpandTracksByRegex",
     ]  # fmt: skip
     pinned, expanded = (re.compile(command["args"][0]) for command in commands)
-    assert [rank for rank in range(40) if pinned.search(f"rank {rank:02}")] == list(range(16))
-    assert pinned.search("critical path")
-    assert [rank for rank in range(40) if expanded.search(f"rank {rank:02}")] == [0]
+    for behind in ("", " (1003)"):  # of older traces, and of threads
+        assert [rank for rank in range(40) if pinned.search(f"rank {rank:02}{behind}")] == list(range(16))
+        assert pinned.search(f"critical path{behind}")
+        assert [rank for rank in range(40) if expanded.search(f"rank {rank:02}{behind}")] == [0]
+    assert not pinned.search("rank 3 1003")

@@ -54,6 +54,18 @@ def test_a_sweep_has_the_serial_run_s_rows(scheduler: LocalCluster) -> None:
     assert swept(there(scheduler)) == swept("serial")
 
 
+def test_a_plan_is_the_serial_run_s(scheduler: LocalCluster) -> None:
+    def places(executor: Any) -> Any:
+        found = pptrace.plan(
+            {"model": "llama3-8b", "device": "h100-sxm", "batch": {"global": 16, "sequence": 2048, "micro": 1}},
+            vary={"pp": [2, 4], "micro": [1], "schedule": ["1f1b"], "recompute": ["full"]},
+            gpus=8, executor=executor, robust=False, top=3,
+        )  # fmt: skip
+        return found.to_dict()
+
+    assert places(there(scheduler)) == places("serial")
+
+
 def test_a_worker_that_is_killed_loses_no_point(scheduler: LocalCluster, tmp_path: Any) -> None:
     flag = tmp_path / "begun"
     pool = cluster.connect(ExecutorRequest(workers=2, options={"scheduler": scheduler.scheduler_address}))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import yaml
 
 import pptrace
 from pptrace.errors import ConfigError, PluginError
@@ -236,7 +237,23 @@ def test_a_setting_of_the_core_s_rules_beside_a_program_is_one_line(tmp_path: Pa
         pptrace.simulate(step)
 
     step.write_text(said.replace("megatron", "ordered"), encoding="utf-8")
-    assert pptrace.simulate(step, p2p="megatron").metrics.step_ns  # named over a file that says how rules run
+    named = pptrace.simulate(step, p2p="megatron")  # over a file that says how rules run
+
+    assert "pair" not in str(named.prepared.resolved.to_dict())
+    assert pptrace.simulate(named.prepared.resolved.to_dict()).metrics.step_ns == named.metrics.step_ns
+
+
+@pytest.mark.parametrize("policy", [*PolicyName, "megatron", "torch", "deepspeed"])
+def test_a_step_s_own_configuration_is_read_back(policy: PolicyName | str, tmp_path: Path) -> None:
+    name = policy.value if isinstance(policy, PolicyName) else policy
+    given = {"schedule": "1f1b", "parallel": {"pp": 4}, "batch": {"microbatches": 8}}
+    once = pptrace.simulate({**given, "network": {"name": "hockney", "bandwidth": "1 GB/s"}}, p2p=name)
+    written = once.prepared.resolved.to_dict()
+    (tmp_path / "step.yaml").write_text(yaml.safe_dump(written), encoding="utf-8")
+
+    for again in (pptrace.simulate(written), pptrace.simulate(tmp_path / "step.yaml")):
+        assert again.prepared.resolved.to_dict() == written
+        assert again.metrics.step_ns == once.metrics.step_ns
 
 
 @pytest.mark.parametrize("switch", [None, "overlap_p2p_comm_warmup_flush", "deallocate_pipeline_outputs"])

@@ -55,6 +55,14 @@ def test_the_weight_gradient_keeps_32sbh(classic: dict[str, Any]) -> None:
     assert kept(classic, tp=4).weight_part == s * h * (8 + 24 // 4)
 
 
+def test_an_activation_function_of_its_own_keeps_one_more_of_a_gated_mlp(classic: dict[str, Any]) -> None:
+    apart = {"fused_activation": False}
+    more = kept(classic | apart | {"gated": True}).activation - kept(classic | {"gated": True}).activation
+
+    assert more == 2048 * classic["ffn"] * 2
+    assert kept(classic | apart) == kept(classic)
+
+
 def test_flash_attention_keeps_no_scores(classic: dict[str, Any]) -> None:
     assert kept(classic | {"flash_attention": True}).activation == 34 * 2048 * 1024
 

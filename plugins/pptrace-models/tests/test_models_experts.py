@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.plugin import ConfigError, ConstraintError
+from pptrace.plugin import ConfigError, ConstraintError, Kind
 from pptrace_models.attention import doubled_reach
 from pptrace_models.checked import checked
 from pptrace_models.fabric import Exchange
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PRESETS = {offer.name: offer.values for offer in MODELS}
 MOE = {"num_experts": 8, "top_k": 2, "expert_ffn": 512}
+_MIXTURE = {**PRESETS["qwen3-30b-a3b"], "layers": 8}
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,45 @@ def test_a_host_that_issues_kernels_slowly_bounds_layers_with_experts(costs: Cal
     assert slow.f_ns[1] == 2 * 10**9
     assert slow.b_ns[1] == 2 * 2 * 10**9
     assert costs(options={"host": 10**9}).f_ns.tolist() == costs().f_ns.tolist()
+
+
+def test_a_host_issues_what_an_action_has_beside_its_layers_once(costs: Callable[..., Workload]) -> None:
+    slow = costs(MOE, options={"host": 10**9, "host_action": 10**8})
+    assert slow.f_ns[1] == 2 * 10**9 + 10**8
+    assert slow.b_ns[1] == 2 * slow.f_ns[1]
+    with pytest.raises(ConfigError, match="give host, too"):
+        costs(MOE, options={"host_action": 10**8})
+
+
+@pytest.mark.parametrize("host", [10**5, 10**6, 10**9])
+def test_with_segments_the_host_bounds_computation_and_exchanges_come_on_top(
+    costs: Callable[..., Workload], host: int
+) -> None:
+    sizes: dict[str, Any] = {"model": None, "dp": 4, "ep": 4}
+    options = {"host": host, "host_action": host // 10, "segments": True}
+    plain, slow = (costs(**{**sizes, "model": _MIXTURE}, options=each) for each in ({"segments": True}, options))
+    for kind in (Kind.F, Kind.B):
+        computes = [
+            sum(one.duration_ns for one in work.segments[kind][1] if one.is_computation) for work in (plain, slow)
+        ]
+        floor = (2 * host + host // 10) * (1 if kind is Kind.F else 2)
+        assert computes[1] >= max(computes[0], floor)
+        assert computes[1] <= max(computes[0] + 2 * host, floor)
+        exchanged = [work.duration_ns(kind)[1] - each for work, each in zip((plain, slow), computes, strict=True)]
+        assert exchanged[0] == exchanged[1] > 0
+
+
+def test_replicas_in_a_node_share_its_nics_and_its_links_at_most(costs: Callable[..., Workload]) -> None:
+    network = {"rate_kbps": 40_000_000, "latency_ns": 0}
+    apart, shared, whole = (
+        costs(dp=dp, tp=tp, data_parallel=network, options={"every_nic": True})
+        for tp, dp in ((8, 16), (2, 16), (2, 4))
+    )
+    alone = costs(dp=16, tp=2, data_parallel=network)
+    # Eight devices hold four replicas of two, which have four NICs; within a node the links count.
+    assert alone.reduce_ns[1] == pytest.approx(4 * shared.reduce_ns[1], rel=1e-3)
+    assert costs(dp=16, tp=8, data_parallel=network).reduce_ns.tolist() == apart.reduce_ns.tolist()
+    assert whole.reduce_ns[1] < shared.reduce_ns[1] * 40 / 90
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])

@@ -68,10 +68,54 @@ def test_zero_one_shards_the_optimizer_over_the_replicas(costs: Callable[..., Wo
     assert (costs(dp=4, cp=2, options={"zero": 1}).optimizer_bytes * 8 == plain.optimizer_bytes).all()
 
 
+def test_zero_two_and_three_shard_gradients_and_weights(costs: Callable[..., Workload]) -> None:
+    network = {"rate_kbps": 1_000_000, "latency_ns": 100}
+    plain, two, three = (costs(dp=8, data_parallel=network, options={"zero": zero}) for zero in (0, 2, 3))
+    for sharded in (two, three):
+        assert (sharded.gradients_bytes * 8 == plain.gradients_bytes).all()
+        assert (sharded.gradients_bytes + sharded.unreduced_bytes == plain.gradients_bytes).all()
+        assert (sharded.optimizer_bytes * 8 == plain.optimizer_bytes).all()
+        for stage in range(4):
+            scattered, gathered = int(plain.gradients_bytes[stage]), int(plain.weights_bytes[stage])
+            assert sharded.reduce_ns[stage] == 7 * 100 + -(-7 * scattered // 8)
+            assert sharded.unshard_ns[stage] == 7 * 100 + -(-7 * gathered // 8)
+    assert (two.weights_bytes == plain.weights_bytes).all()
+    assert not two.gathered_bytes.any()
+    assert (three.weights_bytes * 8 == plain.weights_bytes).all()
+    assert (three.gathered_bytes == plain.weights_bytes).all()
+
+
+def test_gathered_and_reduced_layer_by_layer_two_are_there_at_once(costs: Callable[..., Workload]) -> None:
+    few = costs(dp=8, options={"zero": 3}, reshard="always", reduce_each=True, stages=2, ranks=2)
+    plain = costs(dp=8, stages=2, ranks=2)
+    layer = plain.weights_bytes.sum() - costs({"layers": 6}, dp=8, stages=2, ranks=2).weights_bytes.sum()
+    head = 1024 * (1 + 32000) * 2
+    # The last stage's largest items are its LM head and a layer.
+    assert few.gathered_bytes[1] == head + layer // 2
+    assert few.unreduced_bytes[1] == 2 * few.gathered_bytes[1]
+
+
 def test_options_choose_the_gradients_and_the_reserve(costs: Callable[..., Workload]) -> None:
     workload = costs(options={"gradients": "bf16", "reserved": "1 GiB"}, ranks=1, stages=1)
     assert (workload.gradients_bytes == workload.weights_bytes).all()
     assert workload.reserved_bytes == GIB
+
+
+@pytest.mark.parametrize(("options", "state", "touched"), [
+    ({}, 12, 4 + 24 + 2),
+    ({"exp_avg": "bf16", "exp_avg_sq": "fp8"}, 4 + 2 + 1, 4 + 14 + 2),
+    ({"main_params": "fp16", "gradients": "bf16"}, 2 + 8, 2 + 20 + 2),
+    ({"main_params": "remainder", "exp_avg": "fp16", "exp_avg_sq": "fp16"}, 2 + 4, 4 + 12 + 4),
+])  # fmt: skip
+def test_a_precision_aware_optimizer_keeps_and_moves_fewer_bytes(
+    costs: Callable[..., Workload], options: dict[str, str], state: int, touched: int
+) -> None:
+    workload = costs(dp=4, options={"zero": 1, **options}, device=DEVICE | {"memory_efficiency": 1.0})
+    parameters = workload.weights_bytes // 2
+
+    assert (workload.optimizer_bytes == state * parameters // 4).all()
+    latency = 1000  # a group's, at 10^12 bytes/s
+    assert workload.optimizer_ns.tolist() == [latency + -(-touched * int(n) // 4000) for n in parameters]
 
 
 def test_fp32_weights_need_no_master_copy(costs: Callable[..., Workload]) -> None:

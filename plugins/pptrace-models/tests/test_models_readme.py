@@ -11,6 +11,7 @@ import pytest
 from pptrace_models.accelerator import Accelerator
 from pptrace_models.checked import checked
 from pptrace_models.devices import DEVICES
+from pptrace_models.encoder import Encoder
 from pptrace_models.models import MODELS
 from pptrace_models.options import RooflineOptions
 from pptrace_models.transformer import Transformer
@@ -89,6 +90,7 @@ def keys(model: type[BaseModel]) -> Callable[[], str]:
         ("Presets", "| model |", models),
         ("Presets", "| device |", devices),
         ("model", KEYS, keys(Transformer)),
+        ("model.encoder", KEYS, keys(Encoder)),
         ("device", KEYS, keys(Accelerator)),
         ("costs: roofline", KEYS, keys(RooflineOptions)),
     ],

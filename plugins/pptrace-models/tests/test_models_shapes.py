@@ -18,7 +18,7 @@ from pptrace.plugin import ConfigError, Kind
 from pptrace_models.checked import checked
 from pptrace_models.extremes import expected_maximum
 from pptrace_models.plugin import pptrace_devices
-from pptrace_models.shapes import Shaped, shaped_ns
+from pptrace_models.shapes import Shaped, row_tiles, shaped_ns
 from pptrace_models.stages import partition
 from pptrace_models.transformer import Transformer
 from pptrace_models.work import Core, Product, Work
@@ -114,6 +114,45 @@ def test_products_measured_on_an_a100_are_met_within_five_percent() -> None:
 
     assert len(errors) == 183
     assert sum(errors) / len(errors) < 0.05
+
+
+def test_rows_that_chance_deals_out_take_tiles_in_expectation() -> None:
+    even, dealt = (Product(m=1024, n=256, k=512, copies=32, uneven=uneven) for uneven in (False, True))
+    drawn = np.ceil(np.random.default_rng(7).normal(1024, sqrt(1024), 100_000) / 128).mean()
+
+    assert row_tiles(even, 128) == 8
+    assert row_tiles(dealt, 128) == pytest.approx(drawn, abs=0.01)
+    assert product_ns(1024, 2048, 512, copies=320, uneven=True) > 1.05 * product_ns(1024, 2048, 512, copies=320)
+
+
+def test_gathered_rows_and_narrow_attention_take_what_was_measured() -> None:
+    slow = device(memory_bandwidth=10**12)
+    plain, rows = (
+        shaped_ns(Work(size_bytes=10**9, scattered=way), "memory", "bf16", slow) for way in (False, True)
+    )
+    cores = [Core(heads=100, queries=4096, keys=4096, width=128.0, narrow=narrow) for narrow in (False, True)]
+    wide, narrow = (shaped_ns(Work(flops=10**12, core=one), "attention", "bf16", device()) for one in cores)
+
+    assert rows == pytest.approx(plain / 0.66, rel=1e-3)
+    assert wide == pytest.approx(narrow * 1.36, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("latent", "moved"),
+    [({}, 2 * 2 * 4096), ({"kv_rank": 512, "rope_dim": 64, "head_dim": 128}, 32 * (2 * 64 + 256 + 320))],
+)
+def test_only_kernels_by_shape_count_rotary_embeddings(
+    costs: Callable[..., Workload], latent: dict[str, Any], moved: int
+) -> None:
+    wide = {"hidden": 4096, "heads": 32, "ffn": 16384, "flash_attention": True} | latent
+    plain, turned, *groups = (
+        costs(wide | {"learned_positions": positions}, options=options)
+        for options in ({"kernels": "shapes"}, {}) for positions in (64, 0)
+    )  # fmt: skip
+
+    one = 2048 * moved * 2 * 1e9 / (3350e9 * 0.8) + 2 * 5_000
+    assert turned.f_ns[1] - plain.f_ns[1] == pytest.approx(2 * one, rel=1e-3)
+    assert (groups[0].f_ns[1:] == groups[1].f_ns[1:]).all()
 
 
 def table(tmp_path: Path, tflops: float, entries: dict[str, float]) -> str:

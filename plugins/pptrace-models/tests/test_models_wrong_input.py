@@ -26,6 +26,11 @@ MODEL_ERRORS = [
         "model.precision: input should be 'bf16', 'fp16', 'fp8', 'mxfp8', 'nvfp4' or 'fp32', not 'int8'",
     ),
     ({"recompute": "some"}, "model.recompute: input should be 'none', 'selective' or 'full', not 'some'"),
+    ({"recompute_method": "block"}, "model.recompute_method: write recompute: full beside it"),
+    (
+        {"recompute_num_layers": 2},
+        "model.recompute_num_layers: write recompute_method: uniform or block beside it",
+    ),
     ({"layers_per_stage": [2, 2, 2]}, "model.layers_per_stage: 3 entries for 4 stages; give one per stage"),
     ({"layers_per_stage": [2, 2, 2, 1]}, "model.layers_per_stage: sums to 7, not to model.layers (8); add 1"),
     ({"layers_per_stage": [2, 2, 2, 4]}, "sums to 10, not to model.layers (8); take away 2"),
@@ -80,10 +85,12 @@ def test_a_precision_that_the_device_lacks_names_those_it_has(costs: Callable[..
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"zero": 2}, "costs.options.zero: input should be 0 or 1, not 2"),
+        ({"zero": 4}, "costs.options.zero: input should be 0, 1, 2 or 3, not 4"),
         ({"zeros": 1}, "costs.options.zeros: unknown key (did you mean 'zero'?"),
         ({"gradients": "fp8"}, "costs.options.gradients: input should be 'fp32' or 'bf16', not 'fp8'"),
         ({"reserved": "2 GiP"}, "costs.options.reserved: unknown unit 'GiP'"),
+        ({"exp_avg": "fp8"}, "costs.exp_avg: Megatron-LM's precision-aware optimizer needs the distributed one: "),
+        ({"zero": 1, "exp_avg": "int8"}, "costs.options.exp_avg: input should be 'fp32', 'fp16', 'bf16' or 'fp8'"),
         ({"alone": "overlapped"}, "costs.alone: overlapped needs segments: write segments: true beside it"),
     ],
 )

@@ -73,7 +73,13 @@ def _defaults(name: str) -> dict[str, Any]:
     return dict(validate_options(offer.options(), {}, "network").model_dump())
 
 
-@pytest.mark.parametrize("cluster", ["dgx-a100x4", "dgx-h100x4", "gb200-nvl72", "pcie-8gpux4"])
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        *("dgx-a100x4", "dgx-h100x4", "dgx-b200x4", "dgx-b300x4", "gb200-nvl72", "gb300-nvl72", "pcie-8gpux4"),
+        *("aws-p5x4", "gcp-a3-megax4", "h800-8x100x4", "mi300x-8gpux4", "mi355x-8gpux4"),
+    ],
+)
 def test_every_machine_takes_a_job_of_its_size(cluster: str) -> None:
     run = simulate_experiment(schedule="1f1b", pp=4, tp=8, microbatches=8, cluster=cluster)
 

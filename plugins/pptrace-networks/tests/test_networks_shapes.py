@@ -80,6 +80,15 @@ def test_only_a_message_between_gpus_pays_the_overhead_of_pcie() -> None:
     assert paths.overhead_ns.tolist() == [PCIE_OVERHEAD_NS, 0, 0, 0]
 
 
+@pytest.mark.parametrize(("preset", "gbytes"), [("mi300x-8gpu", 48), ("mi355x-8gpu", 57.6)])
+def test_in_a_mesh_a_message_has_one_link_and_a_gpu_seven(preset: str, gbytes: float) -> None:
+    links = view_cluster(f"{preset}x2", Registry.load()).job.cluster.links
+    up = links.name.index("node0/gpu0.up")
+
+    assert links.flow_rate_kbps[up] == round(gbytes * 10**6)
+    assert links.rate_kbps[up] == pytest.approx(7 * links.flow_rate_kbps[up], rel=1e-5)
+
+
 @pytest.mark.parametrize("preset", ["dgx-a100", "dgx-h100", "gb200-nvl72", "pcie-8gpu"])
 def test_between_nodes_a_message_pays_the_fabrics_overhead_alone(preset: str) -> None:
     cluster = view_cluster(f"{preset}x2", Registry.load()).job.cluster
@@ -104,7 +113,7 @@ def test_options_that_cannot_be_name_their_key(name: str, options: dict[str, Any
 
 
 def test_every_preset_says_where_its_numbers_come_from() -> None:
-    assert len({offer.name for offer in pptrace_clusters()}) == 4 + 9
+    assert len({offer.name for offer in pptrace_clusters()}) == 12 + 9
     for offer in pptrace_clusters():
         assert offer.source
         assert offer.device

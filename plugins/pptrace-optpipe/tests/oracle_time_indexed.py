@@ -12,10 +12,14 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from pptrace_optpipe.problem import Op, Part
+from pptrace_optpipe.problem import COMPUTED, Op, Part
 
 if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem
+
+
+_THROWN = Part.B
+"""Starts with a forward whose activation is thrown away, and takes no stream; no toy has a whole backward."""
 
 
 class _Program:
@@ -23,7 +27,9 @@ class _Program:
         self.problem, self.horizon = problem, horizon
         copies = [Op(part, op.stage, op.microbatch) for op in problem.ops() if op.part is Part.F
                   for part in (Part.O, Part.R)] if problem.copies else []  # fmt: skip
-        self.ops = {op: at for at, op in enumerate([*problem.ops(), *copies])}
+        again = [Op(part, op.stage, op.microbatch) for op in problem.ops() if op.part is Part.F
+                 for part in (Part.C, _THROWN)] if problem.recomputes else []  # fmt: skip
+        self.ops = {op: at for at, op in enumerate([*problem.ops(), *copies, *again])}
         self.length = len(self.ops) * horizon
         self.terms: list[tuple[int, int, float]] = []
         self.low: list[float] = []
@@ -57,7 +63,7 @@ def shortest(problem: Problem, horizon: int, *, ordered: bool, seconds: float = 
     program = _Program(problem, horizon)
     last = horizon - 1
     for op in program.ops:
-        if op.part < Part.O:
+        if op.part in COMPUTED:
             program.row(program.started(op, last), 1, 1)
             for moment in range(horizon - problem.duration(op) + 1, horizon):
                 program.row([(program.ops[op] * horizon + moment, 1.0)], 0, 0)
@@ -94,10 +100,23 @@ def _wait(program: _Program, op: Op) -> None:
         return
     top = stage + 1 == problem.stages
     program.after(op, op._replace(part=Part.F) if top else op._replace(stage=stage + 1))
+    last = program.horizon - 1
+    if problem.recomputes:
+        forward, later, thrown = (op._replace(part=each) for each in (Part.F, Part.C, _THROWN))
+        program.after(later, forward)
+        program.row(program.started(thrown, last) + program.started(later, last, -1.0), 0, 0)
+        for moment in range(program.horizon):
+            base, own = (program.ops[each] * program.horizon + moment for each in (forward, thrown))
+            program.row([(own, 1.0), (base, -1.0)], -np.inf, 0)
+            # Started and not computed again, or computed by then.
+            terms = program.started(op, moment) + program.ended(later, moment, -1.0)
+            program.row(terms + program.started(later, last), -np.inf, 1)
+    if problem.recomputes and problem.copies:
+        out, later = op._replace(part=Part.O), op._replace(part=Part.C)
+        program.row(program.started(out, last) + program.started(later, last), 0, 1)
     if problem.copies:
         forward, out, back = (op._replace(part=each) for each in (Part.F, Part.O, Part.R))
         program.after(out, forward)
-        last = program.horizon - 1
         program.row(program.started(out, last) + program.started(back, last, -1.0), 0, 0)
         for moment in range(program.horizon):
             program.row(program.started(back, moment) + program.ended(out, moment, -1.0), -np.inf, 0)
@@ -111,14 +130,17 @@ def _share(program: _Program, rank: int) -> None:
     problem = program.problem
     own = [op for op in program.ops if problem.stage_rank[op.stage] == rank]
     for moment in range(program.horizon):
-        for stream in (True, False):
-            terms = [term for op in own if (op.part < Part.O) == stream for term in program.running(op, moment)]
+        for stream in ((*COMPUTED, Part.C), (Part.O, Part.R)):
+            terms = [term for op in own if op.part in stream for term in program.running(op, moment)]
             program.row(terms, 0, 1)
         held: list[tuple[int, float]] = []
         for op in own:
             whole, part = problem.activation[op.stage], problem.weight_activation[op.stage]
+            left_out = whole - problem.checkpoint[op.stage] if problem.recomputes else 0
             if op.part in (Part.F, Part.R):
                 held += program.started(op, moment, whole)
+            elif op.part in (Part.C, _THROWN):
+                held += program.started(op, moment, left_out if op.part is Part.C else -left_out)
             else:
                 freed = {Part.I: whole - part, Part.W: part, Part.O: whole}[op.part]
                 held += program.ended(op, moment, -freed)
@@ -140,5 +162,5 @@ def _lengths(program: _Program) -> None:
 def _in_order(program: _Program) -> None:
     """Start ops of one sort and stage in the order of microbatches."""
     for op in program.ops:
-        if op.part < Part.O and op.microbatch:
+        if op.part in COMPUTED and op.microbatch:
             program.after(op, op._replace(microbatch=op.microbatch - 1))

@@ -6,21 +6,19 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from toy_pipelines import table
 
 from pptrace.api import simulate
 from pptrace.errors import PptraceError
+from pptrace.hooks.registry import Registry
 from pptrace.testing import assert_schedule_family, grid
-from pptrace_optpipe.caching import Cache, Entry
 from pptrace_optpipe.command import command
-from pptrace_optpipe.problem import Op, Part
 from pptrace_optpipe.schedule import OFFER
+from pptrace_optpipe.setting import setting_of
 
 GIB = 2**30
 COSTS = {
@@ -71,6 +69,22 @@ def test_copies_shorten_what_memory_makes_long() -> None:
     assert found("--memory", "17GiB", "--time", "1s")["step_ns"] < plain["step_ns"]
 
 
+def test_forwards_are_computed_again_where_memory_is_short_and_that_is_allowed() -> None:
+    given = ["--memory", "14GiB", "--time", "0.5s", "--set", "costs.offload=0 ms"]
+    plain = found(*given)
+    values = found(*given, "--recompute", "-o", "best.csv")
+    said = optimize("step.yaml", *given, "--recompute").stdout
+
+    run = simulate("step.yaml", schedule="best.csv")
+
+    count = [len(one) for one in values["recomputed"]]
+    assert run.metrics.step_ns == values["step_ns"] < 0.8 * plain["step_ns"]
+    assert not any(map(any, plain["recomputed"]))
+    assert run.metrics.memory.peak_bytes.tolist() == values["peak_bytes"]
+    assert f"0 activations offloaded, {count[0]} computed again, " in said
+    assert f"computing again takes {count[0] * 10 / 240:.0%} of it" in said
+
+
 def test_the_report_and_its_progress_are_lines() -> None:
     result = optimize("step.yaml", "--memory", "30GiB", "--time", "1s")
 
@@ -96,6 +110,14 @@ def test_stages_go_down_and_up_where_that_is_asked_for() -> None:
 
     assert run.prepared.schedule.placement.stage_rank.tolist() == [[0, 1, 2, 3, 3, 2, 1, 0]]
     assert run.metrics.step_ns == values["step_ns"]
+
+
+def test_stages_that_follow_on_one_rank_have_no_message_between_them() -> None:
+    sets = ["parallel.vp=2", "network=ideal"]
+
+    setting, _ = setting_of(Path("step.yaml"), sets, Registry.load(), shape="v")
+
+    assert setting.transfers == ((0,) * 7, (0,) * 7)
 
 
 def test_a_sweep_of_limits_has_a_line_for_each() -> None:
@@ -130,49 +152,14 @@ def test_a_damaged_entry_is_one_line_and_solved_anew(cache: Path) -> None:
     assert "gap" in file.read_text(encoding="utf-8") or json.loads(file.read_text(encoding="utf-8"))["rows"]
 
 
-def test_twice_the_times_are_the_same_problem_and_a_shorter_entry_stays(tmp_path: Path) -> None:
-    one, other = table(2, 2, 2, copies=False), table(2, 2, 1, copies=False)
-    kept = Cache(tmp_path)
-    rows = [[Op(Part.F, 0, 0)], [Op(Part.F, 1, 0)]]
-    kept.put(one, Entry(rows=rows, step=9, bound=7, seconds=1))
-    kept.put(one, Entry(rows=rows[::-1], step=10, bound=7, seconds=1))
-
-    twice = type(one)(**{
-        **{name: getattr(one, name) for name in one.__dataclass_fields__},
-        **{name: tuple(2 * value for value in getattr(one, name)) for name in ("f", "i", "w")},
-    })  # fmt: skip
-    assert kept.get(twice) == (Entry(rows=rows, step=9, bound=7, seconds=1), "")
-    assert kept.get(other) == (None, "")
-
-
-def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp_path: Path) -> None:
-    kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=True)
-    rows = [[Op(Part.F, 0, 0), Op(Part.O, 0, 0), Op(Part.A, 0, 0)], [Op(Part.F, 1, 0)]]
-    kept.put(problem, Entry(rows=rows, step=9, bound=7, seconds=1))
-
-    assert kept.near(replace(problem, f=(2, 3))) == [rows]
-    assert kept.near(problem) == []
-    assert kept.near(replace(problem, f=(2, 30))) == []
-    assert kept.near(table(2, 3, 2, copies=True)) == []
-    (file,) = (tmp_path / "own").iterdir()
-    file.rename(file.with_name(file.name.replace("v2-", "v1-")))
-    assert kept.near(replace(problem, f=(2, 3))) == []
-    assert [about for _, about in kept.entries()] == ["of another version"]
-
-
-def test_a_cache_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-
-    Cache(tmp_path / "file").put(table(2, 2, 2, copies=False), Entry(rows=[], step=1, bound=1, seconds=1))
-
-    assert not list(Cache(tmp_path / "file").entries())
-
-
 WRONG = [
     (["--memory", "9GiB"], "--memory: 9 GiB is 1 GiB less than the weights and all else that rank 1 always holds"),
     (["--memory", "11GiB"], "--memory: rank 0 has 1022 MiB for activations, and one microbatch's of a stage"),
     (["--memory", "30GiB", "--time", "5ms"], "--time: 5ms is too short for any search; nearest that work: 0.1s"),
     (["--memory", "many"], "memory[0]: 'many' is no size"),
+    (["--recompute", "--set", "costs.recompute=0 ms"], "recompute: the model's own backward computes its forward"),
+    (["--from", "routes.csv"], "microbatches take several routes: give a table in which all take one"),
+    (["--time", "100s", "-o", "missing/best.csv"], "missing/best.csv: cannot be written: the folder does"),
     (["--workers", "0"], "workers: must be at least 1"),
     (["--from", "pairs.csv"], "overlapped pairs and actions of several microbatches cannot be split"),
     (["--set", "parallel.pp=null"], "parallel.pp"),
@@ -185,6 +172,7 @@ def test_wrong_input_is_one_line(arguments: list[str], line: str) -> None:
         "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n1F0,(1F1;1B0)OVERLAP_F_B,(1F2;1B1)OVERLAP_F_B,1B2\n",
         encoding="utf-8",
     )
+    Path("routes.csv").write_text("0F0,1F1,1B1,0B0,0F2,0B2\n1F0,1B0,0F1,0B1,1F2,1B2\n", encoding="utf-8")
     fewer = ["--set", "parallel.pp=2", "--set", "batch.microbatches=3"] if "--from" in arguments else []
 
     with pytest.raises(PptraceError) as caught:
@@ -262,6 +250,16 @@ def test_a_missing_solver_is_one_line(monkeypatch: pytest.MonkeyPatch, way: str)
 
     assert "pip install 'ortools>=9.10'" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_broken_solver_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: str) -> None:
+        raise TypeError("Descriptors cannot be created directly.\nmore lines")
+
+    monkeypatch.setattr("importlib.import_module", broken)
+
+    with pytest.raises(PptraceError, match=r"solver cannot be loaded \(Descriptors cannot be created"):
+        optimize("step.yaml")
 
 
 def test_the_offer_keeps_its_word() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from oracle_time_indexed import shortest
-from toy_pipelines import toy
+from toy_pipelines import again, toy
 
 from pptrace_optpipe.bounds import bound, latest, relaxed_bound
 from pptrace_optpipe.proving import optimum
@@ -31,6 +31,13 @@ IS_LONG = bool(os.environ.get("PPTRACE_OPTPIPE_LONG"))
 OF_BOTH = [(2, 4, 2, False, 13), (3, 4, 3, False, 14), (3, 4, 3, True, 13)]
 """Those that the other engine proves in seconds; the others take it a minute or more."""
 OF_BOTH += [(2, 4, 2, True, 12), (2, 4, 1.5, True, 13.5), (3, 4, 2, True, 14), (4, 4, 3, True, 15)] * IS_LONG
+
+
+AGAIN = [(2, 3, 1.5, 0, False, 11), (2, 3, 1.5, 1, False, 12), (2, 3, 1.5, 0, True, 10.5),
+         (3, 3, 1.5, 0, False, 13), (3, 3, 1.5, 1, False, 14), (3, 4, 1.5, 0, False, 16)]  # fmt: skip
+"""Where forwards may be computed again too, and so many halves of an activation stay until then."""
+OF_BOTH_AGAIN = [(2, 2, 1, 0, False), (2, 2, 1, 1, False)]
+OF_BOTH_AGAIN += [(2, 2, 1.5, 1, True), *(row[:5] for row in AGAIN[:5])] * IS_LONG
 
 
 def effort(seconds: float = 60) -> Effort:
@@ -66,6 +73,31 @@ def test_an_integer_program_over_moments_has_the_same_optimum(
     problem = toy(stages, microbatches, limit, copies=bool(copies))
 
     assert shortest(problem, latest(problem, int(2 * length)), ordered=True) == 2 * length
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "limit", "checkpoint", "copies", "length"), AGAIN)
+def test_computing_again_shortens_what_memory_makes_long(
+    stages: int, microbatches: int, limit: float, checkpoint: int, copies: int, length: float
+) -> None:
+    problem = again(stages, microbatches, limit, checkpoint, copies=bool(copies))
+
+    found = optimum(problem, effort())
+
+    assert (found.length, found.bound) == (2 * length, 2 * length)
+    assert bound(problem) <= found.bound
+    assert length < optimum(toy(stages, microbatches, limit, copies=False), effort()).length / 2
+    held_within(problem, found.start)
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "limit", "checkpoint", "copies"), OF_BOTH_AGAIN)
+def test_an_integer_program_computes_as_much_again(
+    stages: int, microbatches: int, limit: float, checkpoint: int, copies: int
+) -> None:
+    problem = again(stages, microbatches, limit, checkpoint, copies=bool(copies))
+    found = optimum(problem, effort())
+
+    assert found.is_proved
+    assert shortest(problem, latest(problem, found.length), ordered=True) == found.length
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 6), (4, 4), (4, 8)])
@@ -117,27 +149,28 @@ def held_within(problem: Problem, start: dict[Any, int]) -> None:
     from pptrace_optpipe.problem import Part
 
     end = {op: begin + problem.duration(op) for op, begin in start.items()}
-    gone = {(op.stage, op.microbatch) for op in start if op.part is Part.O}
+    anew = {(op.stage, op.microbatch) for op in start if op.part is Part.C}
     for op, begin in start.items():
         needs = {
             Part.F: [op._replace(stage=op.stage - 1)] if op.stage else [],
             Part.I: [op._replace(stage=op.stage + 1)] if op.stage + 1 < problem.stages else [],
             Part.W: [op._replace(part=Part.I)], Part.O: [op._replace(part=Part.F)],
-            Part.R: [op._replace(part=Part.O)],
+            Part.R: [op._replace(part=Part.O)], Part.C: [op._replace(part=Part.F)],
         }[op.part]  # fmt: skip
         if op.part is Part.I:
             needs = [*needs, op._replace(part=Part.F)]
-            needs += [op._replace(part=Part.R)] if (op.stage, op.microbatch) in gone else []
+            needs += [one for one in (op._replace(part=Part.R), op._replace(part=Part.C)) if one in start]
         assert all(end[one] <= begin for one in needs)
     for moment in range(max(end.values())):
         for stage in range(problem.stages):
             own = [op for op in start if op.stage == stage]
             running = [op for op in own if start[op] <= moment < end[op]]
-            assert sum(op.part < Part.O for op in running) <= 1
-            assert sum(op.part >= Part.O for op in running) <= 1
+            assert sum(op.part not in (Part.O, Part.R) for op in running) <= 1
+            assert sum(op.part in (Part.O, Part.R) for op in running) <= 1
             held = 0
             for op in own:
-                takes = {Part.F: 2, Part.R: 2}.get(op.part, 0)
+                kept = problem.checkpoint[stage] if (stage, op.microbatch) in anew else 2
+                takes = {Part.F: kept, Part.R: 2, Part.C: 2 - kept}.get(op.part, 0)
                 frees = {Part.I: 1, Part.W: 1, Part.O: 2}.get(op.part, 0)
                 held += takes * (start[op] <= moment) - frees * (end[op] <= moment)
             assert held <= problem.limit[stage]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_pipelines import table, toy
+from toy_pipelines import again, table, toy
 
-from pptrace.model.kinds import COMPUTE
+from pptrace.model.kinds import COMPUTE, Kind
 from pptrace.model.workload import Workload
 from pptrace.plugin import Placement, measure, simulate
 from pptrace.schedule.text import parse_table
@@ -37,8 +37,12 @@ ROWS = [(2, 4, 2, 12), (2, 4, 1.5, 13.5), (3, 4, 3, 13), (3, 4, 2, 14), (3, 4, 1
 
 def costs(problem: Problem) -> Workload:
     """Return the times and sizes of a problem, in ns and bytes."""
-    columns = {f"{name}_ns": getattr(problem, name) for name in ("f", "i", "w", "offload", "reload")}
-    sizes = {f"{name}_bytes": getattr(problem, name) for name in ("activation", "weight_activation")}
+    zero = (0,) * problem.stages
+    columns = {f"{name}_ns": getattr(problem, name) or zero for name in TIMES}
+    sizes = {
+        f"{name}_bytes": getattr(problem, name) or zero
+        for name in ("activation", "weight_activation", "checkpoint")
+    }
     return Workload.uniform(problem.stages, one_copy_stream=problem.one_stream, **columns, **sizes)
 
 
@@ -74,6 +78,22 @@ def test_the_simulator_plays_the_optimum_within_its_limit(
     assert rows_of_table(parse_table(written).schedule) == rows
 
 
+@pytest.mark.parametrize(("copies", "checkpoint"), [(False, 0), (False, 1), (True, 1)])
+def test_the_simulator_computes_again_within_the_limit(copies: int, checkpoint: int) -> None:
+    problem = again(3, 3, 1.5, checkpoint, copies=bool(copies), one_stream=False, span=False)
+    found = optimum(problem, Effort(seconds=60))
+    rows = rows_of(problem, found.start)
+
+    written = parse_table(table_text(table_of(rows, Placement.looped(3, 3, 1)))).schedule
+    timeline, peak = run(problem, written)
+
+    assert rows_of_table(written) == rows
+    assert found.is_proved
+    assert timeline.end_ns.max() == found.length
+    assert max(peak) <= 3
+    assert (timeline.kind == Kind.RECOMPUTE).any() or copies
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 2), st.randoms(use_true_random=False))
 def test_no_timing_makes_a_table_hold_more_than_its_limit(
@@ -84,12 +104,12 @@ def test_no_timing_makes_a_table_hold_more_than_its_limit(
     assert found is not None
 
     rows = rows_of(problem, found.played.start)
-    again = play(problem, rows)
-    other = {name: tuple(random.randint(0, 40) for _ in range(problem.stages)) for name in TIMES}
+    replayed = play(problem, rows)
+    other = {name: tuple(random.randint(0, 40) for _ in getattr(problem, name)) for name in TIMES}
     slower = play(replace(problem, **other), rows)
 
-    assert again is not None
-    assert again.step <= found.played.step
+    assert replayed is not None
+    assert replayed.step <= found.played.step
     assert slower is not None
     assert slower.fits(problem)
 
@@ -106,7 +126,7 @@ def test_rows_that_hold_too_much_wait_for_room() -> None:
     assert max(run(problem, table_of(rows, Placement.looped(1, 3, 1)))[1]) == 2
 
 
-TIMES = ("f", "i", "w", "offload", "reload")
+TIMES = ("f", "i", "w", "offload", "reload", "recompute")
 
 
 def drawn(ranks: int, microbatches: int, chunks: int, random: Random) -> Problem:
@@ -116,7 +136,12 @@ def drawn(ranks: int, microbatches: int, chunks: int, random: Random) -> Problem
     rank_of = tuple(stage % ranks for stage in range(stages))
     limit = tuple(max(held[rank::ranks]) + random.randint(0, 6) for rank in range(ranks))
     times = {name: tuple(random.randint(1, 9) for _ in range(stages)) for name in TIMES}
+    if random.random() < 0.3:
+        times |= {"offload": (), "reload": ()}
+        limit = tuple(sum(held[rank::ranks]) + random.randint(0, 6) for rank in range(ranks))
+    if random.random() < 0.5:
+        times["recompute"] = ()
     return Problem(
         microbatches=microbatches, stage_rank=rank_of, activation=held, weight_activation=(1,) * stages,
-        limit=limit, one_stream=random.random() < 0.5, **times,
+        limit=limit, one_stream=random.random() < 0.5, checkpoint=(random.randint(0, 2),) * stages, **times,
     )  # fmt: skip

@@ -70,6 +70,21 @@ def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPa
     assert values["bound_ns"] is None
 
 
+def test_none_is_shorter_in_place_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = ["p2p.policy=sender-blocking", "costs.capacity=26 GiB"]
+    made = [
+        simulate("step.yaml", schedule=name, sets=sets).metrics for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")
+    ]
+    fit = [one.step_ns for one in made if max(one.memory.peak_bytes) <= 26 * GIB]
+    monkeypatch.setattr("pptrace_optpipe.optimising.cached_search", lambda *_, **__: None)
+
+    found = simulate("step.yaml", schedule="optpipe", sets=sets).metrics
+
+    assert len(fit) > 1
+    assert found.step_ns <= min(fit)
+    assert max(found.memory.peak_bytes) <= 26 * GIB
+
+
 def test_a_sweep_draws_them_beside_what_is_found() -> None:
     values = found("--memory", "16GiB,30GiB", "--time", "0.3s", "--pareto", "--plot", "pareto.svg")
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from toy_pipelines import table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
 from pptrace_optpipe.bounds import bound
@@ -106,6 +107,28 @@ def test_something_is_found_whenever_anything_fits(
     assert found is not None
     assert found.played.fits(problem)
     assert found.played.step >= bound(problem)
+
+
+@pytest.mark.parametrize(("limit", "length", "least"), [(32, 207, 207), (18, 235, 221), (15, 243, 224)])
+def test_memory_shared_by_round_trips_is_near_what_v_schedules_take(limit: int, length: int, least: int) -> None:
+    ranks, stages = 16, 32
+    ones, down = (1,) * stages, tuple(range(ranks))
+    problem = Problem(
+        microbatches=32, stage_rank=(*down, *down[::-1]), f=ones, i=ones, w=ones, activation=(2,) * stages,
+        weight_activation=ones, limit=(2 * limit,) * ranks,
+    )  # fmt: skip
+
+    found = start(problem, enough=bound(problem), stopped=stops_after(6))
+
+    assert found is not None
+    assert found.played.step <= length
+    assert bound(problem) == least
+    assert found.played.fits(problem)
+
+
+def stops_after(count: int) -> Callable[[], bool]:
+    asked = iter(range(count))
+    return lambda: next(asked, None) is None
 
 
 def test_serial_rows_hold_one_microbatch() -> None:

@@ -18,6 +18,14 @@ def toy(stages: int, microbatches: int, limit: float, *, copies: bool, **values:
     )  # fmt: skip
 
 
+def again(
+    stages: int, microbatches: int, limit: float, checkpoint: int, *, copies: bool, **values: Any
+) -> Problem:
+    """Return one whose forwards may be computed again, in as long; some halves stay until then."""
+    given = {"recompute": (2,) * stages, "checkpoint": (checkpoint,) * stages, **values}
+    return toy(stages, microbatches, limit, copies=copies, **given)
+
+
 def table(stages: int, microbatches: int, limit: float, *, copies: bool) -> Problem:
     """Return one as tables have it: a copy stream each way; the step counts."""
     return toy(stages, microbatches, limit, copies=copies, one_stream=False, span=False)

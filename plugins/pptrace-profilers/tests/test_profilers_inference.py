@@ -17,6 +17,8 @@ from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pptrace.timeline.timeline import Timeline
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -71,13 +73,98 @@ def test_runs_of_one_stage_per_rank_are_inferred_as_they_were_marked(name: str, 
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_runs_of_several_stages_per_rank_are_not_guessed_at(name: str, tmp_path: Path) -> None:
-    measured = without_marks(name, tmp_path)
+def test_runs_of_several_stages_per_rank_are_inferred_as_they_were_marked(name: str, tmp_path: Path) -> None:
+    marked, inferred = read(FIXTURES / name), without_marks(name, tmp_path)
+
+    (note,) = [note for note in inferred.notes if "inferred" in note]
+    assert "autograd's operations and the ways of messages, 8 stages, confidence 1.00;" in note
+    assert inferred.unattributed == ()
+    for one, other in zip(marked.steps, inferred.steps, strict=True):
+        assert orders(other.timeline) == orders(one.timeline)
+        assert other.timeline.end_ns.max() == pytest.approx(one.timeline.end_ns.max(), rel=0.005)
+        for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B):
+            stages = [np.sort(t.stage[t.kind == kind]).tolist() for t in (one.timeline, other.timeline)]
+            assert stages[0] == stages[1]
+
+
+def test_forwards_that_are_computed_again_are_part_of_their_backward(tmp_path: Path) -> None:
+    """Checkpointing runs a forward again inside of the first function that goes back through it."""
+
+    def again(trace: dict[str, Any]) -> None:
+        unmarked(trace)
+        back = [event for event in trace["traceEvents"] if event.get("name", "").endswith(": SleepXBackward")]
+        for number, event in enumerate(back):
+            arguments = {"Sequence number": 100_000 + number, "Fwd thread id": 0}
+            inner = {"name": "SleepX", "ts": event["ts"] + 1, "dur": event["dur"] / 2, "args": arguments}
+            trace["traceEvents"].append({**event, **inner})
+
+    name = "sleep-interleaved1f1b"
+    folder = tmp_path / name
+    shutil.copytree(FIXTURES / name, folder)
+    for rank in range(4):
+        rewritten(folder / f"rank{rank}.json.gz", again)
+
+    (step,), (marked,) = read(folder).steps, read(FIXTURES / name).steps
+
+    assert orders(step.timeline) == orders(marked.timeline)
+
+
+def early(trace: dict[str, Any]) -> None:
+    """Let every wait for a message end where it began, so that it no longer says who waited."""
+    for event in trace["traceEvents"]:
+        if event.get("name") == "gloo:recv":
+            event["dur"] = 0.001
+
+
+def unsent(trace: dict[str, Any]) -> None:
+    """Take away one message in eight that was sent."""
+    sent = [event for event in trace["traceEvents"] if event.get("name") == "c10d::send"]
+    for event in sent[::8]:
+        trace["traceEvents"].remove(event)
+
+
+def unstarted(trace: dict[str, Any]) -> None:
+    """Take away the first quarter."""
+    starts = sorted(event["ts"] for event in trace["traceEvents"] if event.get("name") == "SleepX")
+    trace["traceEvents"] = [
+        event
+        for event in trace["traceEvents"]
+        if event.get("ts", 0) >= starts[len(starts) // 4] or "Step" in event["name"]
+    ]
+
+
+@pytest.mark.parametrize("spoilt", [early, unsent, unstarted])
+@pytest.mark.parametrize("name", ["sleep-interleaved1f1b", "sleep-zbv"])
+def test_spoilt_runs_of_several_stages_are_refused_with_the_reason(
+    name: str, spoilt: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    def spoil(trace: dict[str, Any]) -> None:
+        unmarked(trace)
+        spoilt(trace)
+
+    folder = tmp_path / name
+    shutil.copytree(FIXTURES / name, folder)
+    for rank in range(4):
+        rewritten(folder / f"rank{rank}.json.gz", spoil if rank == 1 or spoilt is early else unmarked)
+
+    measured = read(folder)
 
     assert measured.steps == ()
     (why,) = [note for note in measured.notes if "not inferred" in note]
+    assert "is below 0.9, as only" in why
     assert "pptrace annotate" in why
-    assert "several stages" in why or "is below 0.9" in why
+
+
+def test_one_rank_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
+    name = "sleep-zbv"
+    (tmp_path / name).mkdir()
+    shutil.copy(FIXTURES / name / "rank1.json.gz", tmp_path / name)
+    rewritten(tmp_path / name / "rank1.json.gz", unmarked)
+
+    found = read(tmp_path / name)
+
+    assert found.steps == ()
+    assert any("not inferred: no file of a rank that these exchange messages with" in note for note in found.notes)
 
 
 def test_a_run_whose_ranks_disagree_is_not_guessed_at(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +122,13 @@ def test_the_nearest_sizes_are_taken_and_none_lies_between() -> None:
             if m and not refused(ranks=ranks, microbatches=m, chunks=2, options={"round": size})
         ]
         assert taken == [m for m in near if m]
+
+
+def test_two_published_runs_gain_what_they_gained_within_three_points() -> None:
+    """What the example prints, with one slowing of computation beside exchanges for both."""
+    printed = (Path(__file__).parents[3] / "examples" / "combined.out").read_text(encoding="utf-8")
+    published = [float(one) for one in re.findall(r"with overlap +[\d.]+ s +([\d.]+)%", printed)]
+    simulated = [float(one) for one in re.findall(r"1\.8 times +[\d.]+ s +([\d.]+)%", printed)]
+
+    assert len(published) == len(simulated) == 2
+    assert all(abs(one - other) < 3 for one, other in zip(published, simulated, strict=True))

@@ -253,38 +253,6 @@ def test_post_validation_gains_what_the_paper_measured() -> None:
     assert later.pace_ns < later.step_ns < met.step_ns
 
 
-PRIMUS = {
-    "1f1b": 10_057, "interleaved-1f1b": 10_974, "zb-h1": 11_411, "zb-v": 11_347, "v-half": 10_894, "v-min": 8_897,
-}  # fmt: skip
-"""Tokens/s that Primus measured of llama2-7B on 8 pipeline ranks (zb-h1 as its zbb, two chunks interleaved)."""
-
-
-def test_six_schedules_of_llama2_7b_rank_as_primus_measured_them() -> None:
-    """A layer's FLOPs at hidden size and sequence 4096 give F : I : W = 7 : 8 : 6.
-
-    Microbatches (32) and a message's time (a twentieth of a forward) are not published; with these all come within
-    3 % but zb-v, which gains 18 % over 1F1B and was measured to gain 13, just behind zb-h1. V-Min loses to 1F1B.
-    """
-    costs = {"name": "table", "activation": "6 MiB", "weight_activation": "3 MiB"}
-    network = {"name": "hockney", "latency": "350 us", "bandwidth": "10000 GB/s"}
-    steps = {}
-    for name in PRIMUS:
-        chunks = 1 if name in {"1f1b", "zb-h1"} else 2
-        f, i, w = (f"{time // chunks} us" for time in (7_000, 8_000, 6_000))
-        times = {"forward": f, "input_gradient": i, "weight_gradient": w, "backward": f"{14_000 // chunks} us"}
-        steps[name] = pptrace.simulate(
-            schedule=name, pp=8, vp=chunks, microbatches=32, costs={**costs, **times}, network=network
-        ).metrics.step_ns
-
-    gains = {name: steps["1f1b"] / step for name, step in steps.items()}
-    measured = {name: tokens / PRIMUS["1f1b"] for name, tokens in PRIMUS.items()}
-
-    others = [name for name in PRIMUS if name != "zb-v"]
-    assert sorted(others, key=gains.__getitem__) == sorted(others, key=measured.__getitem__)
-    assert all(abs(gains[name] / measured[name] - 1) < 0.03 for name in others)
-    assert 0 < gains["zb-v"] / measured["zb-v"] - 1 < 0.06
-
-
 @pytest.mark.parametrize("ranks", [4, 6, 8, 12])
 def test_v_half_made_for_equal_times_begins_and_ends_early(ranks: int) -> None:
     asked = request("v-half", ranks, 3 * ranks, (2, 2, 2))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ OFFERS = {offer.name: offer for offer in pptrace_schedules()}
 TWO_CHUNKS = dict.fromkeys(
     ("interleaved-1f1b", "looped-bfs", "interleaved-zb", "zb-v", "v-half", "v-min", "combined-1f1b"), 2
 )
+WIDE = json.loads((Path(__file__).parent / "fixtures" / "wide.json").read_text(encoding="utf-8"))
 TABLES = sorted((Path(__file__).parent / "fixtures").glob("*.csv"))
 
 
@@ -40,6 +43,17 @@ def test_a_table_equals_pytorchs(path: Path) -> None:
     wrong_in_torch = 1 if name == "1f1b" else 0
     assert len(rows) == len(expected)
     assert rows[: ranks - wrong_in_torch] == expected[: ranks - wrong_in_torch]
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_tables_of_many_sizes_equal_pytorchs(name: str) -> None:
+    found = sha256()
+    for ranks, microbatches, chunks in WIDE[name]["sizes"]:
+        rows = built(name, ranks=ranks, microbatches=microbatches, chunks=chunks).rows()
+        compared = [*rows[:-1], []] if name == "1f1b" else rows
+        found.update("\n".join(",".join(row) for row in compared).encode())
+
+    assert found.hexdigest() == WIDE[name]["sha256"]
 
 
 def test_every_schedule_that_pytorch_has_too_has_tables_to_compare_with() -> None:

@@ -11,16 +11,13 @@ ROOT = Path(__file__).parents[3]
 PRINTED = (ROOT / "examples" / "stp.out").read_text(encoding="utf-8")
 PAGE = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 TABLES = [[line.split() for line in table.splitlines()[1:]] for table in PRINTED.split("\n\n")]
-A800, H20, _, OFFLOAD = TABLES
+_, A800, H20, _, OFFLOAD = TABLES
 
 GAINS = {4: (4.0, 6.0), 8: (10.0, 12.0)}
 """By tensor-parallel size, on A800 over interleaved 1F1B, in per cent (section 3.5)."""
-H20_SPEEDS = {
-    (6144, 2): (3.77, 3.79), (6144, 4): (3.39, 3.44), (6144, 8): (2.80, 2.89),
-    (8192, 2): (2.72, 2.74), (8192, 4): (2.47, 2.52), (8192, 8): (2.06, 2.12),
-}  # fmt: skip
-"""By sequence and tensor-parallel size: samples/s of interleaved 1F1B and STP (at 8192, tp 2 with offloading)."""
 POINTS = 3.0
+WITH_OFFLOADING = [row for row in H20 if row[1:4] == ["2", "8", "8192"]]
+"""There the paper's STP fits only with offloading, and its memory is below interleaved 1F1B's."""
 
 
 def percent(text: str) -> float:
@@ -33,7 +30,7 @@ def test_gains_on_a800_are_the_paper_s_within_three_points(row: list[str]) -> No
 
     for gain in map(percent, row[5:8]):
         assert low - POINTS <= gain <= high + POINTS
-    assert int(row[9]) > int(row[8])
+        assert gain > 0 > percent(row[8])
 
 
 def test_gains_grow_with_the_tensor_parallel_size_in_every_model_and_sequence() -> None:
@@ -53,10 +50,17 @@ def test_the_best_case_communicates_for_as_much_of_a_forward_as_the_paper_states
 
 @pytest.mark.parametrize("row", H20, ids=" ".join)
 def test_gains_on_h20_are_the_paper_s_within_three_points(row: list[str]) -> None:
-    before, after = H20_SPEEDS[int(row[3]), int(row[1])]
+    assert percent(row[5]) == pytest.approx(percent(row[6]), abs=POINTS)
 
-    assert percent(row[5]) == pytest.approx(100 * (after / before - 1), abs=POINTS)
-    assert int(row[7]) > int(row[6])
+
+@pytest.mark.parametrize("row", [*A800, *H20], ids=" ".join)
+def test_memory_has_the_paper_s_order_in_every_row(row: list[str]) -> None:
+    one_f_one_b, zb_v, stp = map(int, row[-6:-3])
+
+    assert zb_v < one_f_one_b < stp
+    if row not in WITH_OFFLOADING:
+        published = tuple(map(int, row[-3:]))
+        assert published[1] < published[0] < published[2]
 
 
 def test_gains_on_h20_have_the_paper_s_order() -> None:

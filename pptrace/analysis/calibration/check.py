@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.analysis.steps.nearest_policy import nearest_policy
+from pptrace.analysis.steps.path import chain_of
 from pptrace.analysis.steps.replay import run_order
 from pptrace.analysis.steps.times import performed
 from pptrace.model.kinds import Kind
@@ -41,9 +42,17 @@ class Checked:
     own_ns: int
     """How long one takes that is simulated with the fit, in its own order."""
     interval: float | None
-    """By which share predictions of other orders may be off: the fit's own error, what the steps vary by, and what
-    the host does between actions, as much again as was seen or as it varies by, in as many actions as two chunks
-    and split backwards have. None where ranks are missing."""
+    """By which share predictions of other orders are off at most, nine times in ten; None where ranks are missing.
+
+    What a fit is unsure of it is unsure of once per action, and other orders have up to six in a row for each
+    microbatch: forward, input and weight gradient of two chunks. The sum of
+
+    - its own error, made in the actions of its own critical path, in as many as those;
+    - the host between actions: as much again as was seen, or as it varies by, or, for the share of actions that
+      waited so that nobody saw it, as messages were late beyond the median that is fitted;
+    - where ranks held one stage, what an action costs the host once more: what cutting stages adds was not seen;
+    - what the steps vary by.
+    """
     warnings: tuple[str, ...]
     """Why it cannot be trusted; empty where nothing says so."""
 
@@ -63,23 +72,51 @@ def checked(fit: Calibration, steps: Sequence[Performed], registry: Registry, *,
         measured: false for steps of a simulation's trace.
     """
     policy = nearest_policy(steps[0], registry, measured=measured).policy
-    simulated = [_length(_with_fit(fit, step), policy) for step in steps]
+    again = [_simulated(fit, step, policy) for step in steps]
     spans = [step.span_ns for step in steps]
-    step_ns, own_ns = round(float(np.mean(spans))), round(float(np.mean(simulated)))
+    step_ns, own_ns = round(float(np.mean(spans))), round(float(np.mean([step.span_ns for step in again])))
     error = abs(own_ns / step_ns - 1) if step_ns else 0.0
     return Checked(
-        policy=policy.label, step_ns=step_ns, own_ns=own_ns, interval=_interval(fit, steps, error, step_ns),
-        warnings=tuple(_warnings(fit, steps, error)),
+        policy=policy.label, step_ns=step_ns, own_ns=own_ns,
+        interval=_interval(fit, steps, len(chain_of(again[0]).positions), abs(own_ns - step_ns), step_ns),
+        warnings=tuple(_warnings(fit, steps, error, measured=measured)),
     )  # fmt: skip
 
 
-def _interval(fit: Calibration, steps: Sequence[Performed], error: float, step_ns: int) -> float | None:
+def _interval(
+    fit: Calibration, steps: Sequence[Performed], path: int, missed_ns: int, step_ns: int
+) -> float | None:
+    """Return :attr:`Checked.interval`.
+
+    Args:
+        fit: the fit.
+        steps: what it was made from.
+        path: actions on the critical path of its own step.
+        missed_ns: what it missed of that.
+        step_ns: how long the steps took, mean.
+    """
     if any(step.partial for step in steps) or not step_ns:
         return None
-    actions = max(_MOST_PARTS * fit.microbatches, *(int(np.bincount(step.rank).max()) for step in steps))
-    host = max(fit.overhead_ns, fit.overhead_deviation_ns) * actions / step_ns
+    host_ns = max(fit.overhead_ns, fit.overhead_deviation_ns, _late_ns(fit, steps))
+    cut_ns = fit.overhead_ns if fit.stages == fit.ranks else 0
+    actions = max(_MOST_PARTS * fit.microbatches, path, *(int(np.bincount(step.rank).max()) for step in steps))
     spans = [step.span_ns for step in steps]
-    return error + host + (float(np.std(spans, ddof=1)) / step_ns if len(spans) > 1 else 0.0)
+    varies = float(np.std(spans, ddof=1)) if len(spans) > 1 else 0.0
+    return (actions * (missed_ns / max(path, 1) + host_ns + cut_ns) + varies) / step_ns
+
+
+def _late_ns(fit: Calibration, steps: Sequence[Performed]) -> float:
+    """Return by how much messages were later than the fit has it, in the mean, for actions whose host nobody saw.
+
+    A host that is late shows as a gap where its action waits for nothing. Where it waits, the host at the other
+    end shows as a message that took longer than they do.
+    """
+    moves = [(step.transfers, step.transfers.observed & (step.transfers.took_ns >= 0)) for step in steps]
+    late = np.concatenate([
+        (transfers.took_ns - fit.wire_ns(transfers.size_bytes))[seen] for transfers, seen in moves
+    ])  # fmt: skip
+    unseen = 1 - fit.gaps / max(sum(map(len, steps)), 1)
+    return unseen * max(float(late.mean()), 0.0) if late.size else 0.0
 
 
 def _with_fit(fit: Calibration, step: Performed) -> Performed:
@@ -92,17 +129,18 @@ def _with_fit(fit: Calibration, step: Performed) -> Performed:
     return replace(step, duration_ns=duration, gap_ns=gap, transfers=transfers)
 
 
-def _length(step: Performed, policy: Policy) -> int:
-    return performed(run_order(step.order, step.times(held=False), policy, partial=step.partial)).span_ns
+def _simulated(fit: Calibration, step: Performed, policy: Policy) -> Performed:
+    times = _with_fit(fit, step).times(held=False)
+    return performed(run_order(step.order, times, policy, partial=step.partial))
 
 
-def _warnings(fit: Calibration, steps: Sequence[Performed], error: float) -> Iterator[str]:
+def _warnings(fit: Calibration, steps: Sequence[Performed], error: float, *, measured: bool) -> Iterator[str]:
     actions = sum(len(step) for step in steps)
     if any(step.partial for step in steps):
         yield "ranks or actions are missing: stages that nobody recorded take the mean of the others"
     if error > _DOUBTFUL:
         yield f"the fit gives its own step back only to {error:.1%}: what it says of other schedules is worth less"
-    if fit.gaps < _SEEN_SELDOM * actions:
+    if measured and fit.gaps < _SEEN_SELDOM * actions:
         yield (
             f"of {actions} actions {fit.gaps} waited for no message: what the host does between actions was "
             "hardly seen, and schedules that wait less come out short"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.analysis.diff.culprits import Blame, blame_of
 from pptrace.analysis.diff.findings import kinds, ways
-from pptrace.analysis.diff.ladder import LadderStep, ladder_steps
+from pptrace.analysis.diff.ladder import LadderStep, ladder_steps, simulated_ladder
 from pptrace.analysis.figure import Figure, Sides
 from pptrace.analysis.steps.match import Matched, match
 from pptrace.analysis.steps.parts import parts_of
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pptrace.analysis.diff.findings import KindRow, Way
     from pptrace.analysis.steps.sides import Side
     from pptrace.analysis.steps.times import Performed
+    from pptrace.experiment.prepare import Prepared
     from pptrace.timeline.metrics import Metrics
 
 __all__ = ["Pair", "StepOfSide", "pair_of"]
@@ -35,11 +36,13 @@ class StepOfSide:
     """Its figures."""
     parts: Mapping[str, int]
     """Nanoseconds by part, mean over ranks."""
+    simulation: Prepared | None = None
+    """What gives it again, its waits included, where it was simulated."""
 
     @classmethod
     def of(cls, side: Side, step: Performed) -> StepOfSide:
         """Return a side's chosen step, its actions as given."""
-        return cls(step=step, metrics=side.metrics, parts=parts_of(side))
+        return cls(step=step, metrics=side.metrics, parts=parts_of(side), simulation=side.simulation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,12 @@ def _ladder(a: StepOfSide, b: StepOfSide) -> tuple[tuple[LadderStep, ...], str]:
             f"{ranks} ranks, {stages} stages, {microbatches} microbatches" for ranks, stages, microbatches in sizes
         )
         return (), f"the steps have {both}"
+    lengths = (a.metrics.step_ns, b.metrics.step_ns)
+    if a.simulation is not None and b.simulation is not None:
+        found = simulated_ladder((a.step, b.step), (a.simulation, b.simulation), *lengths)
+        if found:
+            return found, ""
     try:
-        return ladder_steps(a.step, b.step, a.metrics.step_ns, b.metrics.step_ns), ""
+        return ladder_steps(a.step, b.step, *lengths), ""
     except ScheduleError as error:
         return (), f"an order cannot be replayed: {error}"

@@ -12,13 +12,13 @@ from pptrace.analysis.diff.divergence import Divergence, first_divergence
 from pptrace.analysis.diff.findings import changes, orders, spread_of
 from pptrace.analysis.diff.memory import RankMemory, memory_of
 from pptrace.analysis.diff.pair import Pair, StepOfSide, pair_of
-from pptrace.analysis.figure import with_deviations
+from pptrace.analysis.figure import Figure, Sides, with_deviations
 from pptrace.analysis.steps.match import folded_alike, same_stages
 from pptrace.analysis.steps.medians import share_of_deviation
 from pptrace.analysis.steps.path import PathsDiffer, paths_differ
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pptrace.analysis.diff.findings import Change, OrderChange
     from pptrace.analysis.steps.match import Matched
@@ -98,6 +98,16 @@ class StepDiff(Pair):
             return ""
         first, second = (one.placement.stages for one in self.steps)
         return f"{first} and {second} stages are not the same parts of the model"
+
+    @property
+    def groups_ns(self) -> Mapping[str, Sides]:
+        """Communication within ranks' own groups, and the part of it that computation hid; on all ranks in sum."""
+        times = [
+            {name: int(time.sum()) for one in metrics.groups if one.stream.is_group
+             for name, time in ((one.name, one.total_ns), (f"{one.name}, hidden", one.hidden_ns))}
+            for metrics in self.metrics
+        ]  # fmt: skip
+        return {name: Sides(*(Figure(side.get(name, 0)) for side in times)) for name in times[0] | times[1]}
 
     @property
     def ranks(self) -> tuple[int, int]:

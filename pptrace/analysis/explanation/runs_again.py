@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from pptrace.analysis.steps.nearest_policy import nearest_policy
 from pptrace.analysis.steps.replay import run_order
+from pptrace.analysis.steps.simulations import again_ns, simulation_of
 from pptrace.analysis.steps.times import performed
-from pptrace.sim.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.analysis.steps.sides import Side
     from pptrace.analysis.steps.times import Performed
-    from pptrace.experiment.run import Run
     from pptrace.hooks.registry import Registry
 
 __all__ = ["runs_again"]
@@ -29,30 +25,16 @@ _GIVES_BACK = 0.01
 def runs_again(side: Side, registry: Registry) -> Callable[[Performed], int] | None:
     """Return what runs a side's step with other durations and gaps, and says how long that takes.
 
-    What was simulated is simulated again, its own policy, network and contention included. A trace runs under the
-    policy that is nearest to it. None where messages were held and no policy gives them back: they then stay held
-    for as long as they were.
+    What was simulated is simulated again, its own policy, network and contention included, if need be from the
+    configuration that its trace holds. Another trace runs under the policy that is nearest to it. None where
+    messages were held and no policy gives them back: they then stay held for as long as they were.
     """
-    step = side.performed
-    if side.run is not None:
-        run = side.run
-        return (lambda changed: _simulated(run, changed)) if side.timeline.parts is None else None
-    if step.partial:
+    step, simulation = side.performed, simulation_of(side, registry)
+    if simulation is not None:
+        return lambda changed: again_ns(simulation, changed.times())
+    if step.partial or side.run is not None:
         return None
-    found = nearest_policy(step, registry, measured=side.measured)
+    found = nearest_policy(step, registry, measured=side.measured, any_order=side.measured)
     if step.transfers.held_ns.any() and found.off_ns > _GIVES_BACK * step.span_ns:
         return None
     return lambda changed: performed(run_order(changed.order, changed.times(held=False), found.policy)).span_ns
-
-
-def _simulated(run: Run, changed: Performed) -> int:
-    prepared = run.prepared
-    times = changed.times()
-    # Its network and its policy say what lies between computations, as they did.
-    unsaid = np.full_like(times.transfer_ns, -1)
-    times = replace(times, transfer_ns=unsaid, gap_ns=np.zeros_like(times.gap_ns))
-    timeline = simulate(
-        prepared.schedule, prepared.workload, prepared.network, prepared.policy,
-        contention=prepared.contention, times=times,
-    )  # fmt: skip
-    return performed(timeline).span_ns

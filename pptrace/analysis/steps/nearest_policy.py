@@ -41,13 +41,21 @@ class Nearest(NamedTuple):
     """By how much actions start too early or too late, mean."""
 
 
-def nearest_policy(step: Performed, registry: Registry, *, measured: bool) -> Nearest:
+def nearest_policy(step: Performed, registry: Registry, *, measured: bool, any_order: bool = True) -> Nearest:
     """Return the policy under which a step's actions, with their own times, start nearest to when they did.
 
     Of policies that are as near, to a thousandth of the step: a framework's where one ran, for it knows what that
     does with other orders; else ``async``.
+
+    Args:
+        step: the step.
+        registry: the plugins, whose policies are tried.
+        measured: whether the step was recorded, and not simulated.
+        any_order: whether only policies count that can take every order, for a fit is to say what others take.
     """
-    tried = {name: _off(step, provided) for name, provided in registry.message_policies.items()}
+    tried = {
+        name: _off(step, provided, any_order=any_order) for name, provided in registry.message_policies.items()
+    }
     known = [found for found in tried.values() if found is not None]
     if step.partial or not known:
         return Nearest(Policy(), 0)
@@ -57,15 +65,13 @@ def nearest_policy(step: Performed, registry: Registry, *, measured: bool) -> Ne
     return min(near, key=lambda one: ((one.policy.label in rules) == measured, one.policy.label != usual))
 
 
-def _off(step: Performed, provided: Provided[MessagePolicyOffer]) -> Nearest | None:
-    """Return by how many nanoseconds actions are off in the mean; None for a policy that cannot take this order.
-
-    One that cannot take every order does not count: a fit is to say what others take.
-    """
+def _off(step: Performed, provided: Provided[MessagePolicyOffer], *, any_order: bool) -> Nearest | None:
+    """Return by how many nanoseconds actions are off in the mean; None for a policy that cannot take its order."""
     try:
         options = checked_options(provided, {}, "p2p.options")
-        any_order = build_policy(provided, _V_SHAPED, options)
-        simulate(_V_SHAPED, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=any_order)
+        if any_order:
+            other = build_policy(provided, _V_SHAPED, options)
+            simulate(_V_SHAPED, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=other)
         policy = build_policy(provided, step.order, options)
         again = performed(run_order(step.order, step.times(held=False), policy))
     except PptraceError:

@@ -15,6 +15,7 @@ from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
     from pptrace.analysis.steps.times import Performed
+    from pptrace.experiment.prepare import Prepared
     from pptrace.experiment.run import Run
     from pptrace.timeline.measurement import Measurement, Step
     from pptrace.timeline.metrics import Metrics
@@ -49,6 +50,8 @@ class Side:
     """Everything that was recorded."""
     run: Run | None = None
     """The simulation."""
+    simulation: Prepared | None = None
+    """What gives the step again, its waits included, where it was simulated; None where that is not known."""
     incomplete: tuple[str, ...] = ()
     """What is to be said of each recorded step that is left out."""
     pools: bool = False

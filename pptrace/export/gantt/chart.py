@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.idle import Waits
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["CAUSE_COLOURS", "PATH", "Bar", "Chart", "Level", "chart_of"]
+__all__ = ["CAUSE_COLOURS", "PATH", "SMALLEST", "Bar", "Chart", "Level", "chart_of"]
 
 CAUSE_COLOURS = {
     IdleCause.FILL: "#e4e7eb", IdleCause.DRAIN: "#d4d9df", IdleCause.TRANSFER: "#8f7fd0",
@@ -46,6 +46,9 @@ _COLUMNS = 1_600
 _DARKER = 0.84
 """Of what a colour is, on every other chunk."""
 _TICKS = 8
+
+SMALLEST = 0.55
+"""To which share of their size labels shrink to fit into bars; smaller ones are left out."""
 
 
 class Level:
@@ -90,6 +93,15 @@ class Chart:
     """Meanings and their colours."""
     sampled: bool
     """Whether actions are too many to have a bar each."""
+
+    @property
+    def letters(self) -> dict[str, int]:
+        """How long the longest label of each colour is: bars of one sort have labels alike, or none."""
+        found: dict[str, int] = {}
+        for bar in self.bars:
+            if bar.label:
+                found[bar.colour] = max(found.get(bar.colour, 0), len(bar.label))
+        return found
 
     @property
     def ticks(self) -> tuple[tuple[int, str], ...]:

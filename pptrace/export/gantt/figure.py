@@ -6,7 +6,7 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pptrace.export.gantt.chart import Level, chart_of
+from pptrace.export.gantt.chart import SMALLEST, Level, chart_of
 from pptrace.export.gantt.svg import PLACES, title_of
 from pptrace.export.picture import INK, MUTED, save_picture
 
@@ -21,8 +21,8 @@ __all__ = ["write"]
 
 _WIDE, _LANE, _TALLEST = 11.0, 0.26, 24.0
 """Inches."""
-_LETTER = 0.0065
-"""The share of the picture's width that a letter takes."""
+_LETTER, _LETTERS = 0.0053, 6
+"""The share of the picture's width that a letter takes, and its size in points."""
 
 
 def write(timeline: Timeline, path: Path, suffix: str, options: Mapping[str, Any]) -> None:
@@ -70,8 +70,10 @@ def _draw(figure: Any, *, chart: Chart, title: str) -> None:
 def _label(axes: Any, chart: Chart, place: Mapping[int, int]) -> None:
     span = max(chart.end_ns - chart.start_ns, 1)
     first, tall = PLACES[Level.WORK]
+    letters = chart.letters
     for bar in chart.bars:
-        if bar.label and (bar.end_ns - bar.start_ns) / span > len(bar.label) * _LETTER:
+        size = min((bar.end_ns - bar.start_ns) / span / (max(letters.get(bar.colour, 0), 1) * _LETTER), 1)
+        if bar.label and size >= SMALLEST:
             middle = (bar.start_ns + bar.end_ns) / 2
             y = place[bar.rank] + first + tall / 2
-            axes.text(middle, y, bar.label, ha="center", va="center_baseline", fontsize=6, color=INK)
+            axes.text(middle, y, bar.label, ha="center", va="center_baseline", fontsize=_LETTERS * size, color=INK)

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantity import format_duration
-from pptrace.export.gantt.chart import Level, chart_of
+from pptrace.export.gantt.chart import SMALLEST, Level, chart_of
 from pptrace.present.svg import document, drawing, element, number
 from pptrace.printable import printable
 
@@ -25,7 +25,7 @@ WIDTH = 1200
 _LEFT, _RIGHT, _TOP, _AXIS, _KEYS = 64, 16, 34, 26, 22
 _TALLEST, _LANES = 24, 1_600
 """Pixels of a lane, and of all of them as far as lanes can be narrowed."""
-_LETTER, _LETTERS = 6.2, 10
+_LETTER, _LETTERS = 5.8, 10
 _EDGED = 2
 """Pixels of a bar from which a white edge leaves something of it."""
 _INK, _PALE = "#102030", "#6b7480"
@@ -73,7 +73,7 @@ def _parts(chart: Chart) -> Iterator[Markup]:
         x = _LEFT + (at - chart.start_ns) * scale
         yield element("path", d=f"M{number(x)} {_TOP}V{number(below + 4)}", stroke="#d5dbe2", stroke_width="0.8")
         yield element("text", text, x=x, y=below + 17, text_anchor="middle", font_size=10, fill=_PALE)
-    every = max(1, round(14 / lane))
+    every, letters = max(1, round(14 / lane)), chart.letters
     for at, rank in enumerate(chart.ranks):
         if at % every == 0:
             y = _TOP + at * lane + lane * 0.42 + 4
@@ -81,22 +81,33 @@ def _parts(chart: Chart) -> Iterator[Markup]:
     for (rank, level), bars in groupby(chart.bars, key=lambda bar: (bar.rank, bar.level)):
         first, tall = PLACES[level]
         top, height = _TOP + (place[rank] + first) * lane, tall * lane
-        boxes = [_box(bar, _LEFT + (bar.start_ns - chart.start_ns) * scale, top, height, scale) for bar in bars]
+        boxes = [
+            _box(
+                bar,
+                _LEFT + (bar.start_ns - chart.start_ns) * scale,
+                top,
+                height,
+                scale,
+                letters.get(bar.colour, 0),
+            )
+            for bar in bars
+        ]
         yield element("g", *boxes)
     yield from _keys(chart, below + _AXIS)
 
 
-def _box(bar: Bar, x: float, y: float, height: float, scale: float) -> Markup:
+def _box(bar: Bar, x: float, y: float, height: float, scale: float, letters: int) -> Markup:
     width = (bar.end_ns - bar.start_ns) * scale
     line = {"stroke": "#ffffff", "stroke_width": "0.5"} if bar.level == Level.WORK and width > _EDGED else {}
     box = element("rect", x=x, y=y, width=width, height=height, fill=bar.colour, **line)
     if not bar.title:
         return box
     parts = [element("title", bar.title), box]
-    if bar.label and height >= _LETTERS and width >= len(bar.label) * _LETTER + 2:
-        middle, base = x + width / 2, y + height / 2 + _LETTERS * 0.36
+    size = min((width - 0.5) / (max(letters, 1) * _LETTER), 1)
+    if bar.label and height >= _LETTERS and size >= SMALLEST:
+        middle, base, size = x + width / 2, y + height / 2 + _LETTERS * size * 0.36, round(_LETTERS * size, 1)
         parts.append(
-            element("text", bar.label, x=middle, y=base, text_anchor="middle", font_size=_LETTERS, class_="on")
+            element("text", bar.label, x=middle, y=base, text_anchor="middle", font_size=size, class_="on")
         )
     return element("g", *parts)
 

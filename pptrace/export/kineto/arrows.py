@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Arrows"]
 
 _PHASES = [b'"s"', b'"t"', b'"f","bp":"e"']
+_NAMED = [b'"p2p","name":"p2p"', b'"critical path","name":"critical path"']
 _USUAL_FLOWS = 2
 
 
@@ -70,4 +71,5 @@ class Arrows:
         flow = number(self.points.flow[points].astype(np.int64) + self.first)
         at = microseconds(self.points.at_ns[points], whole=False)
         phase = words(self.points.phase[points], _PHASES)
-        return [b'\n{"ph":', phase, b',"id":', flow, place, *at, b',"cat":"p2p","name":"p2p"},']
+        named = words(self.points.on_path[points].astype(np.int8), _NAMED)
+        return [b'\n{"ph":', phase, b',"id":', flow, place, *at, b',"cat":', named, b"},"]

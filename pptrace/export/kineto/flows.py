@@ -1,4 +1,4 @@
-"""Flows from a message's producer through its transfer to its consumer, as points on slices."""
+"""Flows from a message's producer through its transfer to its consumer, and along the critical path, as points."""
 
 from __future__ import annotations
 
@@ -38,11 +38,53 @@ class Points:
     at_ns: Int64s
     """A time within the row's slice."""
     flow: Int32s
-    """What the points of one flow share: the row of its transfer."""
+    """What the points of one flow share: the row of its transfer, or on the critical path of its first slice."""
+    on_path: NDArray[np.bool_]
+    """Whether it is a flow along the critical path, whose numbers are not those of messages."""
 
 
-def flow_points(timeline: Timeline, hops: Hops) -> Points:
-    """Return the flows of all messages that touch two slices at least; hop ``h`` counts as row ``rows + h``."""
+def flow_points(timeline: Timeline, hops: Hops, first_row: int) -> Points:
+    """Return all flows that touch two slices at least; hop ``h`` counts as row ``rows + h``.
+
+    The critical path counts rows from ``first_row``, the number of the timeline's own first.
+    """
+    row, phase, at, flow = _of_messages(timeline, hops)
+    along = _of_path(timeline, first_row)
+    on_path = np.repeat([False, True], [row.size, along[0].size])
+    row, phase = np.concatenate([row, along[0]]), np.concatenate([phase, along[1]])
+    at, flow = np.concatenate([at, along[2]]), np.concatenate([flow, along[3]])
+    order = np.argsort(row, kind="stable")
+    return Points(
+        row_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(timeline) + len(hops)))]),
+        phase=phase[order], at_ns=at[order], flow=flow[order], on_path=on_path[order],
+    )  # fmt: skip
+
+
+def _of_path(timeline: Timeline, first_row: int) -> tuple[Int32s, Int8s, Int64s, Int32s]:
+    """Return rows, phases, times and numbers of arrows between slices that follow each other on the critical path.
+
+    An arrow leaves its slice late and enters the next early, as those of messages do. There is none where a part
+    of the path in between is not in the timeline, or where clocks of measured ranks disagree.
+    """
+    path = None if timeline.why is None else timeline.why.path
+    if path is None or not len(path):
+        nothing = np.zeros(0, dtype=np.int32)
+        return nothing, nothing.astype(np.int8), nothing.astype(np.int64), nothing
+    turn = np.flatnonzero((path.row[1:] != path.row[:-1]) & (path.start_ns[1:] == path.end_ns[:-1]))
+    source, target = path.row[turn] - np.int32(first_row), path.row[turn + 1] - np.int32(first_row)
+    start_ns, end_ns = timeline.start_ns, timeline.end_ns
+    # where both points are at one time the order in the file decides, and that is the rows'
+    leaves = np.minimum(np.maximum(start_ns[source], end_ns[source] - 1), start_ns[target] - (target < source))
+    leaves = np.maximum(leaves, start_ns[source])
+    enters = np.maximum(start_ns[target], leaves + (target < source))
+    kept = enters <= np.maximum(start_ns[target], end_ns[target] - 1)
+    row = np.concatenate([source[kept], target[kept]])
+    phase = np.repeat(np.array([START, END], dtype=np.int8), int(kept.sum()))
+    return row, phase, np.concatenate([leaves[kept], enters[kept]]), np.tile(source[kept], 2)
+
+
+def _of_messages(timeline: Timeline, hops: Hops) -> tuple[Int32s, Int8s, Int64s, Int32s]:
+    """Return rows, phases, times and numbers of the flows of messages."""
     found = messages(timeline)
     transfer = np.where(found.send >= 0, found.send, found.recv)
     along = [found.producer, found.send, *_along(hops, found, len(timeline)), found.recv, found.consumer]
@@ -56,14 +98,7 @@ def flow_points(timeline: Timeline, hops: Hops) -> Points:
         rows[part] = _in_time(rows[part], start_ns)
         at[part], kept[part] = _times(rows[part], start_ns, end_ns)
         phase[part] = _phases(kept[part])
-    row = rows[kept]
-    order = np.argsort(row, kind="stable")
-    return Points(
-        row_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=start_ns.size))]),
-        phase=phase[kept][order],
-        at_ns=at[kept][order],
-        flow=np.broadcast_to(transfer, rows.shape)[kept][order],
-    )
+    return rows[kept], phase[kept], at[kept], np.broadcast_to(transfer, rows.shape)[kept]
 
 
 def _phases(kept: NDArray[np.bool_]) -> Int8s:

@@ -78,7 +78,7 @@ class Encoder:
         names = Names.of(timeline)
         return cls(
             timeline=timeline,
-            arrows=Arrows(points=flow_points(timeline, hops), first=first_row + _FIRST),
+            arrows=Arrows(points=flow_points(timeline, hops, first_row), first=first_row + _FIRST),
             peers=Peers.of(timeline.placement),
             names=names,
             kernels=names if timeline.parts is None else Names.of(timeline, segments=True),

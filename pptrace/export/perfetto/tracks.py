@@ -1,13 +1,16 @@
 """The tracks of a trace: one per rank, below it one per stream, its phases and its counters.
 
-A rank's track carries its compute stream, so that the collapsed view already is the schedule's
-diagram. Ranks stand at the top level, under names of equal length: viewers before v57 sort
-processes by their number of slices but tracks by name, and no other order is open to a writer. A
-process per rank and a thread per stream fill the tables ``process`` and ``thread``.
+A pipeline is a process and each rank a thread of it, so that standard queries find them: what a rank does, on
+whatever stream, is in ``thread_slice`` under the thread's name. Viewers of all versions order the threads of a
+process by their ids, but processes by their number of slices where they do not heed an order that a trace states
+(before v57). They open the only process of a trace by themselves.
 
-What is no rank's stands below ``links``: a track per link that messages went over, beside it the link's
-counter. Where messages overlap on a link, each of its lanes is a track, and viewers draw the tracks of
-one link as the rows of one.
+A track below a thread stands beside it, and only tracks below that are nested (``parent_uuid`` in perfetto's
+``track_descriptor.proto``). So the thread's own track is empty, and one below it, of the rank's name, carries its
+compute stream: the view that opens is the schedule's diagram, and all else of the rank is nested there.
+
+Links belong to the process: a track per link that messages went over, beside it the link's counter. Where
+messages overlap on a link, each of its lanes is a track, and viewers draw the tracks of one link as rows of one.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ __all__ = ["Tracks", "stream_name"]
 
 _TABLES_SEQUENCE = SEQUENCE + 1
 """Processes and threads stand apart: a trace processor adds a sequence's thread to all of its slices."""
+
+_PROCESS_ID = 1
+_FIRST_THREAD = 1000
+"""The id of rank 0's thread, which viewers write behind its tracks' names; the critical path's is one less."""
 
 _SHARE = "%"
 """The unit of counters that are worth the same on any link; bytes/s are not."""
@@ -75,8 +82,8 @@ class Tracks:
     """Which of the tracks that a rank has at the top level its own is."""
     abreast: int = 1
     """How many tracks a rank has there."""
-    first_id: int = 1
-    """Process of rank 0."""
+    process: int = 0
+    """Track of the process that the ranks are threads of, 0 where it is not described yet."""
     uuids: Iterator[int] = field(default_factory=lambda: count(1))
     """Numbers that no track has yet."""
 
@@ -88,6 +95,8 @@ class Tracks:
         self.lanes = [0] * self.timeline.lanes
         self.counters = [0] * len(self.timeline.counters)
         digits = len(str(max(lanes, default=0)))
+        if not self.process:
+            self.describe_process()
         why = self.timeline.why
         waiting = set(why.waits.rank.tolist()) if why else set()
         if why and len(why.path):
@@ -98,32 +107,37 @@ class Tracks:
         if len(self.hops) or shared:
             self._write_links(shared)
 
+    def describe_process(self) -> None:
+        """Describe the process, once in a trace."""
+        track = self._add()
+        track.process.pid, track.process.process_name = _PROCESS_ID, "pipeline"
+        self.process = track.uuid
+
     def _write_rank(self, rank: int, name: str, lanes: list[int], phased: set[int], waiting: set[int]) -> None:
-        top = self._top(name, rank * self.abreast + self.place)
-        process = self._add()
-        process.process.pid = self.first_id + rank
-        process.process.process_name = f"rank {rank}{self.suffix}"
+        top = self.thread(name, rank * self.abreast + self.place)
         place = count()
         if rank in phased:
-            self.phases[rank] = self._child(top, "phases", next(place)).uuid
+            self.phases[rank] = self.child(top, "phases", next(place)).uuid
         if rank in waiting:
-            self.waits[rank] = self._child(top, f"why rank {rank} waits", next(place)).uuid
+            self.waits[rank] = self.child(top, f"why rank {rank} waits", next(place)).uuid
         for lane in lanes:
-            self._write_lane(top, rank, lane, next(place))
+            self._write_lane(top, lane, next(place))
         for index, counter in enumerate(self.timeline.counters):
             if counter.rank == rank:
                 self._write_counter(top, index, next(place)).y_axis_share_key = counter.name
 
     def _write_path(self) -> None:
         """Write the critical path's track, and below it a counter: viewers put tracks that have none elsewhere."""
-        top = self._top("critical path", -1)
-        below = self._child(top, "on rank", 0)
+        top = self.thread("critical path", -1)
+        below = self.child(top, "on rank", 0)
         below.counter.unit_name = "rank"
         self.path = top.uuid, below.uuid
 
     def _write_links(self, shared: list[int]) -> None:
         """Write a track for each lane of a link and for each of the counters, in the order of the links."""
-        top = self._top("links", -2)
+        top = self._add("links")
+        top.parent_uuid = self.process
+        top.child_ordering = top.EXPLICIT
         names = self.timeline.routes.name if self.timeline.routes else ()
         number = {name: link for link, name in enumerate(names)}
         tracks = [(link, False, lane) for lane, link in enumerate(self.hops.lane_link.tolist())]
@@ -138,37 +152,38 @@ class Tracks:
 
     def _write_link(self, parent: TrackDescriptor, link: int, place: int) -> int:
         title = link_title(self.timeline.routes, link) if self.timeline.routes else ""
-        track = self._child(parent, title, place)
+        track = self.child(parent, title, place)
         track.sibling_merge_behavior = track.SIBLING_MERGE_BEHAVIOR_BY_SIBLING_MERGE_KEY
         track.sibling_merge_key_int = link
         uuid: int = track.uuid
         return uuid
 
     def _write_counter(self, parent: TrackDescriptor, index: int, place: int) -> CounterDescriptor:
-        track = self._child(parent, self.timeline.counters[index].name, place)
+        track = self.child(parent, self.timeline.counters[index].name, place)
         track.counter.unit_name = self.timeline.counters[index].unit
         self.counters[index] = track.uuid
         described: CounterDescriptor = track.counter
         return described
 
-    def _write_lane(self, top: TrackDescriptor, rank: int, lane: int, place: int) -> None:
+    def _write_lane(self, top: TrackDescriptor, lane: int, place: int) -> None:
         stream = Stream(int(self.timeline.lane_stream[lane]))
         peer = int(self.timeline.lane_peer[lane])
-        name = stream_name(stream, peer)
-        thread = self._add()
-        thread.thread.pid = self.first_id + rank
-        thread.thread.tid = self.first_id + self.timeline.ranks + lane
-        thread.thread.thread_name = name
         own_track = stream is not Stream.COMPUTE or peer >= 0
-        self.lanes[lane] = self._child(top, name, place).uuid if own_track else top.uuid
+        self.lanes[lane] = self.child(top, stream_name(stream, peer), place).uuid if own_track else top.uuid
 
-    def _top(self, name: str, place: int) -> TrackDescriptor:
+    def thread(self, name: str, place: int) -> TrackDescriptor:
+        """Describe the ``place``-th thread of the process; return its track for slices, which nests others."""
+        thread = self._add()
+        thread.thread.pid, thread.thread.tid = _PROCESS_ID, _FIRST_THREAD + place
+        thread.thread.thread_name = printable(name)
         track = self._add(name=name)
+        track.parent_uuid = thread.uuid
         track.child_ordering = track.EXPLICIT
-        track.sibling_order_rank = place
+        track.sibling_merge_behavior = track.SIBLING_MERGE_BEHAVIOR_NONE
         return track
 
-    def _child(self, parent: TrackDescriptor, name: str, place: int) -> TrackDescriptor:
+    def child(self, parent: TrackDescriptor, name: str, place: int) -> TrackDescriptor:
+        """Describe the ``place``-th track below another."""
         track = self._add(name=name)
         track.parent_uuid = parent.uuid
         track.sibling_order_rank = place

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.diff.step_diff import diff
 from pptrace.analysis.steps.sides import measured_side, simulated_side
+from pptrace.analysis.steps.simulations import simulation_of
 from pptrace.analysis.steps.sources import notes_on, side_of, steps_of
 from pptrace.config.quantity import parse_share
 from pptrace.experiment.run import Run
@@ -90,6 +91,8 @@ def compare_steps(
         _side(source, which, registry, request)
         for source, which in zip((first, second), steps_of(step), strict=True)
     )
+    if not a.measured and not b.measured:
+        a, b = (replace(side, simulation=simulation_of(side, registry)) for side in (a, b))
     return Diff(diff(a, b, equal), (a, b), tuple(notes_on((a, b), step, request)))
 
 

@@ -111,6 +111,11 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         blocks=(Picture(draw=bars, keys=keys), tables.parts(findings)),
     )  # fmt: skip
     yield Section(
+        title="communication in ranks' own groups, all ranks",
+        about="Collectives and exchanges of tokens, and the part of them beside which their rank computed.",
+        blocks=tables.groups(findings),
+    )  # fmt: skip
+    yield Section(
         title="time of an action, second over first, by stage",
         about="Ratio of the medians by kind and stage: red is slower, green is faster.",
         blocks=tables.ratios(findings),
@@ -123,8 +128,11 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         f"actions are the critical path, and the red frame is the first difference.{left_out}",
         blocks=(picture,),
     )
-    yield Section(title="first difference", blocks=tables.divergence(findings))
-    yield Section(title="slow or fast throughout, and what stands out", blocks=tables.culprits(findings))
+    yield Section(title="first difference", blocks=tables.divergence(findings), leads=1)
+    yield Section(
+        title="slow or fast throughout, and what stands out", about=tables.blame(findings),
+        blocks=tables.culprits(findings), leads=2,
+    )  # fmt: skip
     changed = f"actions that changed most, of {len(findings.changes)}" if findings.changes else "no action changed"
     yield Section(title=changed, blocks=tables.changes(findings, top))
     yield Section(title="order differs", blocks=tables.orders(findings))
@@ -152,6 +160,7 @@ def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, A
         "ladder": findings.ladder,
         "no_ladder": findings.no_ladder or None,
         "parts_ns": findings.parts_ns,
+        "groups_ns": findings.groups_ns,
         "kinds": tuple(findings.kinds.values()),
         "actions": findings.changes[:top],
         "actions_changed": len(findings.changes),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from pptrace.analysis.diff.step_diff import StepDiff
     from pptrace.analysis.steps.times import Performed
+    from pptrace.model.columns import Int64s
 
 __all__ = ["strips"]
 
@@ -26,7 +27,12 @@ _WIDTH, _LEFT, _RIGHT, _TOP, _BAR, _BETWEEN = 1020, 66, 12, 6, 15, 9
 _MOST = 3000
 """Actions that are drawn; beyond, ranks are left out, then time."""
 _FEWEST_RANKS = 8
-_LETTERS = 7
+_DIGIT = 5.9
+"""Width of a digit of a label."""
+_WIDEST = 6000
+"""How wide a picture gets so that its labels fit; viewers scroll it."""
+_TINTS = 4
+"""Steps of paler colours for a rank's later chunks."""
 _CLASSES = {kind: kind.name.lower() for kind in sorted(PASSES)}
 _MEANINGS = {**{name: kind.word for kind, name in _CLASSES.items()}, "x": "other"}
 
@@ -41,32 +47,69 @@ class _Shown:
     """Up to when, from the steps' start."""
     note: str
     """What is left out."""
+    width: int
+    """Of the picture, so wide that microbatches' numbers fit into most actions."""
 
 
 def strips(findings: StepDiff) -> tuple[Picture, str]:
     """Return the picture, and what is left out of it."""
     begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
     shown = _chosen(findings.steps, begins)
+    chunks = max(int(_chunks(step).max(initial=0)) for step in findings.steps)
     classes = {_CLASSES.get(Kind(kind), "x") for step in findings.steps for kind in np.unique(step.kind).tolist()}
     picture = Picture(
         draw=lambda: _drawn(findings, shown, begins),
-        keys=(("one", "first"), ("two", "second"), *(key for key in _MEANINGS.items() if key[0] in classes)),
+        keys=(
+            ("one", "first"),
+            ("two", "second"),
+            *(key for key in _MEANINGS.items() if key[0] in classes),
+            *([(f"f k{_TINTS}", "paler: later chunks of a rank")] if chunks else []),
+        ),
     )
     return picture, shown.note
 
 
 def _drawn(findings: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
-    scale = (_WIDTH - _LEFT - _RIGHT) / max(shown.until_ns, 1)
+    scale = (shown.width - _LEFT - _RIGHT) / max(shown.until_ns, 1)
+    tints = [_tints(step) for step in findings.steps]
     rows = [
         part
         for place, rank in enumerate(shown.ranks)
         for side in (0, 1)
-        for part in _row(findings, side, rank, _y(place, side), begins[side], shown.until_ns, scale)
+        for part in _row(findings, side, rank, _y(place, side), begins[side], shown.until_ns, scale, tints[side])
     ]
     bottom = _y(len(shown.ranks), 0)
     marks = _divergence(findings, shown, scale)
     axis = _axis(shown.until_ns, bottom, scale)
-    return svg.drawing(_WIDTH, bottom + 26, "both steps by rank and time", *axis, *rows, *marks)
+    parts = (*axis, *rows, *marks)
+    return svg.drawing(shown.width, bottom + 26, "both steps by rank and time", *parts, least=shown.width)
+
+
+def _chunks(step: Performed) -> Int64s:
+    """Return which of its rank's stages each action is of, from 0."""
+    found = np.zeros(len(step), dtype=np.int64)
+    for rank in np.unique(step.rank).tolist():
+        own = step.rank == rank
+        found[own] = np.unique(step.stage[own], return_inverse=True)[1]
+    return found
+
+
+def _tints(step: Performed) -> Int64s:
+    """Return how pale each action's chunk is: the last is palest, the first has its full colour."""
+    chunk = _chunks(step)
+    return -(-chunk * _TINTS // max(int(chunk.max(initial=0)), 1))
+
+
+def _wide_enough(steps: Sequence[Performed], until_ns: int) -> int:
+    """Return a width at which the numbers of microbatches fit into nine in ten of the actions."""
+    known = [step.microbatch >= 0 for step in steps]
+    numbers = np.concatenate([step.microbatch[own] for step, own in zip(steps, known, strict=True)])
+    took = np.concatenate([(step.end_ns - step.start_ns)[own] for step, own in zip(steps, known, strict=True)])
+    if not numbers.size:
+        return _WIDTH
+    digits = np.strings.str_len(numbers.astype(str))
+    per_ns = np.quantile((digits * _DIGIT + 1.5) / np.maximum(took, 1), 0.9)
+    return int(min(max(per_ns * until_ns + _LEFT + _RIGHT, _WIDTH), _WIDEST))
 
 
 def _chosen(steps: Sequence[Performed], begins: Sequence[int]) -> _Shown:
@@ -75,7 +118,7 @@ def _chosen(steps: Sequence[Performed], begins: Sequence[int]) -> _Shown:
     whole = max((step.span_ns for step in steps), default=0)
     total = sum(map(len, steps))
     if total <= _MOST:
-        return _Shown(ranks=ranks, until_ns=whole, note="")
+        return _Shown(ranks=ranks, until_ns=whole, note="", width=_wide_enough(steps, whole))
     wanted = min(max(_MOST * len(ranks) // total, _FEWEST_RANKS), len(ranks))
     places = np.linspace(0, len(ranks) - 1, wanted).round().astype(int)
     kept = [ranks[place] for place in places]
@@ -87,7 +130,8 @@ def _chosen(steps: Sequence[Performed], begins: Sequence[int]) -> _Shown:
     until = whole if ends.size <= _MOST else int(ends[_MOST])
     some = f"{wanted} of {len(ranks)} ranks" if wanted < len(ranks) else "all ranks"
     cut = f", the first {ms(until)}" if until < whole else ""
-    return _Shown(ranks=kept, until_ns=until, note=f" Drawn: {some}{cut}; a .pftrace shows all {total:,} actions.")
+    note = f" Drawn: {some}{cut}; a .pftrace shows all {total:,} actions."
+    return _Shown(ranks=kept, until_ns=until, note=note, width=_wide_enough(steps, until))
 
 
 def _y(place: int, side: int) -> int:
@@ -95,7 +139,7 @@ def _y(place: int, side: int) -> int:
 
 
 def _row(
-    findings: StepDiff, side: int, rank: int, y: int, begin: int, until: int, scale: float
+    findings: StepDiff, side: int, rank: int, y: int, begin: int, until: int, scale: float, tints: Int64s
 ) -> Iterator[Markup]:
     step, path = findings.steps[side], frozenset(findings.chains[side].positions)
     if side == 0:
@@ -107,9 +151,9 @@ def _row(
         x, width = _LEFT + start * scale, max((end - start) * scale - 0.5, 0.4)
         kind, microbatch = Kind(int(step.kind[index])), int(step.microbatch[index])
         title = f"{step.action(index)}, {ms(start)} to {ms(int(step.end_ns[index]) - begin)}"
-        class_ = _CLASSES.get(kind, "x")
+        class_ = _CLASSES.get(kind, "x") + (f" k{tints[index]}" if tints[index] else "")
         yield svg.rectangle(x, y + 1, width, _BAR - 2, f"{class_} path" if index in path else class_, title)
-        if microbatch >= 0 and len(str(microbatch)) * _LETTERS < width:
+        if microbatch >= 0 and len(str(microbatch)) * _DIGIT < width:
             yield svg.text(x + width / 2, y + _BAR - 4, str(microbatch), "on small", anchor="middle")
 
 

@@ -13,7 +13,7 @@ from pptrace.present.document import Cell, Line, Table
 from pptrace.present.figures import BARELY_NS, MARK, change, ms, share
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pptrace.analysis.diff.divergence import Divergence, Link
     from pptrace.analysis.diff.findings import KindRow, Way
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from pptrace.present.document import Block
 
 __all__ = [
+    "blame",
     "changes",
     "culprits",
     "divergence",
     "divergence_words",
+    "groups",
     "kinds",
     "ladder",
     "memory",
@@ -47,7 +49,16 @@ _COMPARED = ("first", "second", "change")
 
 def ladder(findings: StepDiff) -> Table:
     """Return what changes the step, one after another, and how long it is then."""
-    return Table(rows=tuple((one.name, change(one.change_ns), ms(one.reached_ns)) for one in findings.ladder))
+    rows = tuple((one.name, change(one.change_ns), ms(one.reached_ns)) for one in findings.ladder)
+    return Table(rows=rows, unchanged=_places(_barely(one.change_ns.value) for one in findings.ladder))
+
+
+def _places(unchanged: Iterable[bool]) -> frozenset[int]:
+    return frozenset(place for place, same in enumerate(unchanged) if same)
+
+
+def _barely(time_ns: float) -> bool:
+    return abs(time_ns) < BARELY_NS
 
 
 def parts(findings: StepDiff) -> Table:
@@ -55,13 +66,16 @@ def parts(findings: StepDiff) -> Table:
     return _compared(findings.parts_ns)
 
 
+def groups(findings: StepDiff) -> tuple[Block, ...]:
+    """Return communication within ranks' own groups, and what computation hid of it; nothing without any."""
+    return (_compared(findings.groups_ns),) if findings.groups_ns else ()
+
+
 def _compared(times: Mapping[str, Sides]) -> Table:
-    rows = tuple(
-        (name, ms(pair.first), ms(pair.second), change(pair.change))
-        for name, pair in times.items()
-        if any(one.value for one in pair) or name == BETWEEN
-    )
-    return Table(head=("", *_COMPARED), rows=rows)
+    listed = {name: pair for name, pair in times.items() if any(one.value for one in pair) or name == BETWEEN}
+    rows = tuple((name, ms(pair.first), ms(pair.second), change(pair.change)) for name, pair in listed.items())
+    unchanged = _places(_barely(pair.change.value) for pair in listed.values())
+    return Table(head=("", *_COMPARED), rows=rows, unchanged=unchanged)
 
 
 def ratios(findings: StepDiff) -> tuple[Block, ...]:
@@ -113,7 +127,12 @@ def kinds(findings: StepDiff) -> tuple[Block, ...]:
         ("", "how many", "median, first", "second", "spread, first", "second"),
         rows,
         "kinds, whose medians changed less",
+        unchanged=_places(_equals(row, findings.tolerance) for row in ordered),
     )
+
+
+def _equals(row: KindRow, tolerance: float) -> bool:
+    return row.ratio is not None and abs(row.ratio.value - 1) <= tolerance
 
 
 def divergence(findings: StepDiff) -> tuple[Block, ...]:
@@ -143,6 +162,16 @@ def divergence_words(one: Divergence) -> str:
 def _link(link: Link) -> str:
     late = "" if link.late_ns is None else f" {ms(link.late_ns, sign=True)}"
     return f"rank {link.rank}: {link.action}{late}"
+
+
+def blame(findings: StepDiff) -> str:
+    """Return who is to blame, in a sentence; empty where nobody is."""
+    slow = [one for one in findings.culprits if one.total_ns > 0]
+    if not slow:
+        return ""
+    first = slow[0]
+    times = f"its times are {share(first.share, sign=True)}, " if first.share.value else ""
+    return f"First to blame, a {first.sort}: {first.what}; {times}{ms(first.total_ns, sign=True)} in sum."
 
 
 def culprits(findings: StepDiff) -> tuple[Block, ...]:
@@ -187,12 +216,17 @@ def orders(findings: StepDiff) -> tuple[Block, ...]:
 def messages(findings: StepDiff) -> tuple[Block, ...]:
     """Return messages by sender and receiver: all ways, or those whose medians changed most."""
     most = sorted(findings.ways.values(), key=_way_change)[:_MOST]
-    rows = [
-        (f"{way.source} to {way.target}", _counts(way.count), way_sizes(way), *_times(way))
-        for way in sorted(most, key=lambda way: (way.source, way.target))
-    ]
     head = ("", "how many", "size", "median, first", "rate", "second", "rate")
-    return _bounded(head, rows, "ways, whose medians changed less", all_of_them=len(findings.ways))
+    listed = sorted(most, key=lambda way: (way.source, way.target))
+    rows = [(f"{way.source} to {way.target}", _counts(way.count), way_sizes(way), *_times(way)) for way in listed]
+    rest = "ways, whose medians changed less"
+    unchanged = _places(_same_way(way, findings.tolerance) for way in listed)
+    return _bounded(head, rows, rest, all_of_them=len(findings.ways), unchanged=unchanged)
+
+
+def _same_way(way: Way, tolerance: float) -> bool:
+    first, second = way.median_ns
+    return first.known and second.known and abs(way.median_ns.change.value) <= tolerance * first.value
 
 
 def _way_change(way: Way) -> float:
@@ -242,7 +276,8 @@ def memory(findings: StepDiff) -> tuple[Block, ...]:
         else:
             first, second = one.activations
             rows.append((f"rank {one.rank}", str(first), str(second), f"{second - first:+}"))
-    return _bounded(("", *_COMPARED), rows, "ranks")
+    unchanged = _places(row[1] == row[2] for row in rows)
+    return _bounded(("", *_COMPARED), rows, "ranks", unchanged=unchanged)
 
 
 def _counts(count: tuple[int, int]) -> str:
@@ -250,9 +285,16 @@ def _counts(count: tuple[int, int]) -> str:
 
 
 def _bounded(
-    head: tuple[str, ...], rows: Sequence[tuple[str, ...]], rest: str, *, words: int = 1, all_of_them: int = 0
+    head: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
+    rest: str,
+    *,
+    words: int = 1,
+    all_of_them: int = 0,
+    unchanged: frozenset[int] = frozenset(),
 ) -> tuple[Block, ...]:
     """Return a table of as many rows as are listed, and how many are not; nothing for none."""
     more = max(all_of_them, len(rows)) - min(len(rows), _MOST)
-    listed = Table(head=head, rows=tuple(rows[:_MOST]), words=words)
+    folded = frozenset(place for place in unchanged if place < _MOST)
+    listed = Table(head=head, rows=tuple(rows[:_MOST]), words=words, unchanged=folded)
     return (*([listed] if rows else []), *([Line(text=f"and {more} further {rest}", tone="soft")] if more else []))

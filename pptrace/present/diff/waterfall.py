@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.present import svg
-from pptrace.present.figures import change, ms
+from pptrace.present.figures import BARELY_NS, change, ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,24 +25,27 @@ _BARELY = 1.5
 def waterfall(findings: StepDiff) -> Markup:
     """Return the drawing; its scale begins near the shorter length, since changes are small against a step."""
     first_ns, second_ns = (side.value for side in findings.step_ns)
-    lengths = [first_ns, *(one.reached_ns for one in findings.ladder)]
+    changing = [one for one in findings.ladder if abs(one.change_ns.value) >= BARELY_NS] or findings.ladder
+    lengths = [first_ns, *(one.reached_ns for one in changing)]
     low, high = min(lengths), max(lengths)
     margin = max((high - low) // 6, high // 1000, 1)
     low, high = max(low - 2 * margin, 0), high + margin
     scale = (_WIDTH - _LEFT - _RIGHT) / (high - low)
     ends = [_LEFT + (length - low) * scale for length in lengths]
-    rows = len(findings.ladder) + 2
+    rows = len(changing) + 2
     bars = [
         part
-        for row, (one, start, end) in enumerate(zip(findings.ladder, ends, ends[1:], strict=False), 1)
+        for row, (one, start, end) in enumerate(zip(changing, ends, ends[1:], strict=False), 1)
         for part in _bar(row, one, start, end)
     ]
+    same = [one.name for one in findings.ladder if one not in changing]
     begin = "0" if low == 0 else f"the scale begins at {ms(low)}"
+    unmoved = f"; nothing moves with: {', '.join(same)}" if same else ""
     return svg.drawing(
         _WIDTH, _ROW * rows + 22, "ladder", *_whole(0, "first step", first_ns, "one", ends[0]), *bars,
         _connector(ends[-1], rows - 1),
         *_whole(rows - 1, "second step", second_ns, "two", _LEFT + (second_ns - low) * scale),
-        svg.text(_LEFT, _ROW * rows + 18, begin, "soft small"),
+        svg.text(_LEFT, _ROW * rows + 18, f"{begin}{unmoved}", "soft small"),
     )  # fmt: skip
 
 

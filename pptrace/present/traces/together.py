@@ -1,9 +1,8 @@
 """Both steps as one Perfetto trace: each rank's two steps above each other, below them what tells them apart.
 
-A rank has three tracks at the top level, in this order: its first step, its second, and slices as long as the
-second's actions that say by how much those end later or earlier, with that lateness as a counter below. Viewers
-before v57 gather tracks without any below them elsewhere, so the counter is no track of the top level. Both steps
-start at once.
+A rank has three threads, in this order: its first step, its second, and slices as long as the second's actions
+that say by how much those end later or earlier, with that lateness as a counter below. Both steps start at once.
+Above the ranks stands the ladder.
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ from pptrace.export.perfetto.slices import Slices
 from pptrace.export.perfetto.tracks import Tracks
 from pptrace.export.perfetto.writer import write_packets
 from pptrace.present.traces.lateness import counter_run, difference_runs, lateness
+from pptrace.present.traces.rungs import write_rungs
 from pptrace.present.traces.shifted import earliest_ns, shifted
 from pptrace.printable import printable
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackDescriptor
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     from pptrace.analysis.diff.step_diff import StepDiff
     from pptrace.analysis.steps.sides import Side
@@ -61,19 +61,22 @@ def write_together(path: Path, findings: StepDiff, sides: Sequence[Side]) -> Non
     named[1] = replace(named[1], name=named[1].name + np.int32(len(named[0].names)))
     runs: list[Run] = []
     _write_attributes(head, findings, segments=any(step.parts is not None for step in steps))
-    first_row = 0
+    first_row = process = 0
     for place, (step, names, label) in enumerate(zip(steps, named, labels(sides), strict=True)):
         tracks = Tracks(
             step, head, Hops.of(step), suffix=f" · {place + 1} {label}", place=place, abreast=_ABREAST,
-            first_id=1 + place * (steps[0].ranks + steps[0].lanes), uuids=uuids,
+            process=process, uuids=uuids,
         )  # fmt: skip
         tracks.write(set())
+        process = tracks.process
         slices = Slices(step, np.array(tracks.lanes, dtype=np.int32), names, first_row)
         slices.columns["cause"] = PlainColumn(np.where(step.cause < 0, -1, step.cause + first_row))
         runs += slices.runs()
         first_row += len(step)
     late = lateness(findings)
-    differences, counters = _more_tracks(head, findings, uuids)
+    differences, counters = _more_tracks(tracks, max(step.placement.ranks for step in findings.steps))
+    begins_ns = int(findings.steps[0].start_ns.min()) if len(findings.steps[0]) else 0
+    write_rungs(head, tracks, findings, start_ns - begins_ns)
     spelt, slices_of_differences = difference_runs(findings, late, start_ns, differences, len(texts) + 1)
     runs += [*slices_of_differences, counter_run(late, start_ns, counters)]
     _write_interned(head, [*texts, *spelt])
@@ -108,25 +111,17 @@ def _write_attributes(head: Trace, findings: StepDiff, *, segments: bool) -> Non
     embedded.ParseFromString(descriptor_set(links=False, segments=segments, why=False).SerializeToString())
 
 
-def _more_tracks(head: Trace, findings: StepDiff, uuids: Iterator[int]) -> tuple[dict[int, int], dict[int, int]]:
+def _more_tracks(tracks: Tracks, ranks: int) -> tuple[dict[int, int], dict[int, int]]:
     """Describe each rank's track of differences and its counter; return their numbers by rank."""
-    ranks = max(step.placement.ranks for step in findings.steps)
     digits = len(str(ranks - 1))
     differences, counters = {}, {}
     for rank in range(ranks):
-        top = _track(head, uuids, f"rank {rank:0{digits}} · difference", rank * _ABREAST + 2)
-        below = _track(head, uuids, "lateness", 0)
-        below.parent_uuid = top.uuid
+        top = tracks.thread(f"rank {rank:0{digits}} · difference", rank * _ABREAST + 2)
+        below = tracks.child(top, "lateness", 0)
         below.counter.unit_name = "ms"
         below.counter.y_axis_share_key = _SHARED_AXIS
         differences[rank], counters[rank] = top.uuid, below.uuid
     return differences, counters
-
-
-def _track(head: Trace, uuids: Iterator[int], name: str, place: int) -> TrackDescriptor:
-    track = head.packet.add(trusted_packet_sequence_id=SEQUENCE).track_descriptor
-    track.uuid, track.name, track.sibling_order_rank = next(uuids), printable(name), place
-    return track
 
 
 def _write_interned(head: Trace, texts: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ class Rooms(NamedTuple):
     microbatches: Any
     """Per action, the microbatches that it takes at its start or returns at its end."""
     returned: Any
-    """Shape (actions x 2,): the rooms to which an action's end returns them."""
+    """Shape (actions x 2,): the rooms to which an action's end returns them; empty where none is bounded."""
     taken: Any
     """Shape (queues x 2,): the rooms from which a queue's actions take them."""
 
@@ -73,27 +73,11 @@ class Playing(NamedTuple):
 def list_actions(work: Work, rooms: Rooms, queues: Queues, playing: Playing, events: Heap) -> int:
     """Run all actions and fill ``turn``; return how many could run."""
     actions = len(work.duration)
-    begun = 0
+    begun = touched = now = 0
     for action in range(actions):
         if playing.needs[action] == 0:
-            push(events, actions + action, 0)
-    while events.size[0] > 0:
-        now = events.time[events.item[0]]
-        touched = 0
-        while events.size[0] > 0 and events.time[events.item[0]] == now:
-            event = pop(events)
-            if event >= actions:
-                own = work.queue[event - actions]
-                _put(playing, work.key, queues.ptr[own], own, event - actions)
-            else:
-                own = work.queue[event]
-                _finish(work, rooms, playing, events, event, now)
-                playing.free[queues.rank[own]] = 1
-            rank = queues.rank[own]
-            if playing.dirty[rank] == 0:
-                playing.dirty[rank] = 1
-                playing.stack[touched] = rank
-                touched += 1
+            touched = _enable(work, queues, playing, action, touched)
+    while touched > 0:
         while touched > 0:
             touched -= 1
             rank = playing.stack[touched]
@@ -105,12 +89,41 @@ def list_actions(work: Work, rooms: Rooms, queues: Queues, playing: Playing, eve
                 playing.turn[action] = begun
                 begun += 1
                 push(events, action, now + work.duration[action])
+        if events.size[0] > 0:
+            now = events.time[events.item[0]]
+        while events.size[0] > 0 and events.time[events.item[0]] == now:
+            event = pop(events)
+            if event >= actions:
+                touched = _enable(work, queues, playing, event - actions, touched)
+            else:
+                touched = _finish(work, rooms, queues, playing, events, event, now, touched)
     return begun
 
 
-def _finish(work: Work, rooms: Rooms, playing: Playing, events: Heap, action: int, now: int) -> None:
-    """End an action: return its microbatches, and enable what waits for it."""
-    for side in range(2):
+def _enable(work: Work, queues: Queues, playing: Playing, action: int, touched: int) -> int:
+    """Let an action wait for its rank; return how many ranks may have something to start."""
+    own = work.queue[action]
+    _put(playing, work.key, queues.ptr[own], own, action)
+    return _touch(playing, queues.rank[own], touched)
+
+
+def _touch(playing: Playing, rank: int, touched: int) -> int:
+    """Note that a rank may have something to start; return how many may."""
+    if playing.dirty[rank]:
+        return touched
+    playing.dirty[rank] = 1
+    playing.stack[touched] = rank
+    return touched + 1
+
+
+def _finish(
+    work: Work, rooms: Rooms, queues: Queues, playing: Playing, events: Heap, action: int, now: int, touched: int
+) -> int:
+    """End an action: return its microbatches, enable what waits for it; return how many ranks are on the stack."""
+    rank = queues.rank[work.queue[action]]
+    playing.free[rank] = 1
+    touched = _touch(playing, rank, touched)
+    for side in range(2 if len(rooms.returned) > 0 else 0):
         room = rooms.returned[2 * action + side]
         if room >= 0:
             playing.left[room] += rooms.microbatches[action]
@@ -119,7 +132,11 @@ def _finish(work: Work, rooms: Rooms, playing: Playing, events: Heap, action: in
         playing.ready[target] = max(playing.ready[target], now + work.lag[edge])
         playing.needs[target] -= 1
         if playing.needs[target] == 0:
-            push(events, len(work.duration) + target, playing.ready[target])
+            if playing.ready[target] == now:
+                touched = _enable(work, queues, playing, target, touched)
+            else:
+                push(events, len(work.duration) + target, playing.ready[target])
+    return touched
 
 
 def _choose(work: Work, rooms: Rooms, queues: Queues, playing: Playing, rank: int) -> int:

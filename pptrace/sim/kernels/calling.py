@@ -5,7 +5,7 @@ is that message's task. One with several begins with a task of its own only wher
 holds it up, and ends with one only where another call waits for it.
 """
 
-from pptrace.sim.kernels.linking import link_consumers
+from pptrace.sim.kernels.linking import chain_behind, link_consumers
 from pptrace.sim.kernels.rules import RECEIVES, SENDS
 
 __all__ = ["LAUNCHED", "link_calls", "tell_calls"]
@@ -21,6 +21,9 @@ FOLLOWS = 8
 
 OF_RECEIVER = 16
 """A call that is one message's receiver's side alone."""
+
+OUTLASTED = 32
+"""A call of one send that another one follows: who waits for that one may wait for no other."""
 
 
 def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
@@ -49,12 +52,14 @@ def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
                 before = calls.before[call]
                 if before >= 0 and (waited[before] < 0 or waited[before] > fork[place[row]]):
                     flags[call] |= FOLLOWS | LAUNCHED
-                    flags[before] |= JOINED
+                    flags[before] |= JOINED | OUTLASTED
                 if kinds.role[cells.kind[row]] == RECEIVES:
                     flags[call] |= OF_RECEIVER
     tasks = 0
     for call in range(len(flags)):
         own = flags[call]
+        if own & (SEVERAL | OF_RECEIVER):
+            own &= ~OUTLASTED
         own = own & ~OF_RECEIVER if own & SEVERAL else own & ~(LAUNCHED | JOINED)
         flags[call] = own
         tasks += (own & LAUNCHED) + (own & JOINED) // JOINED
@@ -62,7 +67,7 @@ def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
 
 
 def link_calls(
-    row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, fork, calls, known, twin, n,
+    row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, task, calls, known, twin, n,
     first, last, sent, following, following_peer, pairs,
 ):  # fmt: skip
     """List the edges of calls behind ``n`` others, and chain each communicator's; return how many edges there are.
@@ -80,7 +85,7 @@ def link_calls(
                 continue
             at = place[row]
             sends = kinds.role[cells.kind[row]] == SENDS
-            message, held = at if sends else twin[at], fork[at]
+            message, held = at if sends else twin[at], task.fork[at]
             if call != opened:
                 opened = call
                 flags = known.flags[call]
@@ -91,7 +96,7 @@ def link_calls(
                 if flags & JOINED:
                     last[call] = extra
                     extra += 1
-                n = _begin(call, held, calls, known, first, last, following, following_peer, pairs, n)
+                n = _begin(call, held, calls, known, task, first, last, following, following_peer, pairs, n)
             if sends:
                 n = _in_line(calls.communicator[call], at, lanes.peer[row], sent, pairs, n)
             n = _end(call, message, held, known, first, last, pairs, n)
@@ -113,19 +118,29 @@ def _pair(pairs, n, source, target):
     return n + 1
 
 
-def _begin(call, held, calls, known, first, last, following, following_peer, pairs, n):
+def _begin(call, held, calls, known, task, first, last, following, following_peer, pairs, n):
     """Begin a call behind what its rank computed and the call before it on its communicator; let its rank wait."""
     flags, before = known.flags[call], calls.before[call]
     if flags & LAUNCHED and held >= 0:
         n = _pair(pairs, n, held, first[call])
     if flags & FOLLOWS:
-        if known.flags[before] & OF_RECEIVER:
-            following_peer[last[before]] = first[call]
-        else:
-            following[last[before]] = first[call]
+        sends = not known.flags[before] & OF_RECEIVER
+        chain_behind(last[before], first[call], sends, following, following_peer)
+        if known.flags[before] & OUTLASTED and not _is_outlasted(before, call, known, task, first, last):
+            n = _pair(pairs, n, last[before], known.waited[before])
     if flags & JOINED and known.waited[call] >= 0:
         n = _pair(pairs, n, last[call], known.waited[call])
     return n
+
+
+def _is_outlasted(before, call, known, task, first, last):
+    """Whether nothing waits for a call, or what does waits longer for the next one on its communicator."""
+    if known.waited[before] < 0:
+        return True
+    if known.flags[call] & SEVERAL or known.waited[call] != known.waited[before]:
+        return False
+    message = first[call]
+    return task.duration_ns[message] + task.lag_ns[message] > task.lag_ns[last[before]]
 
 
 def _in_line(communicator, message, peer, sent, pairs, n):
@@ -145,4 +160,4 @@ def _end(call, message, held, known, first, last, pairs, n):
         n = _pair(pairs, n, held, message)
     if flags & JOINED:
         return _pair(pairs, n, message, last[call])
-    return _pair(pairs, n, message, waited) if waited >= 0 else n
+    return _pair(pairs, n, message, waited) if waited >= 0 and not flags & OUTLASTED else n

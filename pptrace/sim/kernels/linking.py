@@ -10,6 +10,8 @@ from pptrace.sim.kernels.rules import (
     COMPUTE_STREAM,
     COMPUTES,
     FORWARD,
+    FREES,
+    GATHERS,
     NO_RECEIVE,
     ON_COMPUTE,
     RECEIVES,
@@ -17,7 +19,7 @@ from pptrace.sim.kernels.rules import (
     SENDS,
 )
 
-__all__ = ["chain_tasks", "join_batches", "link_consumers", "link_rows", "sort_edges"]
+__all__ = ["chain_behind", "chain_tasks", "join_batches", "link_consumers", "link_rows", "sort_edges"]
 
 
 def link_rows(
@@ -82,14 +84,38 @@ def _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, p
             for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                 if awaited_microbatch[base + u] >= 0:
                     n = _pair(pairs, n, awaited_microbatch[base + u], at)
+    if k == FREES:
+        _free(s, graph.stages, len(kinds.role), awaited_stage)
     if kinds.awaited[k] == 1:
         if kinds.result[k] < 0:
-            awaited_stage[k * graph.stages + s] = at
+            slot = k * graph.stages + s
+            if k == GATHERS:
+                slot = _gather(s, graph.stages, len(kinds.role), awaited_stage)
+            awaited_stage[slot] = at
         else:
             base = (kinds.result[k] * graph.stages + s) * graph.microbatches
             for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                 awaited_microbatch[base + u] = at
     return n
+
+
+def _gather(s, stages, kinds, awaited_stage):
+    """Return where a gather is noted: for the passes that follow, or, of a stage that is gathered, for later."""
+    gathered = (kinds + 1) * stages + s
+    if awaited_stage[gathered] >= 0:
+        return kinds * stages + s
+    awaited_stage[gathered] = 1
+    return GATHERS * stages + s
+
+
+def _free(s, stages, kinds, awaited_stage):
+    """Let passes wait for the gather that was noted for behind the stage's being freed, if there is one."""
+    later = kinds * stages + s
+    if awaited_stage[later] >= 0:
+        awaited_stage[GATHERS * stages + s] = awaited_stage[later]
+        awaited_stage[later] = -1
+    else:
+        awaited_stage[(kinds + 1) * stages + s] = -1
 
 
 def _is_early(row, at, rank, cells, graph, kinds, found):
@@ -188,9 +214,19 @@ def chain_tasks(lane_first, lane_end, twin, one_sided, following, following_peer
         for row in range(lane_first[lane], lane_end[lane] - 1):
             behind = twin[row + 1] if twin[row + 1] >= 0 else row + 1
             if twin[row] < 0:
-                following[row] = behind
+                chain_behind(row, behind, True, following, following_peer)
             elif not one_sided:
-                following_peer[twin[row]] = behind
+                chain_behind(twin[row], behind, False, following, following_peer)
+
+
+def chain_behind(task, behind, sends, following, following_peer):
+    """Let a task follow another on its sender's side or its receiver's; once, where both say the same."""
+    if sends:
+        following[task] = behind
+        if following_peer[task] == behind:
+            following_peer[task] = -1
+    elif following[task] != behind:
+        following_peer[task] = behind
 
 
 def sort_edges(source, target, edges, ptr, sorted_target):

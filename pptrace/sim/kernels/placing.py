@@ -34,10 +34,8 @@ def _other_stage(k, edge, graph, kinds):
     return graph.edge_to[edge] if down else graph.edge_from[edge]
 
 
-def key_lanes(
-    row_ptr, cells, edge, graph, kinds, parts, lane_of_stream, width, mode, key, peer, group, count, sends_to
-):
-    """Give each row its lane's key, its peer and its group of neighbouring messages; return the groups.
+def key_lanes(row_ptr, cells, edge, graph, kinds, parts, mode, lanes, count, sends_to):
+    """Count each lane's rows, and give each message its peer and its group of neighbours; return the groups.
 
     Keys order lanes by (rank, stream, peer): per rank one compute lane, one communication lane, one per
     peer, one per peer and direction each way, and one for each further stream.
@@ -45,36 +43,39 @@ def key_lanes(
     ranks, stages = graph.ranks, graph.stages
     stage_rank, microbatch_route = graph.stage_rank, graph.microbatch_route
     kind, microbatch, role = cells.kind, cells.microbatch, kinds.role
-    stream, part_stream = kinds.stream, parts.stream
-    in_parts = len(part_stream) > 0
+    peer, group, width = lanes.peer, lanes.group, lanes.width
+    in_groups = len(group) > 0
     groups = 0
     for rank in range(ranks):
         open_group = False
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             k = kind[row]
             peer[row] = -1
-            group[row] = -1
+            if in_groups:
+                group[row] = -1
             if role[k] == SENDS or role[k] == RECEIVES:
                 route = microbatch_route[microbatch[row]]
                 other = stage_rank[route * stages + _other_stage(k, edge[row], graph, kinds)]
                 peer[row] = other
                 if role[k] == SENDS:
                     sends_to[rank * ranks + other] = 1
-                lane = _message_lane(mode, role[k] == SENDS, ranks, other)
                 if not open_group:
                     groups += 1
                     open_group = True
-                group[row] = groups - 1
+                if in_groups:
+                    group[row] = groups - 1
             else:
                 open_group = False
-                own = part_stream[row] if in_parts and part_stream[row] >= 0 else stream[k]
-                lane = lane_of_stream[own]
-            key[row] = rank * width + lane
-            count[rank * width + lane] += 1
+            count[rank * width + _lane(row, k, peer[row], ranks, kinds, parts, mode, lanes)] += 1
     return groups
 
 
-def _message_lane(mode, sends, ranks, other):
+def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
+    """Return the lane of a row, counted from its rank's first."""
+    if other < 0:
+        in_parts = len(parts.stream) > 0 and parts.stream[row] >= 0
+        return lanes.of_stream[parts.stream[row] if in_parts else kinds.stream[k]]
+    sends = kinds.role[k] == SENDS
     if mode == PER_DIRECTION:
         return 2 + (ranks if sends else 2 * ranks) + other
     if mode == PER_PAIR:
@@ -85,18 +86,22 @@ def _message_lane(mode, sends, ranks, other):
 def place_rows(
     row_ptr, cells, edge, graph, kinds, parts, lanes, costs, routes, rules, cursor, place, found, out, task
 ):
-    """Move each row to its lane with its bytes, duration, lag and fork, and note where it went."""
+    """Move each row to its lane with its bytes, duration, lag and fork, and note where it went.
+
+    ``task``'s columns of bytes, lags and collectives come zeroed.
+    """
     kind, stage, microbatch, span, pair = cells.kind, cells.stage, cells.microbatch, cells.span, cells.pair
     out_kind, out_stage, out_microbatch = out.kind, out.stage, out.microbatch
     out_span, out_pair = out.span, out.pair
-    key, role, in_parts = lanes.key, kinds.role, len(parts.stream) > 0
+    role, in_parts = kinds.role, len(parts.stream) > 0
     for rank in range(graph.ranks):
         compute = -1
         behind = -1  # the last row on the compute stream, be it a message
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             k = kind[row]
-            at = cursor[key[row]]
-            cursor[key[row]] = at + 1
+            key = rank * lanes.width + _lane(row, k, lanes.peer[row], graph.ranks, kinds, parts, rules.mode, lanes)
+            at = cursor[key]
+            cursor[key] = at + 1
             place[row] = at
             out_kind[at] = k
             out_stage[at] = stage[row]
@@ -147,9 +152,9 @@ def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, route
     own = rules.receive == OWN_TASK or (rules.receive == RENDEZVOUS and carried <= rules.eager_bytes)
     task.size_bytes[at] = carried
     task.path[at] = path
-    task.collective_ns[at] = 0
     task.duration_ns[at] = took + routes.latency_ns[path] if own and not sends else took
-    task.lag_ns[at] = 0 if own else routes.latency_ns[path]
+    if not own:
+        task.lag_ns[at] = routes.latency_ns[path]
     if not sends:
         for i in range(n):
             found.recv_at[index + i] = at
@@ -159,15 +164,13 @@ def _place_action(row, at, cells, graph, costs, task):
     """Give a whole action its duration."""
     cost = cells.kind[row] * graph.stages + cells.stage[row]
     n = cells.span[row]
-    task.size_bytes[at] = 0
     task.path[at] = -1
-    task.lag_ns[at] = 0
     if costs.classes == 1 or cells.microbatch[row] < 0:
         task.duration_ns[at] = costs.duration_ns[cost] * n
-        task.collective_ns[at] = costs.collective_ns[cost] * n
+        if costs.collective_ns[cost] > 0:
+            task.collective_ns[at] = costs.collective_ns[cost] * n
         return
     task.duration_ns[at] = 0
-    task.collective_ns[at] = 0
     for u in range(cells.microbatch[row], cells.microbatch[row] + n):
         here = costs.class_of[u] * costs.width + cost
         task.duration_ns[at] += costs.duration_ns[here]
@@ -177,10 +180,8 @@ def _place_action(row, at, cells, graph, costs, task):
 def _place_part(row, at, parts, routes, task):
     """Give a segment its duration, and its path where its bytes go over a link."""
     task.size_bytes[at] = parts.size_bytes[row]
-    task.collective_ns[at] = 0
     task.duration_ns[at] = parts.duration_ns[row]
     task.path[at] = -1
-    task.lag_ns[at] = 0
     if parts.path[row] >= 0:
         path = routes.first_link + parts.path[row] * routes.ways
         task.path[at] = path

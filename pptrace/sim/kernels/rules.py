@@ -1,12 +1,14 @@
 """Numbers that the kernels of lowering, and those who call them, share."""
 
-from pptrace.model.kinds import Pass, Role, Stream
+from pptrace.model.kinds import Kind, Pass, Role, Stream
 
 __all__ = [
     "BYTE",
     "COMPUTES",
     "COMPUTE_STREAM",
     "FORWARD",
+    "FREES",
+    "GATHERS",
     "NO_RECEIVE",
     "ON_COMPUTE",
     "OWN_TASK",
@@ -31,3 +33,4 @@ NO_RECEIVE, OWN_TASK, RENDEZVOUS = 0, 1, 2
 COMPUTES, SENDS, RECEIVES = int(Role.COMPUTE), int(Role.SEND), int(Role.RECEIVE)
 FORWARD = int(Pass.FORWARD)
 COMPUTE_STREAM = int(Stream.COMPUTE)
+GATHERS, FREES = int(Kind.UNSHARD), int(Kind.RESHARD)

@@ -143,6 +143,11 @@ def _without(settings: Mapping[str, Any], varied: Iterable[str]) -> dict[str, An
     return kept
 
 
+def _took(case: Case, row: Mapping[str, Any]) -> float:
+    """Return the measured step, in seconds."""
+    return float(case.measured_s or row["measured_s"])
+
+
 def _series(done: Iterable[tuple[Case, dict[str, Any]]]) -> tuple[Series, ...]:
     found = []
     for group in _grouped(done, "batch.micro"):
@@ -150,7 +155,8 @@ def _series(done: Iterable[tuple[Case, dict[str, Any]]]) -> tuple[Series, ...]:
         simulated: dict[int, float] = {}
         for case, row in group:
             micro = int(case.settings["batch"]["micro"])
-            measured[micro] = min(case.measured_s, measured.get(micro, case.measured_s))
+            took = _took(case, row)
+            measured[micro] = min(took, measured.get(micro, took))
             simulated[micro] = float(row["simulated_s"])
         if len(measured) > 1:
             best, chosen = min(measured, key=measured.__getitem__), min(simulated, key=simulated.__getitem__)
@@ -182,7 +188,7 @@ def _scales(done: Iterable[tuple[Case, dict[str, Any]]]) -> tuple[Scale, ...]:
             found.append(
                 Scale(
                     name=f"{own['source']}: {own['model']}, {own['precision']}", devices=devices,
-                    measured=100 * (last[0].measured_s / first[0].measured_s - 1),
+                    measured=100 * (_took(*last) / _took(*first) - 1),
                     simulated=100 * (float(last[1]["simulated_s"]) / float(first[1]["simulated_s"]) - 1),
                 )
             )  # fmt: skip
@@ -195,7 +201,7 @@ def _ordered(done: Iterable[tuple[Case, dict[str, Any]]]) -> tuple[int, int]:
         same = tuple(
             case.row.get(name, "") for name in ("source", "model", "gpu", "n_gpus", "precision", "gbs", "seq")
         )
-        groups[*same, case.row.get("series", "")].append((case.measured_s, float(row["simulated_s"])))
+        groups[*same, case.row.get("series", "")].append((_took(case, row), float(row["simulated_s"])))
     right = pairs = 0
     for group in groups.values():
         for (first, one), (second, other) in combinations(group, 2):

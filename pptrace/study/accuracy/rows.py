@@ -19,6 +19,7 @@ __all__ = ["NEEDED", "Case", "cases_of", "read_rows"]
 
 NEEDED = ("source", "model", "gpu", "n_gpus", "precision", "pp", "gbs", "seq")
 """Columns that a file has to have; what rules or a configuration's keys say may be blank in them."""
+_TERA = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,8 @@ class Case:
     """Its columns, with those that rules read out of others."""
     measured_s: float
     """What its step takes, in seconds; 0 where the row does not say."""
+    measured_flops: float = 0.0
+    """Model FLOP/s of the whole job, where the row prints those of a device and no time."""
     settings: Mapping[str, Any]
     """The configuration; empty where the row is skipped."""
     skipped: str = ""
@@ -77,10 +80,10 @@ def _case(line: int, row: dict[str, str], rules: Rules, over: Mapping[str, Any])
     full = dict(row)
     try:
         settings = _settings(full, rules, over)
-        measured = _measured_s(full)
+        measured, rate = _measured(full)
     except ConfigError as error:
         return Case(line=line, row=full, measured_s=0.0, settings={}, skipped=str(error))
-    return Case(line=line, row=full, measured_s=measured, settings=settings)
+    return Case(line=line, row=full, measured_s=measured, measured_flops=rate, settings=settings)
 
 
 def _settings(row: dict[str, str], rules: Rules, over: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,18 +146,18 @@ def _value(text: str) -> Any:
     return parse_value(text, "column")
 
 
-def _measured_s(row: Mapping[str, str]) -> float:
-    step = number(row, "step_s")
+def _measured(row: Mapping[str, str]) -> tuple[float, float]:
+    """Return the step in seconds, or the model FLOP/s that it follows from, and 0 for the other."""
+    step, devices = number(row, "step_s"), number(row, "n_gpus")
     if step:
-        return step
-    tokens, rate, devices = (
-        number(row, "gbs") * number(row, "seq"),
-        number(row, "tok_s_gpu"),
-        number(row, "n_gpus"),
-    )
+        return step, 0.0
+    rate = number(row, "tok_s_gpu")
     if rate and devices:
-        return tokens / (rate * devices)
-    raise ConfigError("neither step_s nor tok_s_gpu is given")
+        return number(row, "gbs") * number(row, "seq") / (rate * devices), 0.0
+    flops = number(row, "tflops_gpu")
+    if flops and devices:
+        return 0.0, flops * devices * _TERA
+    raise ConfigError("neither step_s nor tok_s_gpu nor tflops_gpu is given")
 
 
 def _texts(row: Mapping[str | None, Any]) -> dict[str, str]:

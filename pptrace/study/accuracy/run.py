@@ -106,9 +106,11 @@ def _simulated(case: Case, *, registry: Registry | None, rows: int) -> Row:
     except Exception as error:  # noqa: BLE001 - one row that fails costs no other
         return {"skipped": f"{one_line(error)} (a bug)"}
     memory = run.metrics.memory
+    measured = case.measured_s or run.metrics.model_flops / case.measured_flops
     experts = next((value for key, value, _ in run.prepared.resolved.explain() if key == "model.num_experts"), 0)
     return {
         "kind": "moe" if experts else "dense",
+        "measured_s": measured,
         "simulated_s": run.metrics.step_ns / 1e9,
         "memory_gib": round(int(memory.peak_bytes.max(initial=0)) / _GIB, 2),
         "device_gib": round(memory.capacity_bytes / _GIB, 2),
@@ -118,11 +120,12 @@ def _simulated(case: Case, *, registry: Registry | None, rows: int) -> Row:
 def _row(case: Case, found: Mapping[str, Any]) -> Row:
     given = {name: case.row.get(name, "") for name in COLUMNS}
     simulated = found.get("simulated_s")
-    error = 100 * (simulated / case.measured_s - 1) if simulated and case.measured_s else None
+    measured = found.get("measured_s") or case.measured_s
+    error = 100 * (simulated / measured - 1) if simulated and measured else None
     printed, memory = _fullest(case.row.get("mem_gib", "")), found.get("memory_gib")
     memory_error = round(100 * (memory / printed - 1), 3) if printed and memory else None
     return {
-        **given, "line": case.line, "kind": found.get("kind"), "measured_s": case.measured_s or None,
+        **given, "line": case.line, "kind": found.get("kind"), "measured_s": measured or None,
         "simulated_s": simulated, "error_pct": None if error is None else round(error, 3),
         "measured_memory": case.row.get("mem_gib", ""), "memory_gib": memory, "memory_error_pct": memory_error,
         "device_gib": found.get("device_gib"), "skipped": found.get("skipped") or found.get("error") or "",

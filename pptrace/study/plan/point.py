@@ -91,13 +91,14 @@ def _where(run: Run) -> Row:
     ranks = metrics.ranks or 1
     idle = metrics.idle_ns.sum(axis=0) / ranks
     collectives = float(metrics.collective_ns.sum()) / ranks
-    bubble = float(idle[IdleCause.FILL] + idle[IdleCause.DRAIN] + idle[IdleCause.PEER_COMPUTE])
+    waiting = float(idle[IdleCause.FILL] + idle[IdleCause.DRAIN] + idle[IdleCause.PEER_COMPUTE])
     messages = float(idle[IdleCause.TRANSFER] + idle[IdleCause.CONTENTION] + idle[IdleCause.HEAD_OF_LINE])
     reduction = float(idle[IdleCause.REDUCTION])
-    rest = metrics.step_ns - collectives - bubble - messages - reduction
+    rest = metrics.step_ns - collectives - waiting - messages - reduction
     return {
-        "mean_compute_ns": round(rest), "mean_collectives_ns": round(collectives), "mean_bubble_ns": round(bubble),
-        "mean_messages_ns": round(messages), "mean_reduction_ns": round(reduction),
+        "mean_compute_ns": round(rest), "mean_collectives_ns": round(collectives),
+        "mean_waiting_ns": round(waiting), "mean_messages_ns": round(messages),
+        "mean_reduction_ns": round(reduction),
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ __all__ = ["PARTS", "differences_ns", "why_behind"]
 PARTS = {
     "mean_compute_ns": "compute",
     "mean_collectives_ns": "collectives",
-    "mean_bubble_ns": "bubble",
+    "mean_waiting_ns": "waiting",
     "mean_messages_ns": "messages",
     "mean_reduction_ns": "reduction",
 }

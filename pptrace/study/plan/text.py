@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["plan_lines"]
 
 _HEAD = ("#", "schedule", "pp", "vp", "tp", "cp", "ep", "dp", "mbs", "gbs", "settings", "step", "tok/s/GPU", "MFU",
-         "memory", "exposed", "bubble", "behind")  # fmt: skip
+         "memory", "exposed", "waiting", "behind")  # fmt: skip
 _LEFT = {1, 10}
 _OPTIONAL = ("vp", "cp", "ep", "gbs", "settings")
 """Columns that go where no row has anything to say in them."""
@@ -73,7 +73,7 @@ def _cells(plan: Plan, place: int, one: Candidate) -> list[str]:
         str(place), one.schedule, *map(str, sizes), _settings(one), DURATION.rounded(step),
         f"{float(each):,.0f}" if each else "-", f"{float(mfu):.1%}" if mfu else "-",
         format_size(int(row["peak_memory_bytes"] or 0)), f"{exposed / step:.1%}",
-        f"{float(row['mean_bubble_ns'] or 0) / step:.1%}", "-" if place == 1 else f"{behind:+.1%}",
+        f"{float(row['mean_waiting_ns'] or 0) / step:.1%}", "-" if place == 1 else f"{behind:+.1%}",
     ]  # fmt: skip
 
 

@@ -39,7 +39,7 @@ _COLUMNS = (
     "f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "b_collective_ns", "i_collective_ns", "w_collective_ns",
     "boundary_bytes", "activation_bytes", "weight_activation_bytes", "weights_bytes", "gradients_bytes",
     "optimizer_bytes", "reduce_ns", "optimizer_ns", "offload_ns", "reload_ns", "recompute_ns", "unshard_ns",
-    "offload_bytes", "checkpoint_bytes", "microbatch_class",
+    "offload_bytes", "checkpoint_bytes", "microbatch_class", "gathered_bytes", "unreduced_bytes",
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
     """
     loop = _Loop.of(schedule)
     switches = _switches(loop, options)
-    return Policy(name=PolicyName.BATCHED, program=partial(_calls, switches=switches))
+    return Policy(name=PolicyName.BATCHED, program=partial(_calls, known=(schedule, loop), switches=switches))
 
 
 def _switches(loop: _Loop, options: Mapping[str, Any]) -> _Switches:
@@ -148,12 +148,14 @@ def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:
     return group
 
 
-def _calls(request: MessageRequest, *, switches: _Switches) -> MessageCalls:
-    """Place a table's messages."""
-    loop = _Loop.of(request.schedule)
+def _calls(request: MessageRequest, *, known: tuple[Schedule, _Loop], switches: _Switches) -> MessageCalls:
+    """Place the messages of a table: the ``known`` one, most often with what ends its step behind."""
+    schedule, loop = known
+    if request.schedule is not schedule:
+        loop = _Loop.of(request.schedule)
     rows, count = loop.rows, request.producer.size
     last = (len(request.schedule) + rows.ranks + 1) * kernels.TURNS
-    known = kernels.Loop(
+    told = kernels.Loop(
         forward=rows.forward.ravel(), backward=rows.backward.ravel(), number=rows.number, warm_up=loop.warm_up,
         ranks=rows.ranks, number_of=rows.count, group=loop.group, several=int(loop.chunks > 1),
         overlap=int(switches.overlap), flush=int(switches.flush), frees=int(switches.free_outputs),
@@ -164,7 +166,7 @@ def _calls(request: MessageRequest, *, switches: _Switches) -> MessageCalls:
     messages = kernels.Messages(
         request.producer, request.consumer, request.source, request.target, request.gradient.astype(np.int8)
     )
-    run_kernel(kernels.place, (messages, known), (calls,), work=count)
+    run_kernel(kernels.place, (messages, told), (calls,), work=count)
     return MessageCalls(
         send=calls.send, receive=calls.receive, send_waited=calls.send_waited,
         receive_waited=calls.receive_waited, communicator=None if switches.batch else calls.communicator,

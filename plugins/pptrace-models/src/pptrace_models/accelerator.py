@@ -63,6 +63,8 @@ class Accelerator(Parameters):
     """Share of the memory bandwidth that is reached."""
     network_efficiency: Efficiency = 0.8
     """Share of the scale-up bandwidth that collectives reach; not applied on a cluster."""
+    exchange_efficiency: Efficiency | None = None
+    """Share of it that exchanges between experts reach; by default as other collectives."""
 
     multiprocessors: Annotated[int, Field(ge=1, le=100_000)] = 132
     """Multiprocessors that tiles of a matrix product are dealt to (``kernels: shapes``)."""
@@ -77,6 +79,9 @@ class Accelerator(Parameters):
     """Share of the FP4 peak that a large NVFP4 product attains (``kernels: shapes``)."""
     attention_attainable: Efficiency = 0.55
     """Share of the BF16 peak that the forward of flash attention attains on heads of 128 (``kernels: shapes``)."""
+
+    attention_backward: Efficiency = 0.85
+    """What the backward of flash attention attains of the forward's rate (``kernels: shapes``)."""
 
     def slowed(self, times: float) -> Self:
         """Return a device whose computation takes so many times as long; its peaks stay."""

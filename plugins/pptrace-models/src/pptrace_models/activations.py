@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Transformer
 
-__all__ = ["Kept", "embedding_kept", "head_kept", "layer_kept", "prediction_kept"]
+__all__ = ["Kept", "embedding_kept", "grouped", "head_kept", "layer_kept", "prediction_kept"]
 
 _FP32 = 4
 
@@ -39,15 +41,27 @@ class Kept:
         )
 
 
-def layer_kept(model: Transformer, shard: Shard, *, experts: bool) -> Kept:
-    """Return what a layer keeps."""
+def layer_kept(model: Transformer, shard: Shard, *, experts: bool, again: bool = True) -> Kept:
+    """Return what a layer keeps; ``again`` says whether it is computed again where ``recompute`` is full."""
     scores = _scores(model, shard)
     whole = _between(model, shard) + _attention(model, shard) + _mlp(model, shard, experts=experts) + scores
     weight_part = _weight_part(model, shard, experts=experts)
     kept = whole - _freed(model, shard, experts=experts)
-    if model.recompute == "full":
+    if model.recompute == "full" and again:
         kept = shard.split_tokens * model.hidden * model.element_bytes
     return Kept(activation=kept, weight_part=weight_part, transient=whole - kept)
+
+
+def grouped(layers: Sequence[Kept], size: int) -> list[Kept]:
+    """Return what each ``size`` layers keep that are computed again together: the input of the first."""
+    found = []
+    for first in range(0, len(layers), size):
+        group = layers[first : first + size]
+        whole = sum(kept.activation + kept.transient for kept in group)
+        kept = group[0].activation
+        part = sum(kept.weight_part for kept in group)
+        found.append(Kept(activation=kept, weight_part=part, transient=whole - kept))
+    return found
 
 
 def prediction_kept(model: Transformer, shard: Shard) -> Kept:
@@ -111,7 +125,8 @@ def _scores(model: Transformer, shard: Shard) -> int:
 
 def _mlp(model: Transformer, shard: Shard, *, experts: bool) -> int:
     if not experts:
-        return shard.tokens * model.matrices * shard.ffn * model.element_bytes
+        tensors = model.matrices + (model.gated and not model.fused_activation)
+        return shard.tokens * tensors * shard.ffn * model.element_bytes
     routed = shard.routed * (model.matrices * shard.expert_ffn + 2 * model.hidden) * model.element_bytes
     return routed + _shared(model, shard) + shard.split_tokens * model.num_experts * _FP32
 

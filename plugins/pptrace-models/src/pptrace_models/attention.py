@@ -48,7 +48,13 @@ def core_operation(model: Transformer, shard: Shard, window: int) -> Operation:
     width = (shard.query + shard.output) / shard.heads / 2
     scores = 0
     if model.flash_attention:
-        core = Core(heads=heads, queries=queries, keys=reach if model.causal else shard.sequence, width=width)
+        core = Core(
+            heads=heads,
+            queries=queries,
+            keys=reach if model.causal else shard.sequence,
+            width=width,
+            narrow=model.fp8_attention,
+        )
         forward = Work(flops=flops, size_bytes=queries_bytes + keys_values, core=core)
         back = Work(
             flops=2 * flops, size_bytes=2 * (queries_bytes + keys_values), core=replace(core, backward=True)

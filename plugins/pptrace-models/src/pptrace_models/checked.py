@@ -36,7 +36,7 @@ def checked(model: type[_Model], values: Mapping[str, Any], key: str) -> _Model:
     place = ".".join([key, *(str(part) for part in first["loc"])])
     message = first["msg"].removeprefix("Value error, ").replace("\n", " ")
     field, colon, rest = message.partition(": ")
-    if colon and field in model.model_fields:
+    if colon and first["type"] == "value_error" and field.isidentifier():
         raise ConfigError(rest, key=f"{place}.{field}")
     if first["type"] == "extra_forbidden":
         message = f"unknown key{nearest(str(first['loc'][-1]), model.model_fields)}"

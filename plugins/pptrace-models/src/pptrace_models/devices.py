@@ -28,10 +28,13 @@ _SHAPES_HOPPER = (
 )
 _SHAPES_BLACKWELL = (
     "what products attain: BF16 fitted to published steps (SimuMax 1.2), 5 % under its measured large products; "
-    "assumptions: FP8 and MXFP8 as measured in BF16, NVFP4; attention as SimuMax measured it"
+    "assumptions: FP8 and MXFP8 as measured in BF16, NVFP4; attention and rings as SimuMax measured them; "
+    "exchanges between NCCL's (SimuMax) and HybridEP's (DeepEP, README_Hybrid-EP)"
 )
 _SHAPES_SUPERCHIP = (
-    "what products and attention attain: fitted to published steps (Megatron-Bridge, dgxc-benchmarking)"
+    "what products attain: fitted to published steps (Megatron-Bridge, dgxc-benchmarking); attention: cuDNN's "
+    "training benchmarks (cudnn-frontend, 2026), heads of 128 and of 192 and 128, at 4096 and 8192; exchanges: "
+    "HybridEP's kernels on 8 to 36 GB200 (DeepEP, README_Hybrid-EP); rings as on B200"
 )
 _SHAPES_AMD = (
     "what BF16 products attain: the best one that mamf-finder found (ml-engineering), {} TFLOP/s; "
@@ -81,8 +84,11 @@ _BLACKWELL: dict[str, Any] = {
     "peak_fp4": 9_000 * _TERA,
     "peak_fp32": 80 * _TERA,
     "memory": 180 * _GIB,
+    "attention_backward": 0.85,
     "memory_bandwidth": 7_700 * _GIGA,
     "scale_up_bandwidth": 900 * _GIGA,
+    "network_efficiency": 0.69,
+    "exchange_efficiency": 0.64,
 }
 _SUPERCHIP: dict[str, Any] = {
     "multiprocessors": 152,
@@ -93,18 +99,22 @@ _SUPERCHIP: dict[str, Any] = {
     "scale_up_size": 72,
     "attainable_bf16": 0.56,
     "attainable_fp8": 0.52,
-    "attainable_mxfp8": 0.53,
-    "attainable_nvfp4": 0.43,
-    "attention_attainable": 0.50,
+    "attainable_mxfp8": 0.55,
+    "attainable_nvfp4": 0.47,
+    "attention_attainable": 0.66,
+    "attention_backward": 0.63,
+    "exchange_efficiency": 0.67,
 }
 """What a Blackwell device has beside two on a Grace board: a higher power limit and 72 in an NVLink domain."""
 _ULTRA: dict[str, Any] = {
-    "attainable_fp8": 0.70,
-    "attainable_mxfp8": 0.63,
-    "attainable_nvfp4": 0.35,
-    "attention_attainable": 0.80,
+    "attainable_bf16": 0.70,
+    "attainable_fp8": 0.72,
+    "attainable_mxfp8": 0.68,
+    "attainable_nvfp4": 0.46,
+    "attention_attainable": 0.72,
+    "attention_backward": 0.57,
 }
-"""What Blackwell Ultra has: twice the rate of exponentials, which bound attention, and more power."""
+"""What Blackwell Ultra has: twice the rate of exponentials, which bound attention's forward, and more power."""
 
 _ULTRA_AIR: dict[str, Any] = {
     name: round(_BLACKWELL[name] * share / _SUPERCHIP[name], 2) for name, share in _ULTRA.items()

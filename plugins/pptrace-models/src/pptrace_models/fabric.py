@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pptrace_models.accelerator import Accelerator
 
-__all__ = ["Exchange", "Fabric", "data_parallel_fabric", "group_fabric"]
+__all__ = ["Exchange", "Fabric", "data_parallel_fabric", "exchange_fabric", "group_fabric"]
 
 _SECOND_NS = 10**9
 _KILO = 1000
@@ -85,6 +85,12 @@ def group_fabric(device: Accelerator, network: Mapping[str, int], extent: int) -
         return data_parallel_fabric(network)
     rate = device.scale_up_bandwidth * Fraction(str(device.network_efficiency))
     return Fabric(rate=rate, latency_ns=device.scale_up_latency)
+
+
+def exchange_fabric(device: Accelerator) -> Fabric:
+    """Return what exchanges between experts use of the node's links."""
+    share = Fraction(str(device.exchange_efficiency or device.network_efficiency))
+    return Fabric(rate=device.scale_up_bandwidth * share, latency_ns=device.scale_up_latency)
 
 
 def data_parallel_fabric(network: Mapping[str, int]) -> Fabric:

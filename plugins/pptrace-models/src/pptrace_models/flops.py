@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Layer, Transformer
 
-__all__ = ["embedding", "head", "layer", "prediction", "step_flops"]
+__all__ = ["Linear", "embedding", "head", "layer", "prediction", "product", "step_flops"]
 
 _LOGITS_BYTES = 4
 """The loss is computed in fp32."""
@@ -37,6 +37,7 @@ def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) ->
         *(_linear(name, [m for m in matrices if m.group == name], element, gradient_bytes) for name in groups),
         core_operation(model, shard, kind.window),
         *_activations(model, shard, experts=kind.experts),
+        *_rotary(model, shard),
         *((_routing(model, shard),) if kind.experts else ()),
         _norms(model, shard),
     )
@@ -52,6 +53,11 @@ def prediction(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[O
         _memory("prediction norms", 4 * normed, 6 * normed, kernels=3),
         _linear("prediction", [matrix], model.element_bytes, gradient_bytes),
     )
+
+
+def product(name: str, matrices: Iterable[Linear], element: int, gradient_bytes: int) -> Operation:
+    """Return what matrices do one after another; ``element`` is the bytes of one of theirs."""
+    return _linear(name, matrices, element, gradient_bytes)
 
 
 def embedding(model: Transformer, shard: Shard, gradient_bytes: int) -> Operation:
@@ -116,11 +122,13 @@ def _linear(
         rows = -(-matrix.tokens // max(matrix.copies, 1))
         sizes: dict[str, Any] = {
             "copies": matrix.copies, "result_bytes": element,
-            "grouped": matrix.group == "experts" and matrix.copies > 1,
+            "grouped": matrix.group == "experts" and matrix.copies > 1, "uneven": matrix.uneven,
         }  # fmt: skip
-        through.append(Product(m=rows, n=matrix.outputs, k=matrix.inputs, cast=not matrix.normed, **sizes))
-        back.append(Product(m=rows, n=matrix.inputs, k=matrix.outputs, cast=True, **sizes))
-        sizes["result_bytes"] = 2 * gradient_bytes
+        through.append(
+            Product(m=rows, n=matrix.outputs, k=matrix.inputs, cast=not (matrix.normed or matrix.fused), **sizes)
+        )
+        back.append(Product(m=rows, n=matrix.inputs, k=matrix.outputs, cast=not matrix.fused, **sizes))
+        sizes |= {"result_bytes": 2 * gradient_bytes, "uneven": False}
         weight.append(Product(m=matrix.inputs, n=matrix.outputs, k=rows, **sizes))
     size = moved + weights * element
     accumulated = moved + 2 * weights * gradient_bytes
@@ -138,10 +146,32 @@ def _activations(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Op
     forward, backward = (3, 5) if model.gated else (2, 3)
     inner = (shard.routed * shard.expert_ffn if experts else shard.tokens * shard.ffn) * model.element_bytes
     found = [_memory("activation function", forward * inner, backward * inner)]
+    if experts and model.fused_experts:
+        # What the product would write is written as the activation function leaves it.
+        found = [_memory("activation function", inner, (backward - 2) * inner)]
     if experts and shard.shared_ffn:
         shared = shard.tokens * shard.shared_ffn * model.element_bytes
         found.append(_memory("shared activation function", forward * shared, backward * shared))
     return tuple(found)
+
+
+def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
+    """Return what turns queries and keys: each read and written; latent keys and values are laid side by side.
+
+    Only kernels by shape count it. With latent attention the expanded keys and values are read, and both written.
+    """
+    if model.learned_positions or not model.flash_attention:
+        return ()
+    turned = 2 * (shard.query + shard.kv)
+    if model.kv_rank:
+        rotated = shard.heads * model.rope_dim
+        turned = 2 * rotated + (shard.kv - rotated + shard.value) + (shard.kv + shard.value)
+    work = Work(beside_bytes=shard.tokens * turned * model.element_bytes, kernels=2)
+    return (
+        Operation(
+            name="rotary embedding", unit="memory", forward=work, input_gradient=work, weight_gradient=Work()
+        ),
+    )
 
 
 def _routing(model: Transformer, shard: Shard) -> Operation:
@@ -149,7 +179,7 @@ def _routing(model: Transformer, shard: Shard) -> Operation:
     row = model.hidden * model.element_bytes
     copies = (3 * shard.sent + 3 * shard.routed + 2 * shard.split_tokens) * row
     scores = shard.split_tokens * model.num_experts * _LOGITS_BYTES
-    return _memory("routing", copies + 4 * scores, copies + 4 * scores, kernels=_ROUTING_KERNELS)
+    return _memory("routing", copies + 4 * scores, copies + 4 * scores, kernels=_ROUTING_KERNELS, scattered=True)
 
 
 def _norms(model: Transformer, shard: Shard) -> Operation:
@@ -158,11 +188,11 @@ def _norms(model: Transformer, shard: Shard) -> Operation:
     return _memory("norms and residuals", 10 * element, 12 * element, kernels=4)
 
 
-def _memory(name: str, forward: int, backward: int, kernels: int = 1) -> Operation:
+def _memory(name: str, forward: int, backward: int, kernels: int = 1, *, scattered: bool = False) -> Operation:
     return Operation(
         name=name,
         unit="memory",
-        forward=Work(size_bytes=forward, kernels=kernels),
-        input_gradient=Work(size_bytes=backward, kernels=kernels),
+        forward=Work(size_bytes=forward, kernels=kernels, scattered=scattered),
+        input_gradient=Work(size_bytes=backward, kernels=kernels, scattered=scattered),
         weight_gradient=Work(),
     )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from pptrace_models.extremes import expected_maximum
-from pptrace_models.fabric import data_parallel_fabric, group_fabric
+from pptrace_models.fabric import data_parallel_fabric, exchange_fabric, group_fabric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pptrace.plugin import CostRequest, GroupCollectives
     from pptrace_models.accelerator import Accelerator
-    from pptrace_models.fabric import Exchange
+    from pptrace_models.fabric import Exchange, Fabric
     from pptrace_models.options import RooflineOptions
     from pptrace_models.shard import Shard
 
@@ -53,6 +53,9 @@ class ByFormula:
     deduplicated: bool = False
     """Whether a token goes but once to a place that holds several of its experts."""
 
+    every_nic: bool = False
+    """Whether a group's devices in a node share their NICs."""
+
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the time of one ring with all of the collectives' rounds."""
         devices = {"tp": self.shard.tp, "cp": self.shard.cp, "etp": self.shard.etp}[axis]
@@ -67,7 +70,7 @@ class ByFormula:
             return 0
         near = min(max(self.device.scale_up_size // shard.etp, 1), shard.ep) if self.network else shard.ep
         nodes = -(-shard.ep // near)
-        inner = group_fabric(self.device, {}, near)
+        inner = exchange_fabric(self.device)
         if not self.deduplicated:
             within, across = exchange.size_bytes * (near - 1), exchange.size_bytes * (nodes - 1)
             time = inner.carry_ns(within, shard.ep)
@@ -81,7 +84,8 @@ class ByFormula:
     def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
         """Return the time over context parallelism in the node, then of each device's share over the network."""
         rounds, shard = _ROUNDS[collective], self.shard
-        outer = data_parallel_fabric(self.network)
+        apart = shard.ep * shard.etp if experts else shard.tp * shard.cp
+        outer = self._between(apart, shard.expert_replicas if experts else shard.replicas // shard.cp)
         if experts:
             return outer.ring_ns(count * element_bytes, shard.expert_replicas, rounds)
         inner = group_fabric(self.device, self.network, shard.tp * shard.cp)
@@ -89,6 +93,15 @@ class ByFormula:
         return inner.ring_ns(count * element_bytes, shard.cp, rounds) + outer.ring_ns(
             share * element_bytes, shard.replicas // shard.cp, rounds
         )
+
+    def _between(self, apart: int, replicas: int) -> Fabric:
+        """Return what lies between so many replicas that are so many devices apart."""
+        outer = data_parallel_fabric(self.network)
+        if not (self.every_nic and outer.rate):
+            return outer
+        near = max(min(self.device.scale_up_size // apart, replicas), 1)
+        inner = group_fabric(self.device, {}, near)
+        return inner if near == replicas else replace(outer, rate=min(near * outer.rate, inner.rate))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +156,9 @@ class Skewed:
 def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: RooflineOptions) -> Groups:
     """Return the cluster's times where the request has them."""
     once = options.dispatcher == "deduplicated"
-    groups: Groups = ByFormula(device=device, network=request.data_parallel, shard=shard, deduplicated=once)
+    groups: Groups = ByFormula(
+        device=device, network=request.data_parallel, shard=shard, deduplicated=once, every_nic=options.every_nic
+    )
     if request.collectives is not None:
         groups = OnLinks(collectives=request.collectives, shard=shard, deduplicated=once)
     wait_ns = round(options.skew * expected_maximum(shard.tp))

@@ -31,6 +31,11 @@ class Linear:
     normed: bool = False
     """Whether a norm comes right before it."""
 
+    uneven: bool = False
+    """Whether its tokens are a mean over the copies."""
+    fused: bool = False
+    """Whether kernels before it, forward and backward, cast what it reads."""
+
     @property
     def weights(self) -> int:
         """Weights on this device."""
@@ -49,12 +54,15 @@ def linears(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Linear,
         Linear(group="shared experts", inputs=h, outputs=wide * shared, tokens=tokens, normed=True),
         Linear(group="shared experts", inputs=shared, outputs=h, tokens=tokens),
     )
+    routed: dict[str, Any] = {
+        "group": "experts", "tokens": shard.routed, "copies": copies, "uneven": not model.capacity,
+    }  # fmt: skip
     return (
         *attention,
         Linear(group="router", inputs=h, outputs=model.num_experts, tokens=shard.split_tokens, whole=True),
         *(visited if shared else ()),
-        Linear(group="experts", inputs=h, outputs=wide * width, tokens=shard.routed, copies=copies),
-        Linear(group="experts", inputs=width, outputs=h, tokens=shard.routed, copies=copies),
+        Linear(inputs=h, outputs=wide * width, **routed),
+        Linear(inputs=width, outputs=h, fused=model.fused_experts, **routed),
     )
 
 

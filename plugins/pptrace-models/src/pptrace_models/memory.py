@@ -7,9 +7,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace_models.matrices import linears
-from pptrace_models.options import gradient_bytes
+from pptrace_models.options import gradient_bytes, optimizer_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.groups import Groups
     from pptrace_models.options import RooflineOptions
@@ -27,8 +29,8 @@ __all__ = [
     "state",
 ]
 
-_FP32 = 4
-_MOMENTS = 2 * _FP32
+_GRADIENTS, _WEIGHTS = 2, 3
+"""ZeRO stages from which gradients, and weights, are sharded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +45,9 @@ class Held:
     def __add__(self, other: Held) -> Held:
         return Held(dense=self.dense + other.dense, experts=self.experts + other.experts)
 
-    def times(self, count: int) -> Held:
-        """Return this ``count`` times."""
-        return Held(dense=self.dense * count, experts=self.experts * count)
+    def total(self) -> int:
+        """Return all of them."""
+        return self.dense + self.experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,12 @@ class State:
     """Reduction of the gradients over the replicas."""
     optimizer_ns: int
     """Update of the weights."""
+    unshard_ns: int = 0
+    """Gathering of the weights."""
+    gathered: int = 0
+    """Weights that are there while they are gathered, beside ``weights``."""
+    unreduced: int = 0
+    """Gradients until they are reduced, beside ``gradients``."""
 
 
 def layer_held(model: Transformer, shard: Shard, *, experts: bool) -> Held:
@@ -100,22 +108,52 @@ def state(
     options: RooflineOptions,
     groups: Groups,
     held: Held,
+    *,
+    gathered: Held,
+    reduced: Held | None,
 ) -> State:
-    """Return a stage's training state on one device."""
-    parts = [(held.dense, shard.replicas), (held.experts, shard.expert_replicas)]
-    master = 0 if model.precision == "fp32" else _FP32
-    gradient = gradient_bytes(options)
-    owned = [-(-count // replicas) if options.zero else count for count, replicas in parts]
-    count = held.dense + held.experts
-    # Read the gradient, read and write weights and moments in fp32, write the weights that the model multiplies.
-    touched = gradient + 2 * (_FP32 + _MOMENTS) + (model.element_bytes if master else 0)
+    """Return a stage's training state on one device.
+
+    Args:
+        model: the model.
+        shard: a device's share of it.
+        device: the device.
+        options: how state is kept.
+        groups: times of collectives.
+        held: the stage's parameters.
+        gathered: the most of those whose sharded weights are gathered at once.
+        reduced: the most of those whose gradients are there before they are added to this device's share; None
+            where all are reduced at once, and then the share takes their place.
+    """
+    master = model.precision != "fp32"
+    kept = optimizer_bytes(options, master=master)
+    gradient, count = gradient_bytes(options), held.dense + held.experts
+    owned = _owned(shard, held) if options.zero else count
+    shards_gradients, shards_weights = options.zero >= _GRADIENTS, options.zero >= _WEIGHTS
+    # Read the gradient, read and write moments and main weights, write the weights that the model multiplies,
+    # which are read, too, where main weights are but what they lack.
+    passes = 2 if not master or options.main_params == "remainder" else 1
+    touched = gradient + 2 * kept + passes * model.element_bytes
     return State(
-        weights=count * model.element_bytes,
-        gradients=count * gradient,
-        optimizer=sum(owned) * (_MOMENTS + master),
+        weights=(owned if shards_weights else count) * model.element_bytes,
+        gradients=(owned if shards_gradients else count) * gradient,
+        optimizer=owned * kept,
         reduce_ns=_reduce_ns(model, options, groups, held),
-        optimizer_ns=_update_ns(device, sum(owned) * touched),
+        optimizer_ns=_update_ns(device, owned * touched),
+        unshard_ns=_replicas_ns(groups, held, [("all-gather", model.element_bytes)]) if shards_gradients else 0,
+        gathered=_shared(shard, gathered) * model.element_bytes if shards_weights else 0,
+        unreduced=(_shared(shard, reduced) if reduced else count - owned) * gradient if shards_gradients else 0,
     )
+
+
+def _owned(shard: Shard, held: Held) -> int:
+    """Return the parameters of one device's share."""
+    return -(-held.dense // shard.replicas) + -(-held.experts // shard.expert_replicas)
+
+
+def _shared(shard: Shard, held: Held) -> int:
+    """Return the parameters that other devices hold, too."""
+    return held.dense * (shard.replicas > 1) + held.experts * (shard.expert_replicas > 1)
 
 
 def accumulation_ns(model: Transformer, device: Accelerator, options: RooflineOptions, held: Held) -> int:
@@ -126,11 +164,16 @@ def accumulation_ns(model: Transformer, device: Accelerator, options: RooflineOp
 
 
 def _reduce_ns(model: Transformer, options: RooflineOptions, groups: Groups, held: Held) -> int:
-    """Reduce dense gradients, then those of experts; with ZeRO scatter them and gather the weights."""
+    """Reduce gradients; with ZeRO 1 scatter them and gather the weights, with 2 and 3 scatter them."""
     gradient = gradient_bytes(options)
-    parts = [("all-reduce", gradient)]
-    if options.zero:
-        parts = [("reduce-scatter", gradient), ("all-gather", model.element_bytes)]
+    if not options.zero:
+        return _replicas_ns(groups, held, [("all-reduce", gradient)])
+    gather = [("all-gather", model.element_bytes)] if options.zero < _GRADIENTS else []
+    return _replicas_ns(groups, held, [("reduce-scatter", gradient), *gather])
+
+
+def _replicas_ns(groups: Groups, held: Held, parts: Sequence[tuple[str, int]]) -> int:
+    """Return the time of collectives, with bytes of a parameter, of dense parameters and then of experts."""
     return sum(
         groups.replicas_ns(collective, count, size_bytes, experts=experts)
         for count, experts in ((held.dense, False), (held.experts, True))

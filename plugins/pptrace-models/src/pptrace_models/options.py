@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from pptrace.plugin import Duration, Size  # noqa: TC001 - pydantic reads them
 from pptrace_models.checked import Parameters
 
-__all__ = ["RooflineOptions", "gradient_bytes"]
+if TYPE_CHECKING:
+    from pptrace_models.stages import Stage
+
+__all__ = ["RooflineOptions", "gradient_bytes", "optimizer_bytes", "stage_host_ns"]
+
+Moment = Literal["fp32", "fp16", "bf16", "fp8"]
+
+_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "remainder": 2}
 
 
 class RooflineOptions(Parameters):
     """How gradients and optimizer state are kept, and what memory is set aside."""
 
-    zero: Literal[0, 1] = 0
-    """ZeRO stage: 1 shards the optimizer's state over the ranks that hold the same weights."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """What the ranks that hold the same weights shard: 1 the optimizer's state (Megatron-LM's distributed
+    optimizer), 2 gradients, too, 3 weights, too (FSDP), which are gathered as ``data_parallel.reshard`` says."""
     gradients: Literal["fp32", "bf16"] = "fp32"
-    """Precision of gradient buffers and of their reduction."""
+    """Precision of gradient buffers and of their reduction (``--main-grads-dtype``)."""
+    main_params: Literal["fp32", "fp16", "remainder"] | None = None
+    """What the optimizer keeps of weights besides: a copy in fp32 or fp16 (``--main-params-dtype``), or the 16
+    bits of an fp32 copy that bf16 weights lack (``store_param_remainders``); fp32 unless given."""
+    exp_avg: Moment | None = None
+    """Precision of Adam's first moment (``--exp-avg-dtype``); fp32 unless given."""
+    exp_avg_sq: Moment | None = None
+    """Precision of its second moment (``--exp-avg-sq-dtype``); fp32 unless given."""
     reserved: Annotated[Size, Field(ge=0)] = 2 * 2**30
     """Set aside per rank for context, workspace and fragmentation; 2 GiB."""
+    fragmentation: Annotated[float, Field(ge=0, le=1)] | None = None
+    """What PyTorch's allocator holds beyond what is allocated at the peak, as a share of that: what
+    ``torch.cuda.max_memory_reserved`` has over ``max_memory_allocated``; none unless given."""
     kernels: Literal["groups", "shapes"] = "groups"
     """How long kernels take: groups of them at constant shares of the peaks, or each by its shape."""
     kernel_table: str | None = None
@@ -39,12 +57,18 @@ class RooflineOptions(Parameters):
     dispatcher: Literal["all-to-all", "deduplicated"] = "all-to-all"
     """How tokens get to their experts: once for each expert, or once to each device and node, which pass them on
     to several of their experts (DeepEP, HybridEP)."""
+    every_nic: bool = False
+    """Whether rings between replicas go through the NICs of all devices of the group that are in a node, as NCCL's
+    do, and no faster than the node's links; else each goes through one."""
     overlap_tp: bool = False
     """Whether tensor-parallel collectives run beside the products before or behind them, in as many pieces as
     there are devices, of which one is exposed (``--tp-comm-overlap``)."""
     host: Annotated[Duration, Field(ge=0)] = 0
     """Time in which the host issues the kernels of a layer with experts in the forward; twice that in the
     backward. No layer is faster; none with CUDA graphs."""
+    host_action: Annotated[Duration, Field(ge=0)] = 0
+    """Time in which it issues what a forward of a stage with such layers has beside them: messages, buffers, the
+    schedule itself; twice that in the backward. Needs ``host``."""
     segments: bool = False
     """Whether actions consist of segments, which overlapped pairs run beside each other."""
     alone: Literal["in-order", "overlapped"] = "in-order"
@@ -53,6 +77,18 @@ class RooflineOptions(Parameters):
     delay_wgrad: bool = True
     """Whether expert parallelism's exchanges leave before their half's weight gradients, as with Megatron-LM's
     ``--delay-wgrad-compute``, or behind them."""
+
+
+def optimizer_bytes(options: RooflineOptions, *, master: bool) -> int:
+    """Return the bytes of optimizer state of a parameter: both moments and, with ``master``, a copy of it."""
+    moments = _BYTES[options.exp_avg or "fp32"] + _BYTES[options.exp_avg_sq or "fp32"]
+    return moments + (_BYTES[options.main_params or "fp32"] if master else 0)
+
+
+def stage_host_ns(options: RooflineOptions, stage: Stage) -> int:
+    """Return what the host takes to issue a forward of a stage; 0 where it has no layer with experts."""
+    layers = sum(kind.experts for kind in stage.layers)
+    return layers * options.host + options.host_action if layers and options.host else 0
 
 
 def gradient_bytes(options: RooflineOptions) -> int:

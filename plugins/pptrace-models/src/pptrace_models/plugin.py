@@ -1,21 +1,22 @@
-"""What this distribution offers: the roofline cost model, models and devices; light to import."""
+"""What this distribution offers: the roofline cost model, models, devices, and a command; light to import."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import CostModelOffer, DeviceOffer, ModelOffer, hookimpl
+from pptrace.plugin import CommandOffer, CostModelOffer, DeviceOffer, ModelOffer, hookimpl
 from pptrace_models.devices import DEVICES
 from pptrace_models.models import MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from click import Command
     from pydantic import BaseModel
 
     from pptrace.plugin import CostRequest, Workload
 
-__all__ = ["pptrace_cost_models", "pptrace_devices", "pptrace_models"]
+__all__ = ["pptrace_commands", "pptrace_cost_models", "pptrace_devices", "pptrace_models"]
 
 
 @hookimpl
@@ -41,6 +42,22 @@ def pptrace_models() -> Iterable[ModelOffer]:
 def pptrace_devices() -> Iterable[DeviceOffer]:
     """Offer the device presets."""
     yield from DEVICES
+
+
+@hookimpl
+def pptrace_commands() -> Iterable[CommandOffer]:
+    """Offer a script that measures a configuration's matrix products."""
+    yield CommandOffer(
+        name="measure-kernels",
+        summary="Print a PyTorch script that measures a configuration's matrix products on your GPU.",
+        load=_measure_kernels,
+    )
+
+
+def _measure_kernels() -> Command:
+    from pptrace_models.measure.command import command
+
+    return command
 
 
 def _build(request: CostRequest) -> Workload:

@@ -13,19 +13,25 @@ from pptrace_models.checked import checked
 from pptrace_models.extremes import expected_maximum
 from pptrace_models.flops import step_flops
 from pptrace_models.groups import groups_of
-from pptrace_models.options import RooflineOptions, gradient_bytes
+from pptrace_models.held import held_by, state_of
+from pptrace_models.listing import PASSES, Listing
+from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
 from pptrace_models.segments import Costing, stage_segments
 from pptrace_models.shapes import Shaped
 from pptrace_models.shard import Shard, shard
-from pptrace_models.stages import Stage, items_of, stages_of, summed
+from pptrace_models.stages import Stage, in_front, items_of, stages_of, summed
 from pptrace_models.tables import read_table
+from pptrace_models.tower import tower_of
 from pptrace_models.transformer import Transformer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from pptrace.plugin import CostRequest, Kind, Segment
     from pptrace_models.groups import Groups
+    from pptrace_models.tower import Tower
     from pptrace_models.transformer import Layer
 
 __all__ = ["build"]
@@ -50,9 +56,12 @@ def build(request: CostRequest) -> Workload:
         raise ConfigError("false needs segments: write segments: true beside it", key="costs.delay_wgrad")
     if options.accumulation == "separate" and options.segments:
         raise ConfigError("separate has no segment of its own: take segments away", key="costs.accumulation")
-    if options.segments and (options.overlap_tp or options.host):
-        key = "costs.overlap_tp" if options.overlap_tp else "costs.host"
-        raise ConfigError("segments say themselves what runs beside what: take one of them away", key=key)
+    if options.host_action and not options.host:
+        raise ConfigError("needs the time of a layer: give host, too", key="costs.host_action")
+    if options.segments and options.overlap_tp:
+        message = "segments say themselves what runs beside what: take one of them away"
+        raise ConfigError(message, key="costs.overlap_tp")
+    _check_optimizer(model, options)
     part = shard(model, request)
     if options.spread:
         devices = request.tp * request.cp * request.dp * request.ranks
@@ -63,13 +72,18 @@ def build(request: CostRequest) -> Workload:
     boundary = part.split_tokens * model.hidden * model.element_bytes
     if options.scatter_gather and part.split_tokens == part.tokens:
         boundary = -(-boundary // part.tp)
+    tower = tower_of(model, request, options)
+    held = _kept(model, part, stages, tower)
     columns = {
-        **_times(model, part, device, options, groups, stages),
-        **_kept(model, part, stages),
-        **_state(model, part, device, options, groups, stages),
+        **_times(model, part, device, options, groups, stages, tower),
+        "activation_bytes": [kept.activation for kept in held],
+        "weight_activation_bytes": [kept.weight_part for kept in held],
+        **state_of(model, part, device, options, groups, stages, request, tower),
     }
     kept = columns["activation_bytes"]
-    columns["checkpoint_bytes"] = [min(boundary, size) if stage else 0 for stage, size in enumerate(kept)]
+    passed = _passed(stages, boundary, tower)
+    before = [0, *passed[:-1]]
+    columns["checkpoint_bytes"] = [min(own, size) for own, size in zip(before, kept, strict=True)]
     if device.host_bandwidth:
         copies = [-(-size * _NS // device.host_bandwidth) for size in kept]
         columns |= {"offload_ns": copies, "reload_ns": copies}
@@ -78,21 +92,34 @@ def build(request: CostRequest) -> Workload:
     sequences = request.global_batch or request.microbatches * request.micro * request.dp
     workload = Workload(
         **arrays,
-        boundary_bytes=np.full(_edges(request), boundary, dtype=np.int64),
-        reserved_bytes=options.reserved + _transient(model, part, stages),
+        boundary_bytes=_boundaries(request, passed),
+        reserved_bytes=options.reserved + max(kept.transient for kept in held),
+        reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=device.memory,
         tokens=sequences * request.sequence,
-        model_flops=step_flops(model, sequences, request.sequence),
+        model_flops=step_flops(model, sequences, request.sequence) + (tower.flops(sequences) if tower else 0),
         peak_flops=peak * request.tp * request.cp * request.dp * request.ranks,
         notes=_notes(model, device, options, request),
+        kernels=_listing(model, part, device, options, stages, tower, columns),
     )
     if not options.segments:
         return workload
     costing = Costing(
         model=model, shard=part, device=device, groups=groups, grad=gradient_bytes(options),
-        delay_wgrad=options.delay_wgrad,
+        delay_wgrad=options.delay_wgrad, host_ns=options.host,
     )  # fmt: skip
-    return workload.segmented(_segments(costing, stages), overlapped=options.alone == "overlapped")
+    return workload.segmented(_segments(costing, stages, options), overlapped=options.alone == "overlapped")
+
+
+def _check_optimizer(model: Transformer, options: RooflineOptions) -> None:
+    for key in ("main_params", "exp_avg", "exp_avg_sq"):
+        if getattr(options, key) is not None and not options.zero:
+            message = "Megatron-LM's precision-aware optimizer needs the distributed one: write zero: 1 beside it"
+            raise ConfigError(message, key=f"costs.{key}")
+    if options.main_params is not None and model.precision == "fp32":
+        raise ConfigError("fp32 weights have no main copy: remove the key", key="costs.main_params")
+    if options.main_params == "remainder" and model.precision == "fp16":
+        raise ConfigError("only bf16 weights share their bits with fp32: write fp32", key="costs.main_params")
 
 
 def _device(request: CostRequest, options: RooflineOptions) -> Accelerator:
@@ -107,8 +134,28 @@ def _device(request: CostRequest, options: RooflineOptions) -> Accelerator:
     return device.model_copy(update={"table": read_table(options.kernel_table, device)})
 
 
-def _segments(costing: Costing, stages: Sequence[Stage]) -> dict[Kind, list[tuple[Segment, ...]]]:
-    by_stage = [stage_segments(costing, stage) for stage in stages]
+def _listing(
+    model: Transformer,
+    part: Shard,
+    device: Accelerator,
+    options: RooflineOptions,
+    stages: Sequence[Stage],
+    tower: Tower | None,
+    columns: Mapping[str, Sequence[int]],
+) -> Listing:
+    """Return what lists the kernels of the stages' actions when somebody asks."""
+    return Listing(
+        model=model, shard=part, device=device, gradient_bytes=gradient_bytes(options), stages=tuple(stages),
+        tower=tower,
+        taken_ns=tuple(tuple(columns[f"{kind.name.lower()}_ns"]) for kind in PASSES),
+        collective_ns=tuple(tuple(columns[f"{kind.name.lower()}_collective_ns"]) for kind in PASSES),
+    )  # fmt: skip
+
+
+def _segments(
+    costing: Costing, stages: Sequence[Stage], options: RooflineOptions
+) -> dict[Kind, list[tuple[Segment, ...]]]:
+    by_stage = [stage_segments(costing, stage, stage_host_ns(options, stage)) for stage in stages]
     return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
 
 
@@ -119,6 +166,7 @@ def _times(
     options: RooflineOptions,
     groups: Groups,
     stages: Sequence[Stage],
+    tower: Tower | None,
 ) -> dict[str, list[int]]:
     grad = gradient_bytes(options)
 
@@ -131,8 +179,13 @@ def _times(
         prediction=timing.prediction_cost(model, part, device, grad),
         head=timing.head_cost(model, part, device, groups, grad),
     )  # fmt: skip
-    costs = [summed(timing.Cost(), own) for own in items]
-    added = [memory.accumulation_ns(model, device, options, _held(model, part, s)) for s in stages]
+    if tower:
+        items = in_front(items, stages, *tower.costs(device, groups, options, grad))
+    costs = [
+        summed(timing.Cost(), own).at_least(stage_host_ns(options, stage), apart=options.segments)
+        for own, stage in zip(items, stages, strict=True)
+    ]
+    added = [memory.accumulation_ns(model, device, options, held_by(model, part, s, tower)) for s in stages]
     return {
         "f_ns": [cost.f for cost in costs],
         "b_ns": [cost.i + cost.w + add for cost, add in zip(costs, added, strict=True)],
@@ -146,62 +199,39 @@ def _times(
     }
 
 
-def _kept(model: Transformer, part: Shard, stages: Sequence[Stage]) -> dict[str, list[int]]:
+def _kept(model: Transformer, part: Shard, stages: Sequence[Stage], tower: Tower | None) -> list[activations.Kept]:
+    """Return what each stage keeps of a microbatch."""
+
     def layer(kind: Layer) -> activations.Kept:
-        return activations.layer_kept(model, part, experts=kind.experts)
+        return activations.layer_kept(model, part, experts=kind.experts, again=kind.again)
 
     items = items_of(
         model, stages, layer=layer, embedding=activations.embedding_kept(model, part),
         prediction=activations.prediction_kept(model, part), head=activations.head_kept(model, part),
     )  # fmt: skip
-    sums = [summed(activations.Kept(), own) for own in items]
-    return {
-        "activation_bytes": [kept.activation for kept in sums],
-        "weight_activation_bytes": [kept.weight_part for kept in sums],
-    }
+    if model.recompute_method == "uniform":
+        for stage, own in zip(stages, items, strict=True):
+            layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
+            own[layers] = activations.grouped(own[layers], model.recompute_num_layers or 1)
+    if tower:
+        items = in_front(items, stages, *tower.kept())
+    return [summed(activations.Kept(), own) for own in items]
 
 
-def _state(
-    model: Transformer,
-    part: Shard,
-    device: Accelerator,
-    options: RooflineOptions,
-    groups: Groups,
-    stages: Sequence[Stage],
-) -> dict[str, list[int]]:
-    state_of = {s: memory.state(model, part, device, options, groups, _held(model, part, s)) for s in {*stages}}
-    states = [state_of[stage] for stage in stages]
-    return {
-        "weights_bytes": [state.weights for state in states],
-        "gradients_bytes": [state.gradients for state in states],
-        "optimizer_bytes": [state.optimizer for state in states],
-        "reduce_ns": [state.reduce_ns for state in states],
-        "optimizer_ns": [state.optimizer_ns for state in states],
-    }
+def _passed(stages: Sequence[Stage], boundary: int, tower: Tower | None) -> list[int]:
+    """Return the bytes of a microbatch that each stage passes on."""
+    if tower is None or not tower.encoder.stages:
+        return [boundary for _ in stages]
+    first = tower.encoder.stages
+    return [
+        tower.boundary_bytes(last=stages[at].projector) if at < first else boundary for at in range(len(stages))
+    ]
 
 
-def _held(model: Transformer, part: Shard, stage: Stage) -> memory.Held:
-    """Return the parameters of a stage on one device; modules of multi-token prediction embed tokens, too."""
-
-    def layer(kind: Layer) -> memory.Held:
-        return memory.layer_held(model, part, experts=kind.experts)
-
-    embedding = memory.embedding_held(model, part)
-    (items,) = items_of(
-        model, [stage], layer=layer, embedding=embedding, prediction=memory.prediction_held(model, part),
-        head=memory.head_held(model, part, with_embedding=stage.embedding), heads=1,
-    )  # fmt: skip
-    copied = embedding.times(int(stage.mtp > 0 and not stage.embedding))
-    return summed(memory.Held(), items) + copied
-
-
-def _transient(model: Transformer, part: Shard, stages: Sequence[Stage]) -> int:
-    kinds = {kind.experts for stage in stages for kind in stage.layers}
-    return max((activations.layer_kept(model, part, experts=experts).transient for experts in kinds), default=0)
-
-
-def _edges(request: CostRequest) -> int:
-    return len(request.edges) or max(request.stages - 1, 0)
+def _boundaries(request: CostRequest, passed: Sequence[int]) -> NDArray[np.int64]:
+    """Return the bytes of a microbatch over each edge."""
+    edges = request.edges or tuple((stage, stage + 1) for stage in range(request.stages - 1))
+    return np.array([passed[low] for low, _ in edges], dtype=np.int64)
 
 
 def _check_range(values: Sequence[int]) -> None:
@@ -214,13 +244,15 @@ def _notes(
 ) -> tuple[str, ...]:
     skipped = model.causal and model.flash_attention
     memory_kept = f"{format_size(options.reserved)} reserved"
+    if options.fragmentation:
+        memory_kept += f" and {options.fragmentation:.1%} of what is allocated that the allocator holds besides"
     notes = [
         f"MFU counts forward and twice that, nothing computed again, against the dense {model.precision} peak"
         + (", with causal attention halved." if model.causal else "."),
         f"Times count {'half of the' if skipped else 'the whole'} attention core"
         + (", whose masked half flash attention skips." if skipped else "."),
         "Collectives of the rank's own group are exposed, in the forward and in the input-gradient backward.",
-        f"Memory holds {options.gradients} gradients, Adam in fp32 (ZeRO {options.zero}), {memory_kept}.",
+        f"Memory holds {options.gradients} gradients, {_adam(options)} (ZeRO {options.zero}), {memory_kept}.",
     ]
     if options.kernels == "shapes":
         notes.append(
@@ -231,6 +263,12 @@ def _notes(
     if model.again == {"core_attn"} and model.flash_attention:
         notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
     return (*notes, *_network_notes(device, request))
+
+
+def _adam(options: RooflineOptions) -> str:
+    """Return the optimizer with the precisions of its main weights and moments, one where they are the same."""
+    kept = [options.main_params or "fp32", options.exp_avg or "fp32", options.exp_avg_sq or "fp32"]
+    return f"Adam in {kept[0] if len(set(kept)) == 1 else ', '.join(kept)}"
 
 
 def _network_notes(device: Accelerator, request: CostRequest) -> list[str]:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer, Transformer
     from pptrace_models.work import Operation
 
-__all__ = ["Costing", "stage_segments"]
+__all__ = ["Costing", "is_attention", "stage_segments"]
 
 _SECOND_HALF = {"mlp", "moe", "moe_act", "shared_experts"}
-_ATTENTION = {"attention projections", "attention core", "compression", "expansion", "router"}
+_ATTENTION = {"attention projections", "attention core", "rotary embedding", "compression", "expansion", "router"}
 
 
 class _Part(NamedTuple):
@@ -87,6 +87,9 @@ class Costing:
     delay_wgrad: bool = True
     """Whether exchanges leave before weight gradients."""
 
+    host_ns: int = 0
+    """What the host takes to issue a forward of a layer with experts."""
+
     def passes(self, operations: Iterable[Operation]) -> _Passes:
         """Return what operations take in each pass."""
         total = _Passes()
@@ -96,14 +99,23 @@ class Costing:
         return total
 
 
-def stage_segments(costing: Costing, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
-    """Return the segments of a stage's actions by kind."""
+def stage_segments(costing: Costing, stage: Stage, host_ns: int = 0) -> dict[Kind, tuple[Segment, ...]]:
+    """Return the segments of a stage's actions by kind.
+
+    Args:
+        costing: what times depend on.
+        stage: what lies on it.
+        host_ns: what the host takes to issue a forward; what that is beyond computation comes first, as ``host``.
+    """
     (order,) = items_of(
         costing.model, [stage], layer=lambda kind: _layer(costing, kind), embedding=_embedding(costing),
         prediction=_prediction(costing), head=_head(costing),
     )  # fmt: skip
     forward = [part for one in order for part in one.forward]
     backward = [part for one in reversed(order) for part in one.backward]
+    waits = _waits(_computed(forward, backward), host_ns)
+    forward.insert(0, _Part("host", waits.f))
+    backward[:0] = (_Part("host", waits.i), _Part("host-weight", waits.w, for_weights=True))
     found = {
         Kind.F: _chained(forward),
         Kind.B: _chained(backward, delay_wgrad=costing.delay_wgrad),
@@ -113,6 +125,11 @@ def stage_segments(costing: Costing, stage: Stage) -> dict[Kind, tuple[Segment, 
     if costing.model.recompute != "full":
         found[Kind.RECOMPUTE] = found[Kind.F]
     return found
+
+
+def is_attention(operation: str) -> bool:
+    """Whether an operation of a layer belongs to its first half."""
+    return operation in _ATTENTION
 
 
 def _chained(parts: Sequence[_Part], *, delay_wgrad: bool = True) -> tuple[Segment, ...]:
@@ -149,7 +166,11 @@ def _layer(costing: Costing, kind: Layer) -> _Unit:
     each = collectives.layer_collectives(model, shard, costing.groups, experts=kind.experts)
     norms = costing.passes(one for one in operations if one.name == "norms and residuals")
     own = costing.passes(one for one in operations if one.name in _ATTENTION).plus(norms.share(1, 2))
-    inner = costing.passes(operations).minus(own)
+    whole = costing.passes(operations)
+    waits = _waits(whole, costing.host_ns if kind.experts else 0)
+    if whole.f and whole.i and whole.w:
+        own = own.plus(_Passes(*(wait * part // all_ for wait, part, all_ in zip(waits, own, whole, strict=True))))
+    inner = whole.plus(waits).minus(own)
     name = "experts" if kind.experts else "mlp"
     split = collectives.is_split(shard)
     gather, reduce = _tensor_parallel(each.gather_ns, each.reduce_ns, split=split)
@@ -174,6 +195,20 @@ def _layer(costing: Costing, kind: Layer) -> _Unit:
     return _Unit(forward=forward, backward=(*backward[:at], *once_more, *backward[at:]))
 
 
+def _waits(whole: _Passes, host_ns: int) -> _Passes:
+    """Return what a layer's computation waits for the host that issues it, as :meth:`Cost.at_least` has it."""
+    backward = max(0, 2 * host_ns - whole.i - whole.w)
+    return _Passes(max(0, host_ns - whole.f), backward // 2, backward - backward // 2)
+
+
+def _computed(forward: Iterable[_Part], backward: Iterable[_Part]) -> _Passes:
+    """Return what the computations among parts take."""
+    f = sum(part.ns for part in forward if part.stream is Stream.COMPUTE)
+    own = [part for part in backward if part.stream is Stream.COMPUTE]
+    w = sum(part.ns for part in own if part.for_weights)
+    return _Passes(f, sum(part.ns for part in own) - w, w)
+
+
 def _again(
     costing: Costing,
     kind: Layer,
@@ -184,6 +219,8 @@ def _again(
     """Return what the backward computes again: the whole forward, or modules with the collectives inside them."""
     model = costing.model
     if model.recompute == "full":
+        if not kind.again:
+            return ()
         return tuple(
             part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part
             for part in forward

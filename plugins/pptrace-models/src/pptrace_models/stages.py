@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from pptrace.plugin import ConfigError, ConstraintError
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pptrace_models.transformer import Layer, Transformer
 
-__all__ = ["Stage", "items_of", "parse_layout", "partition", "stages_of", "summed"]
+__all__ = ["Stage", "in_front", "items_of", "parse_layout", "partition", "stages_of", "summed"]
 
 
 class _Adds(Protocol):
@@ -41,20 +41,51 @@ class Stage:
     """Modules of multi-token prediction."""
     head: bool = False
     """Whether the LM head and the loss are."""
+    tower: int = 0
+    """Layers of the encoder, in front of all else."""
+    projector: bool = False
+    """Whether the encoder's last layer is on it, and its projector."""
 
 
 def stages_of(model: Transformer, stages: int) -> list[Stage]:
     """Return what lies on each stage; without a layout, multi-token prediction is on the last.
 
+    Layouts and counts of layers are those of the stages behind the encoder's own.
+
     Raises:
         ConfigError: a layout that cannot be read, or is of another model or number of stages.
-        ConstraintError: more stages than layers.
+        ConstraintError: more stages than layers, or none left for the decoder.
     """
+    if model.encoder is None:
+        return _decoder(model, stages)
+    layers, own = model.encoder.layers, model.encoder.stages
+    if own >= stages:
+        message = f"{own} of {stages} stages leave none for the decoder"
+        raise ConstraintError(message, nearest=str(stages - 1), key="model.encoder.stages")
+    decoder = _decoder(model, stages - own)
+    if not own:
+        return [replace(decoder[0], tower=layers, projector=True), *decoder[1:]]
+    base, more = divmod(layers, own)
+    front = [Stage(tower=base + (stage < more), projector=stage == own - 1) for stage in range(own)]
+    return [*front, *decoder]
+
+
+def in_front(
+    items: list[list[_Item]], stages: Sequence[Stage], layer: _Item, projector: _Item
+) -> list[list[_Item]]:
+    """Return what something is of each item of each stage, with what it is of an encoder's in front."""
+    return [
+        [*[layer] * stage.tower, *[projector] * stage.projector, *own]
+        for stage, own in zip(stages, items, strict=True)
+    ]
+
+
+def _decoder(model: Transformer, stages: int) -> list[Stage]:
     if model.layout is not None:
         return _laid_out(model, stages, model.layout)
     found, first, last = [], 0, stages - 1
     for stage, count in enumerate(partition(model, stages)):
-        layers = tuple(model.layer(layer) for layer in range(first, first + count))
+        layers = tuple(model.layer(first + place, place) for place in range(count))
         own = model.mtp if stage == last else 0
         found.append(Stage(layers=layers, embedding=stage == 0, mtp=own, head=stage == last))
         first += count
@@ -208,7 +239,7 @@ def _laid_out(model: Transformer, stages: int, text: str) -> list[Stage]:
     found, first = [], 0
     for own in letters:
         count = own.count("t")
-        layers = tuple(model.layer(layer) for layer in range(first, first + count))
+        layers = tuple(model.layer(first + place, place) for place in range(count))
         found.append(Stage(layers=layers, embedding="E" in own, mtp=own.count("m"), head="L" in own))
         first += count
     return found

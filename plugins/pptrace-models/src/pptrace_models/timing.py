@@ -25,7 +25,18 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer, Precision, Transformer
     from pptrace_models.work import Operation, Work
 
-__all__ = ["Cost", "again_ns", "embedding_cost", "head_cost", "layer_cost", "prediction_cost", "work_ns"]
+__all__ = [
+    "Cost",
+    "again_ns",
+    "again_of",
+    "again_share",
+    "embedding_cost",
+    "head_cost",
+    "layer_cost",
+    "operations_cost",
+    "prediction_cost",
+    "work_ns",
+]
 
 _SECOND_NS = 10**9
 _NORMS_OF_TEN = 4
@@ -35,7 +46,7 @@ _HALVES = (("attention projections", "expansion"), ("mlp", "experts", "shared ex
 _SHARED = ("shared experts", "shared activation function")
 _MODULES = {
     "core_attn": ("attention core",),
-    "mla_up_proj": ("expansion",),
+    "mla_up_proj": ("expansion", "rotary embedding"),
     "layernorm": ("norms and residuals",),
     "mlp": ("mlp", "activation function"),
     "moe": ("router", "experts", "routing", "activation function", *_SHARED),
@@ -62,10 +73,17 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})
 
-    def at_least(self, host_ns: int) -> Cost:
-        """Return this where the host takes so long to issue a forward, and twice that a whole backward."""
-        waits = max(0, 2 * host_ns - self.i - self.w)
-        return replace(self, f=max(self.f, host_ns), i=self.i + waits // 2, w=self.w + waits - waits // 2)
+    def at_least(self, host_ns: int, *, apart: bool = False) -> Cost:
+        """Return this where the host takes so long to issue a forward, and twice that a whole backward.
+
+        Args:
+            host_ns: what the host takes for a forward.
+            apart: whether collectives run beside that, and computation alone is bound.
+        """
+        f, i = (self.f - self.f_collective, self.i - self.i_collective) if apart else (self.f, self.i)
+        waits = max(0, 2 * host_ns - i - self.w)
+        more = {"f": self.f + max(0, host_ns - f), "i": self.i + waits // 2, "w": self.w + waits - waits // 2}
+        return replace(self, **more)
 
     def times(self, count: int) -> Cost:
         """Return this ``count`` times."""
@@ -77,10 +95,10 @@ _NAMES = tuple(field.name for field in fields(Cost))
 
 def work_ns(work: Work, unit: str, model: Transformer, device: Accelerator) -> int:
     """Return the time of one group of kernels in one pass; no work takes none."""
-    if not work.flops and not work.size_bytes:
-        return 0
     if isinstance(device, Shaped):
         return shaped_ns(work, unit, model.precision, device)
+    if not work.flops and not work.size_bytes:
+        return 0
     compute = device.launch_latency + work.flops * _SECOND_NS / _flops_rate(unit, model, device)
     memory_rate = device.memory_bandwidth * Fraction(str(device.memory_efficiency))
     memory = device.memory_latency + work.size_bytes * _SECOND_NS / memory_rate
@@ -97,8 +115,10 @@ def layer_cost(
         group = _overlapped(group, operations, model, shard, device)
     cost = _cost(operations, group, model, device)
     if kind.experts:
-        cost = cost.at_least(options.host)
+        cost = cost.at_least(options.host, apart=options.segments)
     if model.recompute == "full":
+        if not kind.again:
+            return cost
         return cost + Cost(i=cost.f, i_collective=cost.f_collective)
     again = group.again_ns + again_ns(operations, model, device, kind)
     return cost + Cost(i=again, i_collective=group.again_ns)
@@ -133,9 +153,13 @@ def again_ns(operations: Iterable[Operation], model: Transformer, device: Accele
     total = 0
     for one in operations:
         if again_of(one.name, experts=kind.experts) & model.again:
-            time = work_ns(one.forward, one.unit, model, device)
-            total += time * _NORMS_OF_TEN // 10 if one.name == "norms and residuals" else time
+            total += int(work_ns(one.forward, one.unit, model, device) * again_share(one.name))
     return total
+
+
+def again_share(operation: str) -> float:
+    """Return which part of an operation is computed again with its module: of norms and residual sums, norms."""
+    return _NORMS_OF_TEN / 10 if operation == "norms and residuals" else 1.0
 
 
 def again_of(operation: str, *, experts: bool) -> frozenset[str]:
@@ -161,6 +185,13 @@ def head_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Gro
     """Return the time of final norm, LM head and loss."""
     group = collectives.head_ns(model, shard, groups)
     return _cost(flops.head(model, shard, grad), group, model, device)
+
+
+def operations_cost(
+    operations: Iterable[Operation], group: collectives.Passes, model: Transformer, device: Accelerator
+) -> Cost:
+    """Return the time of operations with their collectives."""
+    return _cost(operations, group, model, device)
 
 
 def _cost(

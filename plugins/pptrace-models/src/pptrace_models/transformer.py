@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from pptrace_models.checked import Parameters
+from pptrace_models.encoder import Encoder  # noqa: TC001 - pydantic reads it
 
 __all__ = ["NARROW", "PRECISION_BYTES", "Again", "Count", "Layer", "Precision", "Transformer", "Width", "kept"]
 
@@ -36,6 +37,8 @@ class Layer(NamedTuple):
     """Whether it has experts in place of the MLP."""
     window: int = 0
     """Tokens that its attention reaches back; 0 for all."""
+    again: bool = True
+    """Whether its backward computes it again, where ``recompute`` is full."""
 
 
 class Transformer(Parameters):
@@ -55,6 +58,9 @@ class Transformer(Parameters):
     """Inner width of the MLP."""
     gated: bool = True
     """Whether the MLP has three matrices (SwiGLU) or two (GELU)."""
+    fused_activation: bool = True
+    """Whether one kernel computes a dense gated MLP's activation function and its product with the gate; without
+    it the activation's output is kept too, as in Megatron-LM before ``--bias-swiglu-fusion``."""
     vocabulary: Width
     """Tokens in the vocabulary; each rank's share is rounded up."""
     tied_embeddings: bool = False
@@ -72,11 +78,23 @@ class Transformer(Parameters):
     precision: Precision = "bf16"
     """What linear layers multiply in; with fp8, mxfp8 and nvfp4 weights, activations, attention and LM head are
     kept in bf16, and what is multiplied is cast."""
+    fp8_attention: bool = False
+    """Whether flash attention multiplies in MXFP8, too, as with ``--fp8-dot-product-attention``
+    (``kernels: shapes``)."""
+    fused_experts: bool = False
+    """Whether products of experts apply the activation function and cast what they put out, as fused grouped
+    products do (``kernels: shapes``)."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What the backward computes again: nothing, the attention core, or the layer from its input."""
     recompute_modules: list[Again] = Field(default=[])
     """With ``recompute: selective``, the modules computed again in place of the attention core, named as
     Megatron-LM's ``--recompute-modules`` does."""
+    recompute_method: Literal["uniform", "block"] | None = None
+    """With ``recompute: full``, as Megatron-LM's ``--recompute-method``: uniform keeps the input of every
+    ``recompute_num_layers`` layers of a stage, which are computed again together; block keeps those of its first
+    ``recompute_num_layers`` layers, and all of the others. Every layer's input unless given."""
+    recompute_num_layers: Count | None = None
+    """Layers that ``recompute_method`` counts; 1 unless given."""
     layers_per_stage: list[Annotated[int, Field(ge=0, le=100_000)]] | None = None
     """Layers on each stage in order; by default even, the remainder on the middle stages, later ones first."""
     layout: str | None = None
@@ -115,6 +133,8 @@ class Transformer(Parameters):
     capacity: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """Tokens that each expert takes, over an even share of them: others are dropped, and missing ones padded; 0 to
     drop none."""
+    encoder: Encoder | None = None
+    """A vision or audio encoder in front, with keys of its own; none unless given."""
     imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
     """Tokens of the busiest device's experts, over an even share of them; what is measured, where nothing is
     dropped."""
@@ -134,12 +154,20 @@ class Transformer(Parameters):
                 raise ValueError(f"{name}: belongs to latent attention; give kv_rank, too")
         if self.kv_rank and self.kv_heads != self.heads:
             raise ValueError("kv_heads: latent attention has as many as heads; take kv_heads away")
-        if self.recompute_modules and self.recompute != "selective":
-            raise ValueError("recompute_modules: write recompute: selective beside them")
         if self.layout is not None and self.layers_per_stage is not None:
             raise ValueError("layout: says what layers_per_stage does; give one of them")
         if self.capacity and self.imbalance > 1:
             raise ValueError("imbalance: experts with a capacity have as many tokens each; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _recomputation_agrees(self) -> Self:
+        if self.recompute_modules and self.recompute != "selective":
+            raise ValueError("recompute_modules: write recompute: selective beside them")
+        if self.recompute_method and self.recompute != "full":
+            raise ValueError("recompute_method: write recompute: full beside it")
+        if self.recompute_num_layers and not self.recompute_method:
+            raise ValueError("recompute_num_layers: write recompute_method: uniform or block beside it")
         return self
 
     @property
@@ -182,12 +210,19 @@ class Transformer(Parameters):
         """Bytes of a weight or an activation."""
         return PRECISION_BYTES[self.precision]
 
-    def layer(self, index: int) -> Layer:
-        """Return what the layer of an index from 0 is; those from ``layers`` on are multi-token prediction's."""
+    def layer(self, index: int, place: int = 0) -> Layer:
+        """Return what the layer of an index from 0 is; those from ``layers`` on are multi-token prediction's.
+
+        Args:
+            index: its place in the model.
+            place: its place on its stage.
+        """
         number = min(index, self.layers - 1) + 1
         experts = self.num_experts > 0 and number > self.dense_layers and number % self.moe_every == 0
         full = self.full_attention_every and number % self.full_attention_every == 0
-        return Layer(experts=experts, window=0 if full else self.window)
+        first = index < self.layers and place < (self.recompute_num_layers or 1)
+        again = self.recompute_method != "block" or first
+        return Layer(experts=experts, window=0 if full else self.window, again=again)
 
     @property
     def parameters(self) -> int:

@@ -25,6 +25,8 @@ class Product:
     """Bytes moved for an element of the result: written, or read and written where it is added to."""
     cast: bool = False
     """Whether the left factor is cast for this product where it is in fp8."""
+    uneven: bool = False
+    """Whether rows are a mean over the copies: each has as many as chance gives it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,8 @@ class Core:
     """Width of a head."""
     backward: bool = False
     """Whether it is the backward."""
+    narrow: bool = False
+    """Whether it multiplies in FP8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,10 @@ class Work:
     core: Core | None = None
     """The flash attention kernel, where it is one."""
     beside_bytes: int = 0
-    """Of kernels beside the products: the part of ``size_bytes`` that is theirs."""
+    """Of kernels beside the products: the part of ``size_bytes`` that is theirs; alone, of kernels that only
+    ``kernels: shapes`` counts."""
+    scattered: bool = False
+    """Whether rows are gathered or scattered one by one."""
     kernels: int = 1
     """Kernels that have no product."""
 

@@ -10,6 +10,23 @@ __all__ = ["CLUSTERS"]
 
 _FAT_TREE = "infiniband-fat-tree"
 
+_LINKS, _LINK_GBYTES = 18, 25
+"""Of NVLink 4, in which a mesh's rates are written."""
+
+
+def _mesh(reached: float) -> dict[str, Any]:
+    """Return 8 GPUs with a link between any two: a GPU sends over 7 at once, and one message over its own.
+
+    It stands as a switch that bounds what a GPU sends and receives, and each message at a link's rate.
+
+    Args:
+        reached: what of a link's rate is reached, in GB/s.
+    """
+    share = round(7 * reached / (_LINKS * _LINK_GBYTES), 6)
+    rate = round(reached * 10**9)
+    return {"name": "nvlink", "generation": 4, "links": _LINKS, "efficiency": share, "flow_rate": rate}
+
+
 _MACHINES = (
     ClusterOffer(
         name="dgx-a100",
@@ -39,8 +56,95 @@ _MACHINES = (
             "gpus": 72, "nics": 72, "node": {"name": "nvlink", "generation": 5},
             "fabric": {"name": _FAT_TREE, "generation": "ndr"},
         },
-        device="b200",
+        device="gb200",
         source="NVIDIA GB200 NVL72 data sheet: 72 GPUs, 130 TB/s of NVLink; 18 trays of 4 ConnectX-7 400 Gb/s",
+    ),
+    ClusterOffer(
+        name="gb300-nvl72",
+        summary="NVIDIA GB300 NVL72: 72 B300 in one NVLink 5 domain, an 800 Gb/s NIC each.",
+        values={
+            "gpus": 72, "nics": 72, "node": {"name": "nvlink", "generation": 5, "pcie_generation": 6},
+            "fabric": {"name": _FAT_TREE, "generation": "xdr"},
+        },
+        device="gb300",
+        source="NVIDIA GB300 NVL72 data sheet: 72 GPUs, 130 TB/s of NVLink, a ConnectX-8 800 Gb/s for each GPU; "
+        "ConnectX-8 data sheet: PCI Express 6",
+    ),
+    ClusterOffer(
+        name="dgx-b200",
+        summary="NVIDIA DGX B200: 8 B200 on NVLink 5, 8 NDR InfiniBand NICs in rails.",
+        values={
+            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 5},
+            "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
+        },
+        device="b200",
+        source="NVIDIA DGX B200 user guide: 8 single-port ConnectX-7 400 Gb/s, 1.8 TB/s of NVLink per GPU",
+    ),
+    ClusterOffer(
+        name="dgx-b300",
+        summary="NVIDIA DGX B300: 8 B300 on NVLink 5, 8 XDR InfiniBand NICs in rails.",
+        values={
+            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 5, "pcie_generation": 6},
+            "fabric": {"name": _FAT_TREE, "generation": "xdr", "rails": True},
+        },
+        device="b300",
+        source="NVIDIA DGX B300 user guide: 8 ConnectX-8 of 800 Gb/s; 1.8 TB/s of NVLink per GPU",
+    ),
+    ClusterOffer(
+        name="aws-p5",
+        summary="AWS p5.48xlarge: 8 H100 80 GB on NVLink 4, four 100 Gb/s EFA NICs each.",
+        values={
+            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
+            "fabric": {"name": _FAT_TREE, "generation": "ndr"},
+        },
+        device="h100-sxm",
+        source="AWS EC2 P5 documentation: 32 network cards of 100 Gb/s, 3,200 Gb/s for 8 GPUs; a GPU's four, over "
+        "which the NCCL plugin spreads each message, stand as one; the tree between them is not published",
+    ),
+    ClusterOffer(
+        name="gcp-a3-mega",
+        summary="Google Cloud a3-megagpu-8g: 8 H100 80 GB on NVLink 4, a 200 Gb/s NIC each.",
+        values={
+            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
+            "fabric": {"name": _FAT_TREE, "generation": "hdr"},
+        },
+        device="h100-sxm",
+        source="Google Cloud GPU machine types, A3 Mega: 8 GPU NICs of 200 Gb/s beside the host's; the tree "
+        "between them is not published",
+    ),
+    ClusterOffer(
+        name="h800-8x100",
+        summary="Kwai's nodes of 2024: 8 H800 80 GB on 8 NVLinks, 8 NICs of 100 Gb/s.",
+        values={
+            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4, "links": 8},
+            "fabric": {"name": _FAT_TREE, "generation": "edr"},
+        },
+        device="h800-sxm",
+        source="Yuan et al. (USENIX ATC 2024), section 6: 8 H800 and 8 NICs of 100 Gb/s a node; H800 data sheet: "
+        "400 GB/s of NVLink",
+    ),
+    ClusterOffer(
+        name="mi300x-8gpu",
+        summary="A node of 8 AMD MI300X: an Infinity Fabric link between any two, 8 NICs of 400 Gb/s in rails.",
+        values={
+            "gpus": 8, "nics": 8, "node": _mesh(48),
+            "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
+        },
+        device="mi300x",
+        source="AMD Instinct MI300X platform data sheet: 7 links of 64 GB/s per GPU; AMD ROCm blog, Understanding "
+        "RCCL Bandwidth and xGMI Performance (2025): about 48 GB/s of each reached; AMD's reference cluster "
+        "design: a 400 Gb/s NIC for each GPU",
+    ),
+    ClusterOffer(
+        name="mi355x-8gpu",
+        summary="A node of 8 AMD MI355X: an Infinity Fabric link between any two, 8 NICs of 400 Gb/s in rails.",
+        values={
+            "gpus": 8, "nics": 8, "node": _mesh(57.6),
+            "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
+        },
+        device="mi355x",
+        source="AMD Instinct MI355X platform data sheet: 7 links of 76.8 GB/s per GPU; what is reached of each: "
+        "the share of MI300X's, an assumption; Pensando Pollara 400: 400 Gb/s for each GPU",
     ),
     ClusterOffer(
         name="pcie-8gpu",

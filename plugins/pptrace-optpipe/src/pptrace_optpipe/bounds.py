@@ -42,33 +42,83 @@ def _of_rank(problem: Problem, rank: int) -> int:
     stages = problem.stages_of[rank]
     first = stages[0]
     fill = 0 if problem.span else sum(problem.f[:first]) + sum(problem.forward_transfer[:first])
-    busy = max(problem.work(rank) + _idle(problem, rank), _held(problem, rank))
+    busy = _busy(problem, rank)
     found = fill + busy + problem.tail[rank]
     if problem.span:
         return found
-    # The last input gradient of the rank has all those of the stages before, and one weight gradient, to come.
-    passes = problem.microbatches * sum(problem.f[s] + problem.i[s] for s in stages)
+    # Behind the rank's last input gradient are all those of the stages before, and one weight gradient; of its own
+    # only the weight gradients that memory let wait.
+    passes = problem.work(rank) - _waiting(problem, rank)
     drain = sum(problem.i[:first]) + sum(problem.backward_transfer[:first]) + problem.w[0]
     return max(found, fill + passes + drain + problem.tail[problem.stage_rank[0]])
 
 
-def _idle(problem: Problem, rank: int) -> int:
-    """Return how long a rank has nothing to compute until its first gradient is there, as memory is full."""
+def _waiting(problem: Problem, rank: int) -> int:
+    """Return the longest work of weight gradients that can wait when a rank's last input gradient ends.
+
+    While that runs, its whole activation is there, and the weight gradient's part of every other one that waits;
+    those neither go to the host nor are computed again. The last input gradient is of the rank's first stage.
+    """
     stages, limit = problem.stages_of[rank], problem.limit[rank]
-    if len(stages) > 1:
-        return 0
-    (stage,) = stages
-    until = problem.round_trip(stage) - problem.i[stage]
-    most = problem.microbatches
-    if limit != NO_LIMIT and problem.activation[stage]:
-        most = min(most, limit // problem.activation[stage])
+    every = problem.microbatches * sum(problem.w[stage] for stage in stages)
+    if limit == NO_LIMIT:
+        return every
+    left, waiting = limit - problem.activation[stages[0]], problem.w[stages[0]]
+    for stage in sorted(stages, key=lambda one: -problem.w[one] / max(problem.weight_activation[one], 1e-9)):
+        size, most = problem.weight_activation[stage], problem.microbatches - (stage == stages[0])
+        room = most * size if size else 0
+        if room <= left:
+            waiting, left = waiting + most * problem.w[stage], left - room
+        else:  # the part that fits, of one too where another sort could have the rest
+            whole = left // size if len(stages) == 1 else -(-left // size)
+            return min(waiting + whole * problem.w[stage], every)
+    return min(waiting, every)
+
+
+def _idle(problem: Problem, rank: int) -> int:
+    """Return how long a rank has nothing to compute until its first gradient is there, as memory is full.
+
+    The first one is of the rank's last stage. Until then it runs forwards alone, as many as memory has room for,
+    those counted that go to the host in time.
+    """
+    stages, limit = problem.stages_of[rank], problem.limit[rank]
+    last = stages[-1]
+    until = sum(problem.f[stages[0] :]) + sum(problem.forward_transfer[stages[0] :])
+    until += sum(problem.i[last + 1 :]) + sum(problem.backward_transfer[last:])
+    most = every = problem.microbatches * len(stages)
+    kept = problem.checkpoint if problem.recomputes else problem.activation
+    size = min(min(kept[stage], problem.activation[stage]) for stage in stages)
+    if limit != NO_LIMIT and size:
+        most = limit // size
         if problem.copies:
-            most += until // max(problem.offload[stage], 1)
-    return max(0, until - min(most, problem.microbatches) * problem.f[stage])
+            most += until // max(min(problem.offload[stage] for stage in stages), 1)
+    forwards = sorted((problem.f[stage] for stage in stages), reverse=True)
+    longest = [time for time in forwards for _ in range(problem.microbatches)]
+    return max(0, until - sum(longest[: min(most, every)]))
 
 
-def _held(problem: Problem, rank: int) -> int:
+def _busy(problem: Problem, rank: int) -> int:
+    """Return the least time from a rank's first start to its last end, by work, memory and copies.
+
+    Where forwards may be computed again, that is the least over how many are.
+    """
+    work, idle = problem.work(rank), _idle(problem, rank)
+    limit, stages = problem.limit[rank], problem.stages_of[rank]
+    if not problem.recomputes or limit == NO_LIMIT:
+        return max(work + idle, _held(problem, rank, problem.microbatches))
+    if len(stages) > 1:
+        return work + idle
+    again = problem.recompute[stages[0]]
+    return min(
+        max(work + idle + count * again, _held(problem, rank, problem.microbatches - count))
+        for count in range(problem.microbatches + 1)
+    )
+
+
+def _held(problem: Problem, rank: int, microbatches: int) -> int:
     """Return what a rank's memory and copy channel take: bytes times time are no more than the limit's.
+
+    Counted are so many microbatches.
 
     Every activation is held over its round trip, or over its forward, input gradient and both copies where it is
     offloaded; then a copy channel is busy. The best share of offloaded ones gives the bound.
@@ -84,9 +134,8 @@ def _held(problem: Problem, rank: int) -> int:
             copies = problem.offload[stage] + problem.reload[stage]
             gone = problem.f[stage] + problem.i[stage] + copies
             saved += max(trip - gone, 0) * size
-            shared = problem.one_stream or bool(problem.shared)
-            channel += copies if shared else max(problem.offload[stage], problem.reload[stage])
-    whole, saved, channel = (problem.microbatches * one for one in (whole, saved, channel))
+            channel += copies if problem.one_stream else max(problem.offload[stage], problem.reload[stage])
+    whole, saved, channel = (microbatches * one for one in (whole, saved, channel))
     # A share x of the stages' activations goes: T >= (whole - x saved) / limit and T >= x channel, x from 0 to 1.
     most = -(-(whole - saved) // limit)
     if len(problem.stages_of[rank]) > 1 or not channel:

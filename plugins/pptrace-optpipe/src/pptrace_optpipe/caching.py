@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import OutputError, replace_file
-from pptrace_optpipe.problem import Op, Part, coarsened
+from pptrace_optpipe.problem import COMPUTED, Op, Part, coarsened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "Cache", "Entry", "folder"]
 
-VERSION = 2
+VERSION = 3
 """Of the entries; those of another one are neither read nor in the way."""
 
 
@@ -70,7 +70,7 @@ class Cache:
         """Return what was found for a problem, and what is wrong with its file, if anything."""
         file = self.file_of(problem)
         try:
-            return _entry(json.loads(file.read_text(encoding="utf-8"))), ""
+            return _entry(json.loads(file.read_text(encoding="utf-8")), problem), ""
         except FileNotFoundError:
             return None, ""
         except (OSError, ValueError, KeyError, TypeError):
@@ -85,7 +85,7 @@ class Cache:
                 values = json.loads(file.read_text(encoding="utf-8"))
                 apart = sum(abs(one - other) for one, other in zip(costs, values["costs"], strict=True))
                 if file.name != own:
-                    found.append((apart, file.name, _entry(values).rows))
+                    found.append((apart, file.name, _entry(values, problem).rows))
             except (OSError, ValueError, KeyError, TypeError):
                 continue
         return [rows for apart, _, rows in sorted(found)[:_NEAREST] if apart < _FAR]
@@ -131,7 +131,7 @@ def _key(problem: Problem) -> str:
 
 
 def _shape(problem: Problem) -> str:
-    text = json.dumps([problem.microbatches, problem.stage_rank, problem.copies])
+    text = json.dumps([problem.microbatches, problem.stage_rank, problem.copies, problem.recomputes])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -139,21 +139,27 @@ def _costs(problem: Problem) -> list[float]:
     """Return times and limits as shares of a microbatch's work and of its activations."""
     work = sum(problem.f) + sum(problem.i) + sum(problem.w) or 1
     size = sum(problem.activation) or 1
-    times = (*problem.f, *problem.i, *problem.w, *problem.offload, *problem.reload)
+    times = (*problem.f, *problem.i, *problem.w, *problem.offload, *problem.reload, *problem.recompute)
     return [round(one / work, 6) for one in times] + [round(one / size, 6) for one in problem.limit]
 
 
 def _sizes(problem: Problem) -> str:
-    copies = ", copies" if problem.copies else ""
+    copies = ", copies" * problem.copies + ", recomputation" * problem.recomputes
     return f"{problem.ranks} ranks, {problem.stages} stages, {problem.microbatches} microbatches{copies}"
 
 
-def _entry(values: dict[str, Any]) -> Entry:
-    """Return an entry as its file has it."""
-    if values["version"] != VERSION:
-        msg = "another version"
-        raise ValueError(msg)
+def _entry(values: dict[str, Any], problem: Problem) -> Entry:
+    """Return an entry as its file has it.
+
+    Raises:
+        ValueError: it is of another version, or its rows are not all that there is to compute, each where it is.
+    """
     rows = [[_op(text) for text in row] for row in values["rows"]]
+    computed = sorted((op, rank) for rank, row in enumerate(rows) for op in row if op.part in COMPUTED)
+    whole = sorted((op, problem.stage_rank[op.stage]) for op in problem.ops())
+    if values["version"] != VERSION or len(rows) != problem.ranks or computed != whole:
+        msg = "another version, or not whole"
+        raise ValueError(msg)
     return Entry(rows=rows, step=int(values["step"]), bound=int(values["bound"]), seconds=float(values["seconds"]))
 
 

@@ -11,6 +11,7 @@ import click
 
 from pptrace.plugin import (
     ConstraintError,
+    OutputError,
     PptraceError,
     Registry,
     check_picture,
@@ -48,6 +49,11 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
               help="Start from this table too, and keep its placement.")  # fmt: skip
 @click.option("--placement", type=click.Choice(["looped", "v"]), default="looped", show_default=True,
               help="Whether stages loop over the ranks, or go down and up them; of --from its own.")  # fmt: skip
+@click.option("--copies", type=click.Choice(["cluster", "direction", "pair"]), default="cluster",
+              show_default=True,
+              help="What has a channel for copies to the host and one back: what the cluster says, each rank, "
+              "or ranks 2i and 2i + 1.")  # fmt: skip
+@click.option("--recompute", is_flag=True, help="Let forwards be computed again where memory is short.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the table, .csv or .txt."
 )
@@ -65,8 +71,8 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 @click.option("--clear-cache", is_flag=True, help="Forget it.")
 def command(
     config: Path | None, memory: str, seconds: str, seed: str, workers: str, warm: Path | None, placement: str,
-    output: Path | None, sets: tuple[str, ...], plot: Path | None, every: str, rounds: int | None, *,
-    pareto: bool, watch: bool, as_json: bool, no_cache: bool,
+    copies: str, output: Path | None, sets: tuple[str, ...], plot: Path | None, every: str, rounds: int | None, *,
+    recompute: bool, pareto: bool, watch: bool, as_json: bool, no_cache: bool,
     listed: bool, clear_cache: bool,
 ) -> None:  # fmt: skip
     """Find the fastest schedule of CONFIG, a YAML file, under a memory limit."""
@@ -75,7 +81,7 @@ def command(
         return
     if config is None:
         raise click.UsageError("name a configuration")
-    options = _options(memory, seconds, seed, workers)
+    options = _options(memory, seconds, seed, workers, recompute=recompute, copies=copies)
     _check_use(options, output, plot, pareto=pareto, watch=watch)
     require_solver()
     from pptrace_optpipe.setting import setting_of
@@ -105,14 +111,14 @@ def command(
         click.echo("\n".join(lines(found, limits[0], rivals)))
 
 
-def _options(memory: str, seconds: str, seed: str, workers: str) -> OptimizeOptions:
+def _options(memory: str, seconds: str, seed: str, workers: str, **more: Any) -> OptimizeOptions:
     """Return the options, checked.
 
     Raises:
         ConfigError: one that cannot be read.
         ConstraintError: too short a time.
     """
-    given: dict[str, Any] = {"time": seconds, "seed": _number(seed), "workers": _number(workers)}
+    given: dict[str, Any] = {"time": seconds, "seed": _number(seed), "workers": _number(workers), **more}
     if memory:
         given["memory"] = [text.strip() for text in memory.split(",")]
     options = validate_options(OptimizeOptions, given, "", {})
@@ -128,10 +134,13 @@ def _check_use(
 
     Raises:
         UsageError: those.
-        OutputError: no picture's name.
+        OutputError: no picture's name, or no folder for what would be written.
     """
     if output is not None and output.suffix.lower() not in {".csv", ".txt"}:
         raise click.UsageError(f"{output}: a table ends in .csv or .txt")
+    for file in (output, plot):
+        if file is not None and not file.parent.is_dir():
+            raise OutputError("cannot be written: the folder does not exist; create it first", file=file)
     if len(options.memory) > 1 and not pareto:
         raise click.UsageError("several limits are for --pareto")
     if watch and output is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
+from pptrace_optpipe.again import recomputed
 from pptrace_optpipe.playing import changes
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pptrace_optpipe.playing import Played
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["with_copies"]
+__all__ = ["with_copies", "with_either"]
 
 
 class _Copy(NamedTuple):
@@ -42,6 +43,20 @@ def with_copies(problem: Problem, rows: Rows, played: Played) -> Rows | None:
         if copied is None:
             return None
         found.append(copied)
+    return found
+
+
+def with_either(problem: Problem, rows: Rows, played: Played) -> Rows | None:
+    """Return rows with copies on ranks where those alone fit, and forwards computed again on the others."""
+    found: Rows = []
+    for rank, row in enumerate(rows):
+        limit = problem.limit[rank]
+        made: list[Op] | None = list(row)
+        if limit != NO_LIMIT and played.peak[rank] > limit:
+            made = _Rank(problem, row, played, limit).row() or recomputed(problem, row, limit)
+        if made is None:
+            return None
+        found.append(made)
     return found
 
 
@@ -119,7 +134,7 @@ class _Rank:
         """Return when more is held than may be, first."""
         events = []
         for op in self.computed:
-            taken, freed = changes(self.problem, op)
+            taken, freed = changes(self.problem, op, ())
             events += [(self.start[op], taken), (self.end[op], -freed)]
         for op, copy in copies.items():
             size = self.problem.activation[op.stage]

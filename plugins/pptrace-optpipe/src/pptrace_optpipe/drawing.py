@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import write_picture
-from pptrace_optpipe.rivals import COPIED
+from pptrace_optpipe.rivals import AGAIN, COPIED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_pareto"]
 
-_FOUND, _BOUND, _MADE, _COPIED = "#0072b2", "#8c959f", "#d55e00", "#e69f00"
+_FOUND, _BOUND, _MADE, _COPIED, _AGAIN = "#0072b2", "#8c959f", "#d55e00", "#e69f00", "#cc79a7"
 _GIB = 2**30
 _NEAR = 0.07
 """The part of the picture within which names stand together."""
@@ -39,17 +39,22 @@ def draw_pareto(points: Sequence[tuple[int, Optimised]], rivals: Sequence[Rival]
         axes.plot(
             *zip(*bounded, strict=True) if bounded else ([], []), color=_BOUND, lw=1.2, ls="--", label="bound"
         )
-        copied = {one.name.removesuffix(COPIED): one for one in rivals if one.name.endswith(COPIED)}
-        plain = [one for one in rivals if not one.name.endswith(COPIED)]
+        plain = [one for one in rivals if not one.name.endswith((COPIED, AGAIN))]
+        copied, again = (
+            {one.name.removesuffix(suffix): one for one in rivals if one.name.endswith(suffix)}
+            for suffix in (COPIED, AGAIN)
+        )
         for colour, label, own in (
             (_MADE, "made by hand", plain),
             (_COPIED, "the same with copies to the host", list(copied.values())),
+            *([(_AGAIN, "the same with forwards computed again", list(again.values()))] if again else []),
         ):
             axes.scatter([_at(one)[0] for one in own], [_at(one)[1] for one in own], color=colour, s=22, zorder=3,
                          label=label)  # fmt: skip
         for one in plain:
-            if one.name in copied:
-                axes.plot(*zip(_at(one), _at(copied[one.name]), strict=True), color=_COPIED, lw=0.6)
+            for others, colour in ((copied, _COPIED), (again, _AGAIN)):
+                if one.name in others:
+                    axes.plot(*zip(_at(one), _at(others[one.name]), strict=True), color=colour, lw=0.6)
         for (x, y), names in _labels(plain).items():
             axes.annotate("\n".join(names), (x, y), (5, 4), textcoords="offset points", fontsize=7)
         axes.set(xlabel="memory of the fullest rank, GiB", ylabel="step, ms")

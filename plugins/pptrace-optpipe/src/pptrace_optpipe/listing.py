@@ -29,6 +29,8 @@ class Rule:
     """Shape (ranks,): memory for activations; ``NO_LIMIT`` for any amount."""
     in_flight: tuple[int, ...] = ()
     """Shape (ranks,): the most activations between a forward and its input gradient; none unless given."""
+    per_stage: tuple[int, ...] = ()
+    """Shape (stages,): the same of each stage, which then needs no banker's rule; none unless given."""
     patient: bool = True
     """Whether a rank waits for an input gradient that comes before a weight gradient would be half done."""
     weights_first: bool = False
@@ -72,6 +74,7 @@ class Lister:
         self.ready: dict[Op, int] = {Op(Part.F, 0, mb): 0 for mb in range(problem.microbatches)}
         self.held = [0] * problem.ranks
         self.flying = [0] * problem.ranks
+        self.in_stage = [0] * problem.stages
         self.busy = [0] * problem.ranks
         self.start: dict[Op, int] = {}
         self.events: list[tuple[int, int]] = [(0, rank) for rank in range(problem.ranks)]
@@ -109,6 +112,7 @@ class Lister:
         elif part is Part.I:
             self.held[rank] -= problem.activation[stage] - problem.weight_activation[stage]
             self.flying[rank] -= 1
+            self.in_stage[stage] -= 1
             self._enable(Op(Part.W, stage, microbatch), now)
             if stage:
                 self._enable(Op(Part.I, stage - 1, microbatch), now + problem.backward_transfer[stage - 1])
@@ -157,6 +161,7 @@ class Lister:
         if op.part is Part.F:
             self.held[rank] += self.problem.activation[op.stage]
             self.flying[rank] += 1
+            self.in_stage[op.stage] += 1
         self.start[op] = now
         self.busy[rank] = now + self.problem.duration(op)
         heappush(self.ends, (self.busy[rank], op))
@@ -164,8 +169,7 @@ class Lister:
     def has_room(self, rank: int, op: Op) -> bool:
         """Return whether all that is in flight on a rank could finish behind a forward, oldest first."""
         problem, limit = self.problem, self.rule.limit[rank]
-        most = self.rule.in_flight[rank] if self.rule.in_flight else NO_LIMIT
-        if most != NO_LIMIT and self.flying[rank] >= most:
+        if self._is_full(rank, op.stage):
             return False
         if limit == NO_LIMIT:
             return True
@@ -173,7 +177,7 @@ class Lister:
         stages = problem.stages_of[rank]
         if held > limit:
             return False
-        if len(stages) == 1:
+        if len(stages) == 1 or self.rule.per_stage:
             return True
         for microbatch in range(self.next[Part.W, stages[0]], op.microbatch + 1):
             own = sum(problem.activation[s] for s in stages if self.next[Part.F, s] > microbatch
@@ -184,3 +188,10 @@ class Lister:
                 return False
             held -= own - gone
         return True
+
+    def _is_full(self, rank: int, stage: int) -> bool:
+        """Return whether as many activations are in flight on a rank or stage as may be."""
+        most = self.rule.in_flight[rank] if self.rule.in_flight else NO_LIMIT
+        if most != NO_LIMIT and self.flying[rank] >= most:
+            return True
+        return bool(self.rule.per_stage) and self.in_stage[stage] >= self.rule.per_stage[stage]

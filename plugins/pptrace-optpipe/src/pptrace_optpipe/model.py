@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Problem
 
-__all__ = ["Model", "build"]
+__all__ = ["Model", "build", "neither"]
 
 
 @dataclass(slots=True)
@@ -35,25 +35,28 @@ class Model:
     end: dict[Op, Any] = field(default_factory=dict)
     offloaded: dict[tuple[int, int], Any] = field(default_factory=dict)
     """By stage and microbatch, for those that may be offloaded."""
+    again: dict[tuple[int, int], Any] = field(default_factory=dict)
+    """The same for those that may be computed again."""
     length: Any = None
 
-    def read(self, solver: Any) -> tuple[dict[Op, int], set[tuple[int, int]]]:
-        """Return when a solution starts its ops, and what it offloads."""
+    def read(self, solver: Any) -> dict[Op, int]:
+        """Return when a solution starts its ops."""
         gone = {at for at, chosen in self.offloaded.items() if solver.value(chosen)}
-        start = {
+        again = {at for at, chosen in self.again.items() if solver.value(chosen)}
+        return {
             op: int(solver.value(value))
             for op, value in self.start.items()
-            if op.part in COMPUTED or (op.stage, op.microbatch) in gone
+            if op.part in COMPUTED or (op.stage, op.microbatch) in (again if op.part is Part.C else gone)
         }
-        return start, gone
 
     def hint(self, start: Mapping[Op, int]) -> None:
         """Start the search from a solution."""
         for op, value in start.items():
             if op in self.start:
                 self.cp.add_hint(self.start[op], int(value))
-        for (stage, microbatch), chosen in self.offloaded.items():
-            self.cp.add_hint(chosen, int(Op(Part.O, stage, microbatch) in start))
+        for part, choices in ((Part.O, self.offloaded), (Part.C, self.again)):
+            for (stage, microbatch), chosen in choices.items():
+                self.cp.add_hint(chosen, int(Op(part, stage, microbatch) in start))
 
 
 def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least: int = 0) -> Model:
@@ -71,13 +74,14 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
     _dataflow(model, problem)
     for rank in sorted(kept):
         own = [op for op in model.start if op.part in COMPUTED and problem.stage_rank[op.stage] == rank]
-        model.cp.add_no_overlap([_interval(model, op, problem.duration(op)) for op in own])
+        again = _again(model, problem, rank, horizon)
+        model.cp.add_no_overlap([_interval(model, op, problem.duration(op)) for op in own] + again)
         _copies(model, problem, rank, horizon)
         if problem.limit[rank] != NO_LIMIT:
             _memory(model, problem, rank, horizon)
-    for group in problem.shared:
-        stages = [stage for stage in range(problem.stages) if problem.stage_rank[stage] in set(group) & kept]
-        _one_at_a_time(model, problem, stages, (Part.O, Part.R))
+    for ranks_of, parts in problem.channels:
+        stages = [stage for stage in range(problem.stages) if problem.stage_rank[stage] in set(ranks_of) & kept]
+        _one_at_a_time(model, problem, stages, parts)
     _objective(model, problem, horizon, kept, least)
     return model
 
@@ -117,6 +121,23 @@ def _dataflow(model: Model, problem: Problem) -> None:
                 cp.add(start[weight] >= end[gradient])
 
 
+def _again(model: Model, problem: Problem, rank: int, horizon: int) -> list[Any]:
+    """Make the variables of what a rank may compute again, and return their intervals."""
+    if not problem.recomputes or problem.limit[rank] == NO_LIMIT:
+        return []
+    cp, intervals = model.cp, []
+    for stage in problem.stages_of[rank]:
+        for microbatch in range(problem.microbatches):
+            op, took = Op(Part.C, stage, microbatch), problem.recompute[stage]
+            chosen = model.again[stage, microbatch] = cp.new_bool_var(f"c{stage}.{microbatch}")
+            begin = model.start[op] = cp.new_int_var(0, horizon, f"C{stage}.{microbatch}")
+            model.end[op] = begin + took
+            cp.add(begin >= model.end[op._replace(part=Part.F)]).only_enforce_if(chosen)
+            cp.add(model.start[op._replace(part=Part.I)] >= begin + took).only_enforce_if(chosen)
+            intervals.append(cp.new_optional_fixed_size_interval_var(begin, took, chosen, "again"))
+    return intervals
+
+
 def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> None:
     """Make the variables of a rank's copies."""
     if not problem.copies or problem.limit[rank] == NO_LIMIT:
@@ -134,11 +155,6 @@ def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> None:
             cp.add(model.start[out] >= model.end[Op(Part.F, stage, microbatch)]).only_enforce_if(chosen)
             cp.add(model.start[back] >= model.end[out]).only_enforce_if(chosen)
             cp.add(model.start[Op(Part.I, stage, microbatch)] >= model.end[back]).only_enforce_if(chosen)
-    if problem.one_stream:
-        _one_at_a_time(model, problem, problem.stages_of[rank], (Part.O, Part.R))
-    elif not problem.shared:
-        for part in (Part.O, Part.R):
-            _one_at_a_time(model, problem, problem.stages_of[rank], (part,))
 
 
 def _one_at_a_time(model: Model, problem: Problem, stages: Collection[int], parts: Collection[Part]) -> None:
@@ -178,15 +194,28 @@ def _memory(model: Model, problem: Problem, rank: int, horizon: int) -> None:
                 Op(one, stage, microbatch) for one in (Part.F, Part.I, Part.W, Part.O, Part.R)
             )
             chosen = model.offloaded.get((stage, microbatch))
+            again = model.again.get((stage, microbatch))
             begin = start[forward]
-            if chosen is None:
-                holds(begin, end[gradient], whole)
-            else:
-                holds(begin, end[gradient], whole, ~chosen)
+            holds(begin, end[gradient], whole, neither(cp, chosen, again))
+            if chosen is not None:
                 holds(begin, end[out], whole, chosen)
                 holds(start[back], end[gradient], whole, chosen)
+            if again is not None:
+                later = Op(Part.C, stage, microbatch)
+                holds(begin, start[later], problem.checkpoint[stage], again)
+                holds(start[later], end[gradient], whole, again)
             holds(end[gradient], end[weight], part)
     cp.add_cumulative(intervals, demands, problem.limit[rank])
+
+
+def neither(cp: cp_model.CpModel, one: Any, other: Any) -> Any:
+    """Return whether neither choice is made, where at most one may be; None where there is none."""
+    if one is None or other is None:
+        left = other if one is None else one
+        return None if left is None else ~left
+    neither = cp.new_bool_var("stays")
+    cp.add_exactly_one(neither, one, other)
+    return neither
 
 
 def _objective(model: Model, problem: Problem, horizon: int, kept: set[int], least: int) -> None:

@@ -47,6 +47,9 @@ class _Offloader(Lister):
         """When it is back."""
         self.freed: list[list[tuple[int, int]]] = [[] for _ in range(problem.ranks)]
         self.copied = [[0, 0] for _ in range(problem.ranks)]
+        for group in problem.shared:
+            for rank in group:
+                self.copied[rank] = self.copied[group[0]]
 
     def finish(self, now: int, op: Op) -> None:
         """Note an end, and launch what follows it."""
@@ -107,7 +110,7 @@ class _Offloader(Lister):
 
     @property
     def _inward(self) -> int:
-        return 0 if self.problem.one_stream or self.problem.shared else 1
+        return 0 if self.problem.one_stream else 1
 
     def _due(self, rank: int) -> tuple[int, int] | None:
         """Return what is next in line of what is away."""

@@ -7,12 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import PolicyName, PptraceError, Schedule, ScheduleError
+from pptrace.plugin import PptraceError, Schedule, ScheduleError
 from pptrace_optpipe.caching import Cache, Entry
 from pptrace_optpipe.playing import play
-from pptrace_optpipe.problem import coarsened
+from pptrace_optpipe.problem import Part, coarsened
 from pptrace_optpipe.search import Found, search
-from pptrace_optpipe.setting import setting_in
 from pptrace_optpipe.starting import started
 from pptrace_optpipe.tables import joined, rows_of_table, table_of
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Op, Problem, Rows
     from pptrace_optpipe.rivals import Rival
-    from pptrace_optpipe.setting import Setting, Simulated
+    from pptrace_optpipe.setting import Ground, Simulated
     from pptrace_optpipe.solving import Effort
 
 __all__ = ["Optimised", "cached_search", "optimise"]
@@ -96,19 +95,19 @@ class _Judge:
     """The simulator, which plays what is found in one placement and keeps the best that fits."""
 
     def __init__(
-        self, setting: Setting, memory: int, best: Optimised | None, tell: Callable[[Simulated, Found], None]
+        self, ground: Ground, memory: int, best: Optimised | None, tell: Callable[[Simulated, Found], None]
     ) -> None:
-        self.setting, self.memory, self.best, self.tell = setting, memory, best, tell
-        self.problem = setting.problem(memory)
+        self.ground, self.memory, self.best, self.tell = ground, memory, best, tell
+        self.problem = ground.problem(memory)
         self.judged: Rows | None = None
 
     def play(self, rows: Rows) -> None:
         """Play rows, with backwards whole where splitting gains nothing and as they are."""
         for each in (joined(self.problem, rows), rows):
-            table = table_of(each, self.setting.placement)
+            table = table_of(each, self.ground.placement)
             with suppress(PptraceError):  # a policy may deadlock on what another one runs
-                simulated = self.setting.simulate(table)
-                fits = not self.memory or max(simulated.peak_bytes) <= self.memory
+                simulated = self.ground.simulate(table)
+                fits = self.ground.fits(simulated, self.memory)
                 if fits and (self.best is None or simulated.step_ns < self.best.simulated.step_ns):
                     self.best = Optimised(
                         table=table, simulated=simulated, bound_ns=0, rows=rows, problem=self.problem
@@ -124,8 +123,7 @@ class _Judge:
 
     def play_starts(self, effort: Effort) -> None:
         """Play what searches start from, where messages cost what a search does not see."""
-        policy = self.setting.prepared.policy
-        if policy.program is None and policy.name is PolicyName.ASYNC:
+        if self.ground.messages_are_simple:
             return
         until = time.monotonic() + effort.seconds * _SHARE
         for one in sorted(started(self.problem), key=lambda one: one.played.step):
@@ -135,7 +133,7 @@ class _Judge:
 
 
 def optimise(
-    setting: Setting,
+    ground: Ground,
     memory: int,
     effort: Effort,
     cache: Cache | None,
@@ -160,10 +158,10 @@ def optimise(
     known = sorted((one for one in rivals if one.fits(memory)), key=lambda one: one.simulated.step_ns)
     first = known[0] if known else None
     best = None if first is None else _of_rival(first)
-    other = None if first is None or warm is not None else _elsewhere(setting, first)
+    other = None if first is None or warm is not None else _elsewhere(ground, first)
     rows = [rows_of_table(warm)] if warm is not None else []
     part = effort if other is None else replace(effort, seconds=effort.seconds / 2)
-    best = _searched(_Judge(setting, memory, best, tell), part, cache, [*rows, *_starts(setting, known)], warn)
+    best = _searched(_Judge(ground, memory, best, tell), part, cache, [*rows, *_starts(ground, known)], warn)
     left = effort.seconds - (time.monotonic() - began)
     if other is not None and best is not None and best.rival and left > 0 and not effort.stopped():
         with suppress(PptraceError):
@@ -178,13 +176,15 @@ def _searched(
     judge: _Judge, effort: Effort, cache: Cache | None, warm: Sequence[Rows], warn: Callable[[str], None]
 ) -> Optimised | None:
     """Search in one placement, and return the best that is known then."""
+    if not judge.problem.recomputes:
+        warm = [[[op for op in row if op.part is not Part.C] for row in rows] for rows in warm]
     judge.play_starts(effort)
     found = cached_search(judge.problem, effort, cache, warm=warm, tell=judge.hear, warn=warn)
     if found is None:
         return judge.best
     judge.hear(found)
     best = judge.best
-    if best is None or not best.rows or best.table.placement != judge.setting.placement:
+    if best is None or not best.rows or best.table.placement != judge.ground.placement:
         return best
     return replace(best, bound_ns=min(found.bound, best.simulated.step_ns), problem=judge.problem)
 
@@ -196,19 +196,15 @@ def _of_rival(rival: Rival) -> Optimised:
     )
 
 
-def _elsewhere(setting: Setting, rival: Rival) -> Setting | None:
-    """Return the setting of a rival whose placement is another one, if a search can split what it runs."""
+def _elsewhere(ground: Ground, rival: Rival) -> Ground | None:
+    """Return the ground of a rival whose placement is another one, if a search can split what it runs."""
     table = rival.table
-    if table.placement == setting.placement or table.microbatches != setting.placement.microbatches:
+    if table.placement == ground.placement or table.microbatches != ground.placement.microbatches:
         return None
-    if rival.rows() is None:
-        return None
-    with suppress(PptraceError):
-        return setting_in(rival.prepared, setting.remade)
-    return None
+    return None if rival.rows() is None else rival.ground()
 
 
-def _starts(setting: Setting, known: Sequence[Rival]) -> list[Rows]:
-    """Return the rows of rivals that have a setting's placement."""
-    alike = (one.rows() for one in known if one.table.placement == setting.placement)
+def _starts(ground: Ground, known: Sequence[Rival]) -> list[Rows]:
+    """Return the rows of rivals that have a ground's placement."""
+    alike = (one.rows() for one in known if one.table.placement == ground.placement)
     return [rows for rows in alike if rows is not None]

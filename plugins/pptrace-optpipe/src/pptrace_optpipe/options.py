@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,6 +22,10 @@ class _Effort(BaseModel):
         default=1, description="Threads of the solver; results are reproducible with one."
     )
 
+    recompute: bool = Field(
+        default=False, description="Whether forwards may be computed again where memory is short."
+    )
+
 
 class OptpipeOptions(_Effort):
     """What ``schedule: optpipe`` takes."""
@@ -39,5 +43,10 @@ class OptpipeOptions(_Effort):
 class OptimizeOptions(_Effort):
     """What ``pptrace optimize`` takes."""
 
+    copies: Literal["cluster", "direction", "pair"] = Field(
+        default="cluster",
+        description="What has a channel for copies to the host and one back: what the cluster says, a rank, or "
+        "ranks 2i and 2i + 1.",
+    )
     time: Duration = Field(default=60_000_000_000, description=_TIME)
     memory: tuple[Size, ...] = Field(default=(), description=_MEMORY)

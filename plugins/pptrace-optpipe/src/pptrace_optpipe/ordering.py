@@ -11,10 +11,11 @@ Constraint Posting to Partial Order Schedules, AI Communications 20, 2007.
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pptrace_optpipe.playing import changes
-from pptrace_optpipe.problem import NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import NO_LIMIT, Op, Part, computed_again
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,20 @@ def rows_of(problem: Problem, start: Mapping[Op, int]) -> Rows:
     own: Rows = [[] for _ in range(problem.ranks)]
     for op in start:
         own[problem.stage_rank[op.stage]].append(op)
-    return [_Rank(problem, start, rank, ops).row() for rank, ops in enumerate(own)]
+    rows = [_Rank(problem, start, rank, ops).row() for rank, ops in enumerate(own)]
+    return _in_turn(problem, rows, start) if problem.shared else rows
+
+
+def _in_turn(problem: Problem, rows: Rows, start: Mapping[Op, int]) -> Rows:
+    """Let copies that share a stream with other ranks' await those that go before."""
+    before: dict[Op, Op] = {}
+    for ranks, parts in problem.channels:
+        copies = [op for op in start if op.part in parts and problem.stage_rank[op.stage] in ranks]
+        copies.sort(key=lambda op: (start[op], problem.duration(op), op))
+        for one, other in pairwise(copies):
+            if one.stage not in problem.stages_of[problem.stage_rank[other.stage]]:
+                before[other] = one._replace(part=Part.A if one.part is Part.O else Part.D)
+    return [[each for op in row for each in ((before[op], op) if op in before else (op,))] for row in rows]
 
 
 class _Rank:
@@ -39,6 +53,7 @@ class _Rank:
 
     def __init__(self, problem: Problem, start: Mapping[Op, int], rank: int, ops: list[Op]) -> None:
         self.problem, self.start, self.limit = problem, start, problem.limit[rank]
+        self.again = computed_again(ops)
         self.computed = sorted((op for op in ops if op.part not in _COPIES), key=self._moment)
         self.copies = sorted((op for op in ops if op.part in _COPIES), key=self._moment)
         self.place = {op: at for at, op in enumerate(self.computed)}
@@ -78,21 +93,21 @@ class _Rank:
 
     def _hand_on(self) -> None:
         """Say for every op that takes memory which copy out it awaits, if any."""
-        freed = sorted((self._end(op), op) for op in self.place if changes(self.problem, op)[1])
+        freed = sorted((self._end(op), op) for op in self.place if changes(self.problem, op, self.again)[1])
         free, gone = self.limit, dict[int, int]()
         """What computations have freed, and each copy out, and nothing has taken."""
         done = 0
         for op in sorted(self.place, key=lambda one: (self.start[one], self.place[one], one.part not in _COPIES)):
             while done < len(freed) and freed[done][0] <= self.start[op]:
                 source = freed[done][1]
-                amount = changes(self.problem, source)[1]
+                amount = changes(self.problem, source, self.again)[1]
                 if source.part is Part.O:
                     gone[self.turn[source]] = amount
                 else:
                     free += amount
                 done += 1
             known = self._known(op)
-            need = changes(self.problem, op)[0]
+            need = changes(self.problem, op, self.again)[0]
             taken = min(need, free)
             free, last = free - taken, _taken(gone, need - taken)
             if last > known:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, computed_again
 
 if TYPE_CHECKING:
-    from pptrace_optpipe.problem import Problem, Rows
+    from collections.abc import Collection
 
-_COMPUTED = (*COMPUTED, Part.B)
+    from pptrace_optpipe.problem import Problem, Rows
 
 __all__ = ["Played", "changes", "play", "step_of"]
 
@@ -35,14 +35,7 @@ class Played:
 def play(problem: Problem, rows: Rows) -> Played | None:
     """Run every op as soon as its rank and what it needs allow; None where rows wait for each other."""
     player = _Player(problem)
-    at = [0] * len(rows)
-    going = True
-    while going:
-        going = False
-        for rank, row in enumerate(rows):
-            while at[rank] < len(row) and player.runs(rank, row[at[rank]]):
-                at[rank] += 1
-                going = True
+    at = player.in_turn(rows) if problem.shared else player.rank_by_rank(rows)
     if any(at[rank] < len(row) for rank, row in enumerate(rows)):
         return None
     start, end = player.start, player.end
@@ -63,17 +56,42 @@ class _Player:
         for group in problem.shared:
             for rank in group:
                 channel[rank] = group[0]
-        shares = problem.one_stream or bool(problem.shared)
-        self.channel = [(2 * one, 2 * one + (not shares)) for one in channel]
+        self.channel = [(2 * one, 2 * one + (not problem.one_stream)) for one in channel]
         self.copied = [0] * (2 * problem.ranks)
+
+    def rank_by_rank(self, rows: Rows) -> list[int]:
+        """Run what each rank can run, over and over, and return how far they come; copies are of no other rank."""
+        at, going = [0] * len(rows), True
+        while going:
+            going = False
+            for rank, row in enumerate(rows):
+                while at[rank] < len(row) and self.runs(rank, row[at[rank]]):
+                    at[rank] += 1
+                    going = True
+        return at
+
+    def in_turn(self, rows: Rows) -> list[int]:
+        """Run ops in the order in which ranks get to them, as copies of several ranks then share a stream."""
+        at = [0] * len(rows)
+        while True:
+            heads = [
+                (max(ready, self.free[rank], self.awaited[rank]), rank)
+                for rank, row in enumerate(rows)
+                if at[rank] < len(row) and (ready := self.ready(row[at[rank]])) is not None
+            ]
+            if not heads:
+                return at
+            _, rank = min(heads)
+            self.runs(rank, rows[rank][at[rank]])
+            at[rank] += 1
 
     def runs(self, rank: int, op: Op) -> bool:
         """Run an op if what it needs has run."""
         ready = self.ready(op)
         if ready is None:
             return False
-        if op.part is Part.A:
-            self.awaited[rank] = ready
+        if op.part in (Part.A, Part.D):
+            self.awaited[rank] = max(self.awaited[rank], ready)
             return True
         begin = max(ready, self.free[rank], self.awaited[rank])
         self.awaited[rank] = 0
@@ -98,7 +116,9 @@ class _Player:
             return None if sent is None else sent + problem.forward_transfer[stage - 1]
         if part in (Part.I, Part.B):
             return self._gradient(stage, microbatch)
-        needed = Part.I if part is Part.W else Part.F if part is Part.O else Part.O
+        if part is Part.D:
+            return end.get(Op(Part.R, stage, microbatch))
+        needed = Part.I if part is Part.W else Part.F if part in (Part.O, Part.C) else Part.O
         return end.get(Op(needed, stage, microbatch))
 
     def _gradient(self, stage: int, microbatch: int) -> int | None:
@@ -116,24 +136,35 @@ class _Player:
 
 def step_of(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, int]) -> int:
     """Return the length of a step: of the longest rank's span where the problem asks for that."""
-    ends = [max((end[op] for op in row if op.part in _COMPUTED), default=0) for row in rows]
+    ends = [max((end[op] for op in row if op.part in ON_RANK), default=0) for row in rows]
     if problem.span:
         return max(last - min((start[op] for op in row if op in start), default=0)
                    for last, row in zip(ends, rows, strict=True))  # fmt: skip
     return max(last + tail for last, tail in zip(ends, problem.tail, strict=True))
 
 
-def changes(problem: Problem, op: Op) -> tuple[int, int]:
-    """Return what an op takes at its start, and what it frees at its end."""
+def changes(problem: Problem, op: Op, again: Collection[tuple[int, int]]) -> tuple[int, int]:
+    """Return what an op takes at its start, and what it frees at its end.
+
+    Args:
+        problem: what is scheduled.
+        op: the op.
+        again: stage and microbatch of forwards that are computed again.
+    """
     whole, part = problem.activation[op.stage], problem.weight_activation[op.stage]
-    return ((whole, 0), (0, whole - part), (0, part), (0, whole), (whole, 0), (0, whole), (0, 0))[op.part]
+    if again and op.part in (Part.F, Part.C) and (op.stage, op.microbatch) in again:
+        kept = problem.checkpoint[op.stage]
+        return (kept if op.part is Part.F else whole - kept), 0
+    if op.part in (Part.A, Part.D):
+        return 0, 0
+    return ((whole, 0), (0, whole - part), (0, part), (0, whole), (whole, 0), (0, whole))[op.part]
 
 
 def _peak(problem: Problem, row: list[Op], start: dict[Op, int], end: dict[Op, int]) -> int:
     """Return the most that a rank holds; at one instant, what is freed comes first."""
-    events = []
+    events, again = [], computed_again(row)
     for op in row:
-        taken, freed = changes(problem, op)
+        taken, freed = changes(problem, op, again)
         if taken:
             events.append((start[op], taken))
         if freed:

@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from math import gcd
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-__all__ = ["COMPUTED", "NO_LIMIT", "Op", "Part", "Problem", "Rows", "coarsened"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["COMPUTED", "NO_LIMIT", "ON_RANK", "Op", "Part", "Problem", "Rows", "coarsened", "computed_again"]
 
 NO_LIMIT = -1
 """The limit of a rank whose memory does not matter."""
@@ -33,10 +36,18 @@ class Part(IntEnum):
     """Both backwards in one; a search splits them, and a table may join them again."""
     A = 6
     """Await: what comes next in the row, and that alone, starts when that activation's offload has ended."""
+    C = 7
+    """Compute the forward again, some time before ``I``; until then it leaves its checkpoint alone."""
+    D = 8
+    """As ``A``, for that activation's reload."""
 
 
 COMPUTED = (Part.F, Part.I, Part.W)
 """The parts that every microbatch has on every stage."""
+
+
+ON_RANK = (*COMPUTED, Part.B, Part.C)
+"""The parts that a rank computes itself, one at a time."""
 
 
 class Op(NamedTuple):
@@ -82,10 +93,14 @@ class Problem:
     """Shape (stages,): time of a copy to the host; copies are possible where this and ``reload`` are given."""
     reload: tuple[int, ...] = ()
     """Shape (stages,): time of a copy back."""
+    recompute: tuple[int, ...] = ()
+    """Shape (stages,): time of a forward computed again, where that may be; never of what is copied."""
+    checkpoint: tuple[int, ...] = ()
+    """Shape (stages,): the part of an activation that stays where it is computed again."""
     one_stream: bool = False
     """Whether copies out and back share a stream of the rank; else each direction has one."""
     shared: tuple[tuple[int, ...], ...] = ()
-    """Groups of ranks whose copies share one channel, such as a PCIe switch: one at a time."""
+    """Groups of ranks whose copies share the streams that each would have, as behind one PCIe switch."""
     b: tuple[int, ...] = ()
     """Time of both backwards in one; the sum of the two unless given."""
     tail: tuple[int, ...] = ()
@@ -119,6 +134,19 @@ class Problem:
         """Whether activations may be copied to the host."""
         return bool(self.offload) and any(limit != NO_LIMIT for limit in self.limit)
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether forwards may be computed again."""
+        return bool(self.recompute) and any(limit != NO_LIMIT for limit in self.limit)
+
+    @cached_property
+    def channels(self) -> tuple[tuple[tuple[int, ...], tuple[Part, ...]], ...]:
+        """Ranks and directions of copies that run one at a time."""
+        together = {rank for group in self.shared for rank in group}
+        groups = [*self.shared, *((rank,) for rank in range(self.ranks) if rank not in together)]
+        directions = ((Part.O, Part.R),) if self.one_stream else ((Part.O,), (Part.R,))
+        return tuple((tuple(group), parts) for group in groups for parts in directions)
+
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
         """Shape (ranks,): the stages of each rank, in order."""
@@ -132,6 +160,8 @@ class Problem:
         part, stage = op.part, op.stage
         if part is Part.B:
             return self.b[stage] if self.b else self.i[stage] + self.w[stage]
+        if part is Part.C:
+            return self.recompute[stage]
         return (self.f, self.i, self.w, self.offload, self.reload)[part][stage]
 
     def work(self, rank: int) -> int:
@@ -153,6 +183,11 @@ class Problem:
         ]
 
 
+def computed_again(ops: Iterable[Op]) -> set[tuple[int, int]]:
+    """Return stage and microbatch of every forward that is computed again."""
+    return {(op.stage, op.microbatch) for op in ops if op.part is Part.C}
+
+
 def coarsened(problem: Problem, finest: int = _FINEST) -> tuple[Problem, int]:
     """Return the problem in larger units, and the unit of time in the old one.
 
@@ -164,15 +199,17 @@ def coarsened(problem: Problem, finest: int = _FINEST) -> tuple[Problem, int]:
         finest: units of time that the work of a rank has at most.
     """
     times = [*problem.f, *problem.i, *problem.w, *problem.forward_transfer, *problem.backward_transfer,
-             *problem.offload, *problem.reload, *problem.tail]  # fmt: skip
+             *problem.offload, *problem.reload, *problem.recompute, *problem.tail]  # fmt: skip
     unit = max(gcd(*times), 1)
     longest = max(problem.work(rank) for rank in range(problem.ranks))
     if longest // unit > finest:
         unit = longest // finest
-    size = max(gcd(*problem.activation, *problem.weight_activation), 1)
-    per_time = ("f", "i", "w", "forward_transfer", "backward_transfer", "offload", "reload", "tail", "b")
+    size = max(gcd(*problem.activation, *problem.weight_activation, *problem.checkpoint), 1)
+    per_time = (
+        "f", "i", "w", "forward_transfer", "backward_transfer", "offload", "reload", "recompute", "tail", "b",
+    )  # fmt: skip
     columns = {name: tuple(value // unit for value in getattr(problem, name)) for name in per_time}
     sizes = {name: tuple(value // size for value in getattr(problem, name))
-             for name in ("activation", "weight_activation")}  # fmt: skip
+             for name in ("activation", "weight_activation", "checkpoint")}  # fmt: skip
     limit = tuple(NO_LIMIT if one == NO_LIMIT else one // size for one in problem.limit)
     return replace(problem, **columns, **sizes, limit=limit), unit  # type: ignore[arg-type] # columns by name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace_optpipe.playing import changes, play
-from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, computed_again
 
 if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem, Rows
@@ -28,7 +28,7 @@ def repaired(problem: Problem, rows: Rows) -> Rows:
 
 
 def _repaired(problem: Problem, row: list[Op], limit: int) -> list[Op]:
-    row = [op for op in row if op.part is not Part.A]
+    row = [op for op in row if op.part not in (Part.A, Part.D)]
     for _ in range(_MOST):
         found, over = _awaiting(problem, row, limit)
         if over < 0:
@@ -42,17 +42,18 @@ def _awaiting(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op], in
     """Return a row in which ops await as many copies out as they need, and the first that finds no room, or -1."""
     found, held = list[Op](), 0
     under_way: list[Op] = []
+    again = computed_again(row)
     for place, op in enumerate(row):
-        taken, freed = changes(problem, op)
+        taken, freed = changes(problem, op, again)
         awaited = None
         own = op._replace(part=Part.O)
         if op.part in (Part.R, Part.I) and own in under_way:
             through = under_way.index(own) + 1
-            held -= sum(changes(problem, one)[1] for one in under_way[:through])
+            held -= sum(changes(problem, one, again)[1] for one in under_way[:through])
             under_way = under_way[through:]
         while taken and held + taken > limit and under_way:
             awaited = under_way.pop(0)
-            held -= changes(problem, awaited)[1]
+            held -= changes(problem, awaited, again)[1]
         if taken and held + taken > limit:
             return row, place
         if awaited is not None:
@@ -69,8 +70,8 @@ def _awaiting(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op], in
 def _moved(row: list[Op], place: int) -> bool:
     """Move an op behind the next computation of its row, if that does not need it."""
     op = row[place]
-    then = next((at for at in range(place + 1, len(row)) if row[at].part in COMPUTED), None)
-    if then is None or op.part not in (Part.F, Part.R):
+    then = next((at for at in range(place + 1, len(row)) if row[at].part in ON_RANK), None)
+    if then is None or op.part not in (Part.F, Part.R, Part.C):
         return False
     other = row[then]
     same = (op.stage, op.microbatch) == (other.stage, other.microbatch)

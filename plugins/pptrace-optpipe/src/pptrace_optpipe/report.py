@@ -32,6 +32,7 @@ def document(found: Optimised, memory: int, rivals: Sequence[Rival] = ()) -> dic
         "memory_limit_bytes": memory or None,
         "peak_bytes": list(found.simulated.peak_bytes),
         "offloaded": [_microbatches(row, Part.O) for row in rows],
+        "recomputed": [_microbatches(row, Part.C) for row in rows],
         "split": [_split(row) for row in rows],
         "without_offload_bytes": list(_kept(found)),
         "copy_ratio": [
@@ -63,13 +64,18 @@ def lines(found: Optimised, memory: int, rivals: Sequence[Rival] = ()) -> list[s
     ]
     kept = _kept(found)
     for rank, (row, peak) in enumerate(zip(found.rows, found.simulated.peak_bytes, strict=False)):
-        gone = sum(op.part is Part.O for op in row)
-        why = f"; without copies it would hold {format_size(kept[rank])}" if gone else ""
+        gone, again = (sum(op.part is part for op in row) for part in (Part.O, Part.C))
+        anew = f"{again} computed again, " if again else ""
+        without = "without copies" if not again else "without either" if gone else "otherwise"
+        why = f"; {without} it would hold {format_size(kept[rank])}" if gone or again else ""
         if gone and found.problem is not None:
             why += f"; copies take {copy_ratio(found.problem, rank):.0%} of its work"
+        if again and found.problem is not None:
+            more = sum(found.problem.recompute[op.stage] for op in row if op.part is Part.C)
+            why += f"; computing again takes {more / found.problem.work(rank):.0%} of it"
         backwards = sum(op.part in (Part.I, Part.B) for op in row)
         report.append(
-            f"rank {rank:<3} peak {format_size(peak)}, {gone} activations offloaded, "
+            f"rank {rank:<3} peak {format_size(peak)}, {gone} activations offloaded, {anew}"
             f"{_split(row)} of {backwards} backwards split{why}"
         )
     return report
@@ -118,7 +124,7 @@ def _split(row: list[Op]) -> int:
 
 
 def _kept(found: Optimised) -> tuple[int, ...]:
-    """Return what ranks would use if the same order had no copies."""
+    """Return what ranks would use if the same order had no copies, and nothing were computed again."""
     problem = found.problem
     if problem is None or NO_LIMIT in problem.limit:
         return found.simulated.peak_bytes

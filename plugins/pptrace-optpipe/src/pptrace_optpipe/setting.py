@@ -6,7 +6,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from pptrace.plugin import (
     Kind,
     Placement,
     Policy,
+    PolicyName,
     PptraceError,
     Schedule,
     format_size,
@@ -25,16 +26,17 @@ from pptrace.plugin import (
     simulate,
     write_table,
 )
-from pptrace_optpipe.problem import NO_LIMIT, Op, Part, Problem
+from pptrace_optpipe.posing import problem_of
+from pptrace_optpipe.problem import NO_LIMIT, Op, Part
 from pptrace_optpipe.tables import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pptrace.plugin import Prepared, Registry, Workload
-    from pptrace_optpipe.problem import Rows
+    from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["Setting", "Simulated", "check_room", "problem_of", "setting_in", "setting_of", "simulated"]
+__all__ = ["Ground", "Setting", "Simulated", "alone", "setting_in", "setting_of", "simulated"]
 
 
 class Simulated(NamedTuple):
@@ -55,11 +57,37 @@ def simulated(prepared: Prepared, table: Schedule) -> Simulated:
     step = prepared.resolved.experiment
     timeline = simulate(
         table, prepared.workload, prepared.network, prepared.policy, contention=prepared.contention,
-        overlap_reduction=step.data_parallel.overlap, stage_replicas=step.data_parallel.stage_replicas,
+        overlap_reduction=step.data_parallel.overlaps, stage_replicas=step.data_parallel.stage_replicas,
     )  # fmt: skip
     metrics = measure(timeline, prepared.workload)
     peak = tuple(int(value) for value in metrics.memory.peak_bytes)
     return Simulated(int(metrics.step_ns), float(metrics.bubble), peak)
+
+
+class Ground(Protocol):
+    """What a search searches in: a placement of stages, its costs and limits, and the simulator."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where stages are."""
+        ...
+
+    @property
+    def messages_are_simple(self) -> bool:
+        """Whether messages cost what a search sees of them."""
+        ...
+
+    def problem(self, memory: int) -> Problem:
+        """Return what there is to search for under a limit; see :meth:`Setting.problem`."""
+        ...
+
+    def simulate(self, table: Schedule) -> Simulated:
+        """Return what the simulator says of a table."""
+        ...
+
+    def fits(self, simulated: Simulated, memory: int) -> bool:
+        """Return whether every rank keeps a limit."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +103,10 @@ class Setting:
 
     remade: Callable[[Schedule], Prepared] | None = None
     """Prepares the configuration for another table."""
+    recompute: bool = False
+    """Whether forwards may be computed again."""
+    shared: tuple[tuple[int, ...], ...] = ()
+    """Groups of ranks whose GPUs copy to the host by one channel."""
 
     @property
     def workload(self) -> Workload:
@@ -91,6 +123,16 @@ class Setting:
             prepared = self.remade(table)
         return simulated(prepared, table)
 
+    @property
+    def messages_are_simple(self) -> bool:
+        """Whether messages cost what a search sees of them."""
+        policy = self.prepared.policy
+        return policy.program is None and policy.name is PolicyName.ASYNC
+
+    def fits(self, simulated: Simulated, memory: int) -> bool:
+        """Return whether every rank keeps a limit; 0 is none."""
+        return not memory or max(simulated.peak_bytes) <= memory
+
     def problem(self, memory: int) -> Problem:
         """Return what there is to search for within so many bytes per rank, weights included; 0 for any.
 
@@ -105,7 +147,8 @@ class Setting:
                 f"{format_size(memory)} is {format_size(need - memory)} less than the weights and all else that "
                 f"rank {worst} always holds", nearest=format_size(need), key="--memory",
             )  # fmt: skip
-        return problem_of(self.workload, self.placement, limit, self.transfers)
+        return problem_of(self.workload, self.placement, limit, self.transfers, recompute=self.recompute,
+                          shared=self.shared)  # fmt: skip
 
 
 def setting_of(
@@ -130,7 +173,7 @@ def setting_of(
         step.experiment.parallel.pp, step.experiment.batch.known_microbatches, step.experiment.parallel.vp
     )
     try:
-        prepared = remade(table_of(_alone(placement, placement.microbatches), placement))
+        prepared = remade(table_of(alone(placement, placement.microbatches), placement))
     except ConstraintError as refused:
         if not refused.key.startswith("p2p"):
             raise
@@ -162,7 +205,13 @@ def _placed_by(
     raise refused
 
 
-def setting_in(prepared: Prepared, remade: Callable[[Schedule], Prepared] | None = None) -> Setting:
+def setting_in(
+    prepared: Prepared,
+    remade: Callable[[Schedule], Prepared] | None = None,
+    *,
+    recompute: bool = False,
+    shared: tuple[tuple[int, ...], ...] = (),
+) -> Setting:
     """Return the setting of a configuration with a table, whose placement it has.
 
     Raises:
@@ -171,7 +220,7 @@ def setting_in(prepared: Prepared, remade: Callable[[Schedule], Prepared] | None
     table, workload = prepared.schedule, prepared.workload
     if workload.classes:
         raise ConfigError("microbatches of different costs cannot be searched for: make them alike", key="costs")
-    one = table_of(_alone(table.placement, 1), Placement.of_stages(table.placement.stage_rank[:1], 1, table.ranks))
+    one = table_of(alone(table.placement, 1), Placement.of_stages(table.placement.stage_rank[:1], 1, table.ranks))
     policy = prepared.policy if prepared.policy.program is None else Policy()
     timeline = simulate(one, workload, prepared.network, policy, contention=prepared.contention)
     memory = measure(timeline, workload).memory
@@ -185,6 +234,8 @@ def setting_in(prepared: Prepared, remade: Callable[[Schedule], Prepared] | None
     return Setting(
         prepared=prepared,
         remade=remade,
+        recompute=recompute,
+        shared=shared,
         placement=table.placement,
         static_bytes=tuple(int(value) for value in memory.static_bytes),
         transfers=(
@@ -194,72 +245,12 @@ def setting_in(prepared: Prepared, remade: Callable[[Schedule], Prepared] | None
     )
 
 
-def _alone(placement: Placement, microbatches: int) -> Rows:
-    """Return rows of one microbatch after another."""
+def alone(placement: Placement, microbatches: int) -> Rows:
+    """Return rows of one microbatch after another, weight gradients behind what other stages wait for."""
     rows: Rows = [[] for _ in range(placement.ranks)]
     for microbatch in range(microbatches):
-        for part, stages in ((Part.F, range(placement.stages)), (Part.I, range(placement.stages)[::-1])):
+        up = range(placement.stages)
+        for part, stages in ((Part.F, up), (Part.I, up[::-1]), (Part.W, up[::-1])):
             for stage in stages:
-                row = rows[placement.rank_of(stage, 0)]
-                row.append(Op(part, stage, microbatch))
-                if part is Part.I:
-                    row.append(Op(Part.W, stage, microbatch))
+                rows[placement.rank_of(stage, 0)].append(Op(part, stage, microbatch))
     return rows
-
-
-def problem_of(
-    workload: Workload,
-    placement: Placement,
-    limit: tuple[int, ...],
-    transfers: tuple[tuple[int, ...], tuple[int, ...]],
-) -> Problem:
-    """Return the problem that costs, a placement, room for activations and transfers make.
-
-    Raises:
-        ConstraintError: a rank has no room for the activation of one microbatch.
-    """
-    columns = {name: tuple(int(value) for value in getattr(workload, f"{name}_ns"))
-               for name in ("f", "i", "w", "b", "offload", "reload")}  # fmt: skip
-    if not (all(columns["offload"]) and all(columns["reload"])):
-        columns["offload"] = columns["reload"] = ()
-    stage_rank = tuple(int(rank) for rank in placement.stage_rank[0])
-    problem = Problem(
-        microbatches=placement.microbatches,
-        stage_rank=stage_rank,
-        activation=tuple(int(value) for value in workload.activation_bytes),
-        weight_activation=tuple(int(value) for value in workload.weight_activation_bytes),
-        limit=limit,
-        forward_transfer=transfers[0],
-        backward_transfer=transfers[1],
-        tail=_tails(workload, stage_rank),
-        **columns,  # type: ignore[arg-type] # columns by name
-    )
-    check_room(problem)
-    return problem
-
-
-def check_room(problem: Problem) -> None:
-    """Refuse limits that not even one microbatch fits in.
-
-    Raises:
-        ConstraintError: names the rank and what is missing.
-    """
-    for rank, limit in enumerate(problem.limit):
-        held = [problem.activation[stage] for stage in problem.stages_of[rank]]
-        least = max(held) if problem.copies else sum(held)
-        if limit not in (NO_LIMIT, max(limit, least)):
-            what = "of a stage" if problem.copies else "of all its stages"
-            raise ConstraintError(
-                f"rank {rank} has {format_size(limit)} for activations, and one microbatch's {what} take "
-                f"{format_size(least)}: allow {format_size(least - limit)} more", key="--memory",
-            )  # fmt: skip
-
-
-def _tails(workload: Workload, stage_rank: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what follows each rank's last computation at least: reduction, meeting, update."""
-    tails = []
-    for rank in range(max(stage_rank) + 1):
-        own = [stage for stage, at in enumerate(stage_rank) if at == rank]
-        update = sum(int(workload.optimizer_ns[stage]) for stage in own)
-        tails.append(min(int(workload.reduce_ns[stage]) for stage in own) + int(workload.sync_ns) + update)
-    return tuple(tails)

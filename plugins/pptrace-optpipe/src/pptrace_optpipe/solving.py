@@ -98,7 +98,7 @@ def solve(
     solver = solver_of(effort)
     status = run_solver(solver, model.cp, effort)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        start, _ = model.read(solver)
+        start = model.read(solver)
         length = int(solver.value(model.length))
         bound = length if status == cp_model.OPTIMAL else ceil(solver.best_objective_bound - 1e-6)
         return Solved(length, max(bound, least), start)

@@ -1,8 +1,9 @@
 """Schedules to start from: the best of a grid of rules, with copies where memory asks for them.
 
 Without copies, ranks run as far ahead as memory lets them. With copies, they first run as far ahead as some
-larger memory would let them, and then activations go to the host until the true limit holds; of all these, the
-fastest that fits is taken. One microbatch after another is last: whatever fits at all, fits so.
+larger memory would let them, and then activations go to the host, or are computed again, until the true limit
+holds; of all these, the fastest that fits is taken. One microbatch after another is last: whatever fits at all,
+fits so.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from pptrace_optpipe.copies import with_copies
+from pptrace_optpipe.again import with_recompute
+from pptrace_optpipe.copies import with_copies, with_either
 from pptrace_optpipe.listing import Rule, list_rows, serial_rows
 from pptrace_optpipe.offloading import offloaded_rows
 from pptrace_optpipe.playing import Played, play
-from pptrace_optpipe.problem import NO_LIMIT
+from pptrace_optpipe.problem import NO_LIMIT, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,8 +40,12 @@ class Schedule(NamedTuple):
 
     @property
     def copied(self) -> int:
-        """How many activations go to the host."""
-        return sum(op.part.name == "O" for row in self.rows for op in row)
+        """How many activations go to the host, or are computed again."""
+        return sum(op.part in (Part.O, Part.C) for row in self.rows for op in row)
+
+
+_PARTS = (Fraction(1), Fraction(11, 12), Fraction(5, 6))
+"""Of a rank's memory, what its stages' activations in flight share; the rest is for weight gradients that wait."""
 
 
 def better(one: Schedule, other: Schedule | None) -> bool:
@@ -77,12 +83,25 @@ def start(
 def started(problem: Problem) -> Iterator[Schedule]:
     """Yield the schedules of the grid that fit, rule by rule."""
     for tried in _tried(problem):
-        rows, played = tried, play(problem, tried)
-        if played is not None and not played.fits(problem) and problem.copies:
-            copied = with_copies(problem, rows, played)
-            rows, played = (rows, None) if copied is None else (copied, play(problem, copied))
-        if played is not None and played.fits(problem):
-            yield Schedule(rows, played)
+        played = play(problem, tried)
+        if played is None:
+            continue
+        if played.fits(problem):
+            yield Schedule(tried, played)
+            continue
+        yield from _fitted(problem, tried, played)
+
+
+def _fitted(problem: Problem, rows: Rows, played: Played) -> Iterator[Schedule]:
+    """Yield rows that fit once activations go to the host, or are computed again, or either rank by rank."""
+    copied = with_copies(problem, rows, played) if problem.copies else None
+    made = [copied]
+    if problem.recomputes:
+        made += [with_recompute(problem, rows), with_either(problem, rows, played) if problem.copies else None]
+    for one in made:
+        fitted = None if one is None else play(problem, one)
+        if one is not None and fitted is not None and fitted.fits(problem):
+            yield Schedule(one, fitted)
 
 
 def _tried(problem: Problem) -> Iterator[Rows]:
@@ -115,12 +134,37 @@ def _most_kept(problem: Problem) -> int:
 
 def _rules(problem: Problem) -> Iterator[Rule]:
     """Yield rules for as much memory as there is, for more, and for some activations in flight."""
-    for more in _AHEAD if problem.copies else _AHEAD[:1]:
+    for per_stage in _by_round_trips(problem):
+        yield Rule(limit=problem.limit, per_stage=per_stage)
+    for more in _AHEAD if problem.copies or problem.recomputes else _AHEAD[:1]:
         limit = tuple(NO_LIMIT if one == NO_LIMIT else int(one * more) for one in problem.limit)
         for patient, weights_first in product((True, False), (False, True)):
             yield Rule(limit=limit, patient=patient, weights_first=weights_first)
     for most in _flights(problem):
         yield Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=most)
+
+
+def _by_round_trips(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Yield how many activations each stage may have in flight where ranks have several.
+
+    In a steady state, an activation is there for a round trip from its stage and some more, so a rank's memory, or
+    a part of it, is shared in the ratio of those. What is left over goes to the last stage, or to the first.
+    """
+    if problem.stages == problem.ranks or NO_LIMIT in problem.limit:
+        return
+    work = [sum(times[stage] for times in (problem.f, problem.i, problem.w)) for stage in range(problem.stages)]
+    for last, more, part in product((True, False), (0, 2), _PARTS):
+        trips = [problem.round_trip(stage) + more * work[stage] for stage in range(problem.stages)]
+        shares = [0] * problem.stages
+        for stages, limit in zip(problem.stages_of, problem.limit, strict=True):
+            left = room = int(limit * part)
+            taken = sum(trips[stage] * problem.activation[stage] for stage in stages) or 1
+            for stage in stages:
+                shares[stage] = max(1, room * trips[stage] // taken)
+                left -= shares[stage] * problem.activation[stage]
+            own = stages[-1 if last else 0]
+            shares[own] += max(left // max(problem.activation[own], 1), 0)
+        yield tuple(shares)
 
 
 def _flights(problem: Problem) -> Iterator[tuple[int, ...]]:

@@ -21,7 +21,11 @@ _KINDS = {
     Part.B: Kind.B,
     Part.O: Kind.OFFLOAD,
     Part.R: Kind.RELOAD,
+    Part.C: Kind.RECOMPUTE,
 }
+_AWAITED = {Part.A: Part.O, Part.D: Part.R}
+"""Which copy an op awaits."""
+_AWAITS = {_KINDS[copy]: part for part, copy in _AWAITED.items()}
 _TRIES = 8
 """Groups of ranks on which backwards are tried whole."""
 _PARTS = {kind: part for part, kind in _KINDS.items()}
@@ -35,12 +39,11 @@ def table_of(rows: Rows, placement: Placement) -> Schedule:
 def _actions(row: list[Op]) -> list[Action]:
     actions, after = list[Action](), tuple[Action, ...]()
     for op in row:
-        kind = Kind.OFFLOAD if op.part is Part.A else _KINDS[op.part]
-        action = Action(kind=kind, stage=op.stage, microbatch=op.microbatch, after=after)
-        if op.part is Part.A:
-            after = (action,)
+        kind = _KINDS[_AWAITED.get(op.part, op.part)]
+        if op.part in _AWAITED:
+            after = (*after, Action(kind=kind, stage=op.stage, microbatch=op.microbatch))
         else:
-            actions.append(action)
+            actions.append(Action(kind=kind, stage=op.stage, microbatch=op.microbatch, after=after))
             after = ()
     return actions
 
@@ -64,9 +67,7 @@ def rows_of_table(table: Schedule) -> Rows:
         row: list[Op] = []
         for action in table[rank]:
             row += [
-                Op(Part.A, one.stage, one.microbatch)
-                for one in action.after
-                if one.kind is Kind.OFFLOAD and table.placement.rank_of(one.stage, one.microbatch) == rank
+                Op(_AWAITS[one.kind], one.stage, one.microbatch) for one in action.after if one.kind in _AWAITS
             ]
             part = _PARTS.get(action.kind)
             if part is Part.B:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ortools.sat.python import cp_model
 
+from pptrace_optpipe.model import neither
 from pptrace_optpipe.ordering import rows_of
-from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part
 from pptrace_optpipe.solving import run_solver, solver_of
 
 if TYPE_CHECKING:
@@ -40,13 +41,10 @@ def improved(problem: Problem, rows: Rows, played: Played, span: tuple[int, int]
     solver.parameters.max_deterministic_time = _WORK
     if run_solver(solver, window.cp, effort) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    gone = {at for at, chosen in window.chosen.items() if solver.value(chosen)}
-    start = {}
-    for op in window.ops:
-        at = (op.stage, op.microbatch)
-        if op.part in COMPUTED or at not in window.chosen or at in gone:
-            start[op] = int(solver.value(window.begin(op)))
-    return rows_of(problem, start)
+    return rows_of(problem, {
+        op: int(solver.value(window.begin(op)))
+        for op in window.ops if (chosen := window.choice(op)) is None or solver.value(chosen)
+    })  # fmt: skip
 
 
 class _Window:
@@ -59,12 +57,15 @@ class _Window:
         self.first = [0] * problem.ranks
         self.free: set[Op] = set()
         self.post: set[Op] = set()
-        self.ops = [op for row in rows for op in row if op.part is not Part.A]
+        self.ops = [op for row in rows for op in row if op.part not in (Part.A, Part.D)]
         for rank, row in enumerate(rows):
             for op in row:
-                if op.part in COMPUTED:
+                if op.part in ON_RANK:
                     self._sort_in(rank, op)
         self.chosen: dict[tuple[int, int], Any] = {}
+        """By stage and microbatch: whether it is offloaded, where that may change."""
+        self.again: dict[tuple[int, int], Any] = {}
+        """The same of whether its forward is computed again."""
         self.shift = [self.cp.new_int_var(0, played.step, f"shift{rank}") for rank in range(problem.ranks)]
         self.variable: dict[Op, Any] = {}
 
@@ -75,6 +76,12 @@ class _Window:
             self.first[rank] = max(self.first[rank], self.played.end[op])
         else:
             (self.free if begin < self.high else self.post).add(op)
+
+    def choice(self, op: Op) -> Any:
+        """Return what says whether an op is there; None for those that are."""
+        if op.part in _COPIED:
+            return self.chosen.get((op.stage, op.microbatch))
+        return self.again.get((op.stage, op.microbatch)) if op.part is Part.C else None
 
     def begin(self, op: Op) -> Any:
         """Return when an op starts: a number, a variable, or a number less its rank's shift."""
@@ -92,12 +99,19 @@ class _Window:
             self._streams(rank)
             if self.problem.limit[rank] != NO_LIMIT:
                 self._memory(rank)
+        for ranks, parts in self.problem.channels:
+            self.cp.add_no_overlap([
+                self._copy(op) for op in self.ops
+                if op.part in parts and self.problem.stage_rank[op.stage] in ranks
+                and (op in self.variable or self._is_near(op))
+            ])  # fmt: skip
         self._dataflow()
         self._objective()
 
     def _variables(self) -> None:
         problem, cp = self.problem, self.cp
         copied = {(op.stage, op.microbatch) for op in self.ops if op.part is Part.O}
+        self._may_compute_again()
         for op in sorted(self.free):
             rank, at = problem.stage_rank[op.stage], (op.stage, op.microbatch)
             self._variable(op, self.first[rank], self.played.start[op])
@@ -117,6 +131,21 @@ class _Window:
             if back not in self.variable:
                 self._variable(back, 0, self.played.start.get(back, 0))
 
+    def _may_compute_again(self) -> None:
+        """Let forwards whose input gradients are inside too be computed again, or no longer."""
+        if not self.problem.recomputes:
+            return
+        known = {op for op in self.ops if op.part is Part.C}
+        for op in sorted(self.free):
+            rank, gradient = self.problem.stage_rank[op.stage], op._replace(part=Part.I)
+            if op.part is Part.F and gradient in self.free and self.problem.limit[rank] != NO_LIMIT:
+                later, at = op._replace(part=Part.C), (op.stage, op.microbatch)
+                self.again[at] = self.cp.new_bool_var("c")
+                self.cp.add_hint(self.again[at], int(later in known))
+                if later not in known:
+                    self.ops.append(later)
+                    self._variable(later, 0, self.played.start[gradient])
+
     def _variable(self, op: Op, low: int, hint: int) -> None:
         self.variable[op] = self.cp.new_int_var(low, self.horizon, "start")
         self.cp.add_hint(self.variable[op], int(hint))
@@ -126,27 +155,30 @@ class _Window:
         problem, cp = self.problem, self.cp
         own = [op for op in self.ops if problem.stage_rank[op.stage] == rank]
         inside = [op for op in own if op in self.free]
-        intervals = [
-            cp.new_fixed_size_interval_var(self.variable[op], problem.duration(op), "run") for op in inside
-        ]
+        again = [op for op in own if op.part is Part.C and op not in self.free and self.choice(op) is not None]
+        intervals = [self._run(op) for op in inside + again]
         behind = [op for op in own if op in self.post]
         if behind:
             then = min(behind, key=self.played.start.__getitem__)
             for op in inside:
-                cp.add(self.variable[op] + problem.duration(op) <= self.begin(then))
+                if self.choice(op) is None:
+                    cp.add(self.variable[op] + problem.duration(op) <= self.begin(then))
         for part in (Part.F, Part.I, Part.W):
             for stage in problem.stages_of[rank]:
                 line = sorted(op.microbatch for op in inside if op.part is part and op.stage == stage)
                 for one, other in pairwise(line):
                     ahead, after = Op(part, stage, one), Op(part, stage, other)
                     cp.add(self.variable[ahead] + problem.duration(ahead) <= self.variable[after])
-        copies = [op for op in own if op.part in (Part.O, Part.R) and (op in self.variable or self._is_near(op))]
-        for streams in ((Part.O, Part.R),) if problem.one_stream else ((Part.O,), (Part.R,)):
-            cp.add_no_overlap([self._copy(op) for op in copies if op.part in streams])
         cp.add_no_overlap(intervals)
 
     def _is_near(self, op: Op) -> bool:
         return self.played.end[op] > self.low and self.played.start[op] < self.high
+
+    def _run(self, op: Op) -> Any:
+        took, chosen = self.problem.duration(op), self.choice(op)
+        if chosen is None:
+            return self.cp.new_fixed_size_interval_var(self.variable[op], took, "run")
+        return self.cp.new_optional_fixed_size_interval_var(self.variable[op], took, chosen, "run")
 
     def _copy(self, op: Op) -> Any:
         took, at, begin = self.problem.duration(op), (op.stage, op.microbatch), self.begin(op)
@@ -174,6 +206,7 @@ class _Window:
         """Return from when to when a rank holds how much, and on what choice that depends."""
         found: list[tuple[Any, Any, int, Any]] = []
         problem, copied = self.problem, {(op.stage, op.microbatch) for op in self.ops if op.part is Part.O}
+        again = {(op.stage, op.microbatch) for op in self.ops if op.part is Part.C}
         ends = {op for op in self.ops if problem.stage_rank[op.stage] == rank and op.part is Part.W}
         for weight in sorted(ends):
             forward, gradient, out, back = (weight._replace(part=part)
@@ -183,10 +216,14 @@ class _Window:
                 continue
             at = (weight.stage, weight.microbatch)
             whole, part = problem.activation[weight.stage], problem.weight_activation[weight.stage]
-            chosen = self.chosen.get(at)
+            chosen, anew = self.chosen.get(at), self.again.get(at)
             done = self.begin(gradient) + problem.duration(gradient)
-            if chosen is not None or at not in copied:
-                found.append((self.begin(forward), done, whole, None if chosen is None else ~chosen))
+            if (chosen is not None or at not in copied) and (anew is not None or at not in again):
+                found.append((self.begin(forward), done, whole, neither(self.cp, chosen, anew)))
+            if at in again:
+                later = self.begin(weight._replace(part=Part.C))
+                found.append((self.begin(forward), later, problem.checkpoint[weight.stage], anew))
+                found.append((later, done, whole, anew))
             if at in copied:
                 gone = self.begin(out) + problem.duration(out)
                 found.append((self.begin(forward), gone, whole, chosen))
@@ -200,12 +237,11 @@ class _Window:
         slack: dict[tuple[int, int], int] = {}
         for op in [one for one in self.ops if one in self.played.start or one in self.variable]:
             for before, lag in self._needs(op):
-                at = (op.stage, op.microbatch)
-                copy = before.part in _COPIED or op.part in _COPIED
+                chosen = self.choice(op) if self.choice(before) is None else self.choice(before)
                 if before in self.variable or op in self.variable:
                     held = cp.add(self.begin(op) >= self.begin(before) + problem.duration(before) + lag)
-                    if copy and at in self.chosen:
-                        held.only_enforce_if(self.chosen[at])
+                    if chosen is not None:
+                        held.only_enforce_if(chosen)
                     continue
                 one, other = (problem.stage_rank[each.stage] for each in (before, op))
                 room = self.played.start[op] - self.played.end[before] - lag
@@ -225,17 +261,15 @@ class _Window:
             return [(op._replace(stage=stage - 1), problem.forward_transfer[stage - 1])] if stage else []
         if part is Part.W:
             return [(op._replace(part=Part.I), 0)]
-        if part is Part.O:
+        if part in (Part.O, Part.C):
             return [(op._replace(part=Part.F), 0)]
         if part is Part.R:
             return [(op._replace(part=Part.O), 0)]
         found = [(op._replace(part=Part.F), 0)]
         if stage + 1 < problem.stages:
             found.append((op._replace(stage=stage + 1), problem.backward_transfer[stage]))
-        back = op._replace(part=Part.R)
-        if back in self.variable or back in self.played.start:
-            found.append((back, 0))
-        return found
+        later = (op._replace(part=Part.R), op._replace(part=Part.C))
+        return found + [(one, 0) for one in later if one in self.variable or one in self.played.start]
 
     def _objective(self) -> None:
         """Shorten the step, and then every rank's own time."""
@@ -252,6 +286,6 @@ class _Window:
         cp.minimize(length * 2 * problem.ranks + sum(ends))
 
 
-_ANCHOR = {Part.F: Part.F, Part.I: Part.I, Part.W: Part.W, Part.O: Part.F, Part.R: Part.I}
+_ANCHOR = {Part.F: Part.F, Part.I: Part.I, Part.W: Part.W, Part.O: Part.F, Part.R: Part.I, Part.C: Part.C}
 """The computation with which an op moves."""
 _COPIED = (Part.O, Part.R)

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import PptraceError
@@ -47,9 +47,13 @@ class Work:
         """Search under one limit, and tell how it goes; Ctrl-C keeps the best so far."""
         from pptrace_optpipe.optimising import optimise
         from pptrace_optpipe.rivals import rivals
+        from pptrace_optpipe.sharing import shared_of
         from pptrace_optpipe.solving import Effort
 
         began, options = time.monotonic(), self.options
+        setting = replace(
+            self.setting, recompute=options.recompute, shared=shared_of(self.setting.prepared, options.copies)
+        )
 
         told: list[tuple[int, int]] = []
 
@@ -65,7 +69,7 @@ class Work:
 
         with _stoppable() as stopped:
             others: list[Rival] = []
-            for one in rivals(self.config, self.sets, self.registry, self.setting, memory):
+            for one in rivals(self.config, self.sets, self.registry, setting, memory):
                 others.append(one)
                 if stopped() or time.monotonic() - began > max(options.time / 1e9 * _SHARE, _AT_LEAST):
                     break
@@ -74,7 +78,7 @@ class Work:
                 seconds=options.time / 1e9 - took, workers=options.workers, seed=options.seed, stopped=stopped
             )
             found = optimise(
-                self.setting, memory, effort, self.cache, warm=self.table, rivals=others, tell=tell, warn=_warn
+                setting, memory, effort, self.cache, warm=self.table, rivals=others, tell=tell, warn=_warn
             )
         return found, others
 

@@ -11,7 +11,8 @@ from pptrace.plugin import COMMUNICATION, PASSES, Kind, Measurement, Source, Ste
 from pptrace_profilers.assembly.clocks import align
 from pptrace_profilers.assembly.messages import kernel_of, kernel_payloads, match_ends, shifted_message
 from pptrace_profilers.assembly.microbatches import name_messages
-from pptrace_profilers.assembly.slices import timeline_of
+from pptrace_profilers.assembly.overlapped_pairs import own_length
+from pptrace_profilers.assembly.slices import arrivals_of, timeline_of
 from pptrace_profilers.assembly.steps import split_steps
 from pptrace_profilers.recording.recording import NO_STAGE, shifted
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Clock
     from pptrace_profilers.assembly.messages import Message
+    from pptrace_profilers.assembly.overlapped_pairs import Arrivals
     from pptrace_profilers.recording.recording import Execution, Recording
 
 __all__ = ["assemble"]
@@ -58,7 +60,7 @@ def assemble(recordings: Sequence[Recording]) -> Measurement:
         name_messages(parts, moves, unattributed)
         found.append((label, parts, moves))
     # What a framework skips it skips in every step, however long one of them took.
-    skips = _skips_input_gradient([part for _, parts, _ in found for part in parts])
+    skips = _skips_input_gradient([(part, arrivals_of(moves)) for _, parts, moves in found for part in parts])
     notes += [_SKIPPED] if skips else []
     steps = []
     for label, parts, moves in found:
@@ -170,12 +172,21 @@ def _check_replicas(ranks: Sequence[Recording]) -> None:
                 raise TraceError(message, file=rank.path)
 
 
-def _skips_input_gradient(ranks: Sequence[Recording]) -> bool:
+def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
     """Return whether the first stage's input gradients are empty, so that its ``0W`` is the whole backward."""
-    inputs = [execution for rank in ranks for execution in rank.executions if execution.action.kind is Kind.I]
-    on_gpu = any(execution.gpu is not None for execution in inputs)
-    first = [_length(execution, on_gpu=on_gpu) for execution in inputs if execution.action.stage == 0]
-    others = [_length(execution, on_gpu=on_gpu) for execution in inputs if execution.action.stage > 0]
+    inputs = [
+        (execution, arrivals)
+        for rank, arrivals in ranks
+        for execution in rank.executions
+        if execution.action.kind is Kind.I
+    ]
+    on_gpu = any(execution.gpu is not None for execution, _ in inputs)
+    lengths = [  # of a GPU's actions one without a kernel took no time
+        (one.action.stage, 0 if on_gpu and one.gpu is None else own_length(one, arrivals))
+        for one, arrivals in inputs
+    ]
+    first = [length for stage, length in lengths if stage == 0]
+    others = [length for stage, length in lengths if stage > 0]
     return bool(first and others and np.median(first) <= _EMPTY_SHARE * np.median(others))
 
 
@@ -189,10 +200,3 @@ def _with_whole_backward(rank: Recording) -> Recording:
         if one.action.stage != 0 or one.action.kind is not Kind.I
     ]
     return replace(rank, executions=tuple(executions))
-
-
-def _length(execution: Execution, *, on_gpu: bool) -> int:
-    """Return what an action took; one without a kernel took a GPU no time."""
-    if execution.gpu is not None:
-        return execution.gpu.end_ns - execution.gpu.start_ns
-    return 0 if on_gpu else execution.end_ns - execution.start_ns

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pptrace.plugin import Action
     from pptrace_profilers.recording.recording import Execution, Recording
 
-__all__ = ["Arrivals", "TimesAlone", "arrival"]
+__all__ = ["Arrivals", "TimesAlone", "arrival", "own_length"]
 
 Arrivals = dict[tuple[bool, int, int], int]
 """When inputs were there: of forwards or of backwards, by stage and microbatch."""
@@ -30,7 +30,7 @@ class TimesAlone:
             for execution in rank.executions:
                 action = execution.action
                 if not action.sub_actions:
-                    times[action.kind, action.stage].append(_length(execution, arrivals))
+                    times[action.kind, action.stage].append(own_length(execution, arrivals))
         self._by_stage = {key: median(lengths) for key, lengths in times.items()}
         for (kind, _), lengths in list(times.items()):
             times[kind, -1] += lengths
@@ -57,7 +57,8 @@ def arrival(action: Action, arrivals: Arrivals, otherwise: int) -> int:
     return arrivals.get((action.kind is Kind.F, action.stage, action.microbatch), otherwise)
 
 
-def _length(execution: Execution, arrivals: Arrivals) -> int:
+def own_length(execution: Execution, arrivals: Arrivals) -> int:
+    """Return what an action took without the wait for its input."""
     if execution.gpu is not None:
         return execution.gpu.end_ns - execution.gpu.start_ns
     there = arrival(execution.action, arrivals, execution.start_ns)

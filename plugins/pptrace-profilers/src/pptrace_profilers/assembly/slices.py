@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pptrace_profilers.assembly.overlapped_pairs import Arrivals
     from pptrace_profilers.recording.recording import Execution, MessageEnd, Recording
 
-__all__ = ["timeline_of"]
+__all__ = ["arrivals_of", "timeline_of"]
 
 
 def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tuple[Timeline, Int64s, int]:
@@ -42,11 +42,7 @@ def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tupl
     Raises:
         TraceError: the actions are no pipeline's.
     """
-    arrivals = {
-        (message.forward, message.to_stage, message.microbatch): message.received.end_ns
-        for message in messages
-        if message.stage >= 0 and message.received is not None
-    }
+    arrivals = arrivals_of(messages)
     times = TimesAlone(ranks, arrivals)
     actions = [one for number, rank in enumerate(ranks) for one in _actions(number, rank, arrivals, times)]
     placement = _placement([action for action, _ in actions], len(ranks))
@@ -61,6 +57,15 @@ def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tupl
     if (received >= 0).any():
         timeline = with_causes(timeline, received)
     return timeline, np.array([gap for _, gap, _ in slices], dtype=np.int64), zero
+
+
+def arrivals_of(messages: Sequence[Message]) -> dict[tuple[bool, int, int], int]:
+    """Return when each input was there: by whether it is an activation, its stage, and its first microbatch."""
+    return {
+        (message.forward, message.to_stage, message.microbatch): message.received.end_ns
+        for message in messages
+        if message.stage >= 0 and message.received is not None
+    }
 
 
 def _is_within(action: Action, placement: Placement) -> bool:

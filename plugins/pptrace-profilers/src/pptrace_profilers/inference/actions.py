@@ -1,7 +1,7 @@
 """Actions of traces that name none: forward and backward of each microbatch, with how sure that is.
 
-Only pipelines of one stage per rank are inferred, their microbatches in the order of their forwards. The
-confidence is the product of five shares, 1 for a pipeline of which everything fits:
+Where ranks hold one stage, microbatches are in the order of their forwards. The confidence is the product of five
+shares, 1 for a pipeline of which everything fits:
 
 - *even*: the fewest forwards of a rank in a step, of the most;
 - *paired*: forwards that as many backwards go back through as through most of their rank (two are input and weight
@@ -10,11 +10,14 @@ confidence is the product of five shares, 1 for a pipeline of which everything f
 - *directed*: messages that leave for the next rank behind a forward, or for the one before behind a backward;
 - *counted*: messages to each neighbour, of the forwards.
 
-Below :data:`LEAST` nothing is guessed, nor where messages pass over a neighbour: ranks then hold several stages.
+Where that is not so, or messages pass over a neighbour, ranks hold several stages, and which forward is whose is
+told by the ways that messages take (:mod:`~pptrace_profilers.inference.chains`), if hosts waited for them; shares
+are then of what a chain of forwards over all stages asks for. Below :data:`LEAST` nothing is guessed.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -23,14 +26,15 @@ import numpy as np
 
 from pptrace.plugin import Action, Kind, TraceError
 from pptrace_profilers.inference.autograd import autograd_runs
+from pptrace_profilers.inference.chains import Part, chained
 from pptrace_profilers.inference.launches import launch_runs
 from pptrace_profilers.recording.annotations import Annotations
 from pptrace_profilers.recording.gpu_spans import with_gpu_spans
 from pptrace_profilers.recording.intervals import window_around
-from pptrace_profilers.recording.recording import Execution
+from pptrace_profilers.recording.recording import NO_STAGE, Execution
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pptrace_profilers.inference.autograd import Run
     from pptrace_profilers.recording.recording import Recording
@@ -39,6 +43,9 @@ __all__ = ["LEAST", "infer"]
 
 LEAST = 0.9
 """The confidence from which actions are inferred."""
+_AUTOGRAD = "autograd's operations"
+_Places = dict[int, tuple[int, int]]
+"""By number of a rank's forward, its stage and microbatch."""
 _HELP = "`pptrace annotate` prints a module that marks them"
 
 
@@ -79,31 +86,103 @@ def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
     Args:
         recordings: one per pipeline rank, in their order, with no action that computes.
     """
-    source = "autograd's operations"
+    source = _AUTOGRAD
     ranks = [_Rank.of(recording, _from_autograd(recording)) for recording in recordings]
     if not all(rank.forwards for rank in ranks):
         source = "the threads of launches"
         ranks = [_Rank.of(one, launch_runs(one.operations, _posts(one))) for one in recordings]
     if not all(rank.forwards for rank in ranks):
         return list(recordings), ""
-    confidence, objection = _confidence(ranks, source)
-    if objection:
-        return list(recordings), f"forwards and backwards are not inferred{objection}; {_HELP}"
-    note = f"no annotation names an action: inferred from {source}, confidence {confidence:.2f}; {_HELP}"
-    return [_with_actions(rank, number) for number, rank in enumerate(ranks)], note
+    verdict, placed = _confidence(ranks, source), [_in_order(rank) for rank in ranks]
+    if verdict.objection and _several_stages(ranks, source):
+        verdict, placed, stages = _from_chains(ranks)
+        source = f"{source} and the ways of messages, {stages} stages"
+    if verdict.objection:
+        return list(recordings), f"forwards and backwards are not inferred{verdict.objection}; {_HELP}"
+    note = f"no annotation names an action: inferred from {source}, {verdict.text}; {_HELP}"
+    return [_with_actions(rank, places) for rank, places in zip(ranks, placed, strict=True)], note
 
 
-def _confidence(ranks: Sequence[_Rank], source: str) -> tuple[float, str]:
-    """Return how sure the inference is, and what speaks against it."""
-    if not any(end.peer >= 0 for rank in ranks for end in rank.recording.ends):
-        return 0.0, ": no message between these ranks tells a pipeline"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Verdict:
+    """How sure an inference is."""
+
+    text: str
+    """The confidence, and where it is not 1 what it is for."""
+    objection: str
+    """What speaks against the inference; empty where nothing does."""
+
+    @classmethod
+    def of(cls, shares: Mapping[str, float], source: str) -> _Verdict:
+        """Return the product of shares, and the least of them where that is not 1."""
+        confidence = float(np.prod(list(shares.values())))
+        weakest = min(shares, key=lambda name: shares[name])
+        # Rounded down: what is less than 1, or than the limit, is not to read as that.
+        rounded = f"confidence {math.floor(100 * confidence) / 100:.2f}"
+        why = f"as only {math.floor(100 * shares[weakest])}% {weakest}"
+        if confidence < LEAST:
+            return cls(text="", objection=f" from {source}: {rounded} is below {LEAST}, {why}")
+        return cls(text=rounded if confidence == 1 else f"{rounded}, {why}", objection="")
+
+
+def _confidence(ranks: Sequence[_Rank], source: str) -> _Verdict:
+    """Return how sure it is that each rank is a stage."""
+    peers = [end.peer for rank in ranks for end in rank.recording.ends]
+    if peers and max(peers) < 0:
+        return _Verdict(text="", objection=": no file of a rank that these exchange messages with is here")
+    if not peers:
+        return _Verdict(text="", objection=": no message between these ranks tells a pipeline")
     if any(_passes_over(rank.recording, number) for number, rank in enumerate(ranks)):
-        return 0.0, ": messages go to ranks that are no neighbours, so ranks hold several stages"
-    shares = dict(_shares(ranks))
-    confidence = float(np.prod(list(shares.values())))
-    weakest = min(shares, key=lambda name: shares[name])
-    low = f"confidence {confidence:.2f} is below {LEAST}, as only {shares[weakest]:.0%} {weakest}"
-    return confidence, f" from {source}: {low}" if confidence < LEAST else ""
+        return _Verdict(text="", objection=(
+            ": messages go to ranks that are no neighbours, so ranks hold several stages, and no host's "
+            "operations and waits say which action is of which stage"
+        ))  # fmt: skip
+    return _Verdict.of(dict(_shares(ranks)), source)
+
+
+def _several_stages(ranks: Sequence[_Rank], source: str) -> bool:
+    """Whether ways of messages can say more: a host waited for them, and its backwards know their forwards."""
+    ends = [end for rank in ranks for end in rank.recording.ends if end.peer >= 0]
+    return source == _AUTOGRAD and bool(ends) and all(end.posted_ns < 0 for end in ends)
+
+
+def _from_chains(ranks: Sequence[_Rank]) -> tuple[_Verdict, list[_Places], int]:
+    """Return how sure it is, the place of each forward, and how many stages there are."""
+    placed: list[_Places] = [{} for _ in ranks]
+    fitting: Counter[str] = Counter()
+    counted: Counter[str] = Counter()
+    routes: list[tuple[int, ...]] = []
+    for step in sorted({step for rank in ranks for step in rank.steps} - {-1}):
+        found = chained([_part(rank, step) for rank in ranks])
+        routes.append(found.route)
+        for (rank, forward), place in found.places.items():
+            placed[rank][forward] = place
+        for what, (fit, count) in found.shares.items():
+            fitting[what] += fit
+            counted[what] += count
+    shares = {what: fitting[what] / counted[what] for what in counted}
+    shares["of the steps have their stages in the same places"] = routes.count(routes[0]) / len(routes)
+    pairs = [rank.backwards[run.forward_number] in {1, 2} for rank in ranks for run in rank.forwards]
+    shares["of the forwards have one backward or two"] = _mean(pairs)
+    return _Verdict.of(shares, f"{_AUTOGRAD} and the ways of messages"), placed, len(routes[0])
+
+
+def _part(rank: _Rank, step: int) -> Part:
+    runs = [run for run, its in zip(rank.runs, rank.steps, strict=True) if its == step]
+    windows = rank.recording.windows
+    start, end = windows[step][1:] if windows else (-(2**63), 2**63)
+    return Part(runs=runs, ends=[one for one in rank.recording.ends if start <= one.host_ns <= end])
+
+
+def _in_order(rank: _Rank) -> _Places:
+    """Return the places of a rank's forwards if it holds one stage, which its number is."""
+    places: _Places = {}
+    begun: Counter[int] = Counter()
+    for run, step in zip(rank.runs, rank.steps, strict=True):
+        if run.forward and step >= 0:
+            places[run.forward_number] = (NO_STAGE, begun[step])
+            begun[step] += 1
+    return places
 
 
 def _from_autograd(recording: Recording) -> list[Run]:
@@ -179,9 +258,9 @@ def _in_a_step(recording: Recording, at_ns: int) -> bool:
     return not recording.windows or any(start <= at_ns <= end for _, start, end in recording.windows)
 
 
-def _with_actions(rank: _Rank, stage: int) -> Recording:
+def _with_actions(rank: _Rank, places: _Places) -> Recording:
     """Return a recording with its runs as actions; a GPU's kernels are those launched within them."""
-    executions = tuple(_executions(rank, stage))
+    executions = tuple(_executions(rank, places))
     recording = replace(rank.recording, executions=executions, unattributed=())
     operations = recording.operations
     if operations is None:
@@ -197,22 +276,18 @@ def _with_actions(rank: _Rank, stage: int) -> Recording:
     return with_gpu_spans(replace(recording, operations=replace(operations, action=action)))
 
 
-def _executions(rank: _Rank, stage: int) -> Iterator[Execution]:
-    """Yield the runs of forwards that are in a step, and of their backwards, as actions."""
-    microbatches: dict[int, int] = {}
-    begun: Counter[int] = Counter()
-    for run, step in zip(rank.runs, rank.steps, strict=True):
-        if run.forward and step >= 0:
-            microbatches[run.forward_number] = begun[step]
-            begun[step] += 1
+def _executions(rank: _Rank, places: _Places) -> Iterator[Execution]:
+    """Yield the runs of forwards that have a place, and of their backwards, as actions."""
     returned: Counter[int] = Counter()
-    usual = rank.usual
+    backwards = rank.backwards
     for run in rank.runs:
-        if run.forward_number not in microbatches:
+        if run.forward_number not in places:
             continue
         kind = Kind.F
         if not run.forward:
-            kind = Kind.B if usual == 1 else (Kind.I, Kind.W)[min(returned[run.forward_number], 1)]
+            split = backwards[run.forward_number] > 1
+            kind = (Kind.I, Kind.W)[min(returned[run.forward_number], 1)] if split else Kind.B
             returned[run.forward_number] += 1
-        action = Action(kind=kind, stage=stage, microbatch=microbatches[run.forward_number])
+        stage, microbatch = places[run.forward_number]
+        action = Action(kind=kind, stage=stage, microbatch=microbatch)
         yield Execution(action=action, start_ns=run.start_ns, end_ns=run.end_ns)

@@ -2,7 +2,8 @@
 
 PyTorch gives an operation that autograd will go back through a sequence number, and the function that goes back
 through it the same one (``autograd::engine::evaluate_function: MulBackward0``). So which backward belongs to which
-forward is known; where one forward ends and the next begins is where a message was posted, or work went back.
+forward is known; where one forward ends and the next begins is where a message was posted, or work went back, or
+where no pass of autograd goes back through both sides: a rank that hands over to itself posts nothing between.
 """
 
 from __future__ import annotations
@@ -66,29 +67,76 @@ def autograd_runs(path: Path, posts_ns: Sequence[int]) -> list[Run]:
     """
     if path.stat().st_size > _MOST_BYTES:
         return []
+    operations = _operations(read_events(path, _KEEP))
+    posts = np.searchsorted(
+        np.sort(np.array(posts_ns, dtype=np.int64)), [operation.start_ns for operation in operations]
+    ).tolist()
+    runs, of_run = _runs(operations, posts, frozenset())
+    begins = _begun_apart(operations, of_run)
+    return _runs(operations, posts, begins)[0] if begins else runs
+
+
+def _runs(
+    operations: Sequence[_Operation], posts: Sequence[int], begins: frozenset[int]
+) -> tuple[list[Run], list[int]]:
+    """Return the runs, and the run of each operation.
+
+    Args:
+        operations: by time.
+        posts: how many messages were posted before each.
+        begins: numbers of operations with which a forward begins, beside those behind posts and backwards.
+    """
     runs: list[Run] = []
+    of_run: list[int] = []
     forward_of: dict[int, int] = {}
+    gone_through: set[int] = set()
     forwards, last_post = -1, -1
-    posts = np.sort(np.array(posts_ns, dtype=np.int64))
-    for operation in _operations(read_events(path, _KEEP)):
-        post = int(np.searchsorted(posts, operation.start_ns))
+    for number, (operation, post) in enumerate(zip(operations, posts, strict=True)):
         current = runs[-1] if runs and post == last_post else None
         last_post = post
         if operation.forward:
-            if current is not None and current.forward:
+            if current is not None and current.forward and number not in begins:
                 names = (*current.operations, operation.name)
                 runs[-1] = replace(current, end_ns=operation.end_ns, operations=names)
             else:
                 forwards += 1
                 runs.append(_begun(operation, forwards))
             forward_of[operation.sequence] = forwards
+            of_run.append(len(runs) - 1)
             continue
         forward = forward_of.get(operation.sequence, -1)
-        if current is not None and not current.forward and forward in {-1, current.forward_number}:
+        # A pass of autograd goes through each function once: a second time is the next pass.
+        again = operation.sequence in gone_through
+        joins = (
+            current is not None and not current.forward and forward in {-1, current.forward_number} and not again
+        )
+        if current is not None and joins:
             runs[-1] = replace(current, end_ns=max(current.end_ns, operation.end_ns))
         elif forward >= 0:
             runs.append(_begun(operation, forward))
-    return runs
+            gone_through = set()
+        gone_through |= {operation.sequence} - {-1}
+        of_run.append(len(runs) - 1 if joins or forward >= 0 else -1)
+    return runs, of_run
+
+
+def _begun_apart(operations: Sequence[_Operation], of_run: Sequence[int]) -> frozenset[int]:
+    """Return numbers of operations within a forward from which on no pass goes back that went back before them."""
+    passes: dict[int, set[int]] = {}
+    for operation, run in zip(operations, of_run, strict=True):
+        if not operation.forward and operation.sequence >= 0:
+            passes.setdefault(operation.sequence, set()).add(run)
+    rows = [number for number, operation in enumerate(operations) if operation.forward]
+    last_of: dict[int, int] = {}
+    for number in rows:
+        for run in passes[operations[number].sequence]:
+            last_of[run] = number
+    begins, reaches = set(), -1
+    for before, number in zip([-1, *rows], rows, strict=False):
+        if before >= 0 and of_run[before] == of_run[number] and reaches < number:
+            begins.add(number)
+        reaches = max(reaches, *(last_of[run] for run in passes[operations[number].sequence]))
+    return frozenset(begins)
 
 
 def _begun(operation: _Operation, forward_number: int) -> Run:

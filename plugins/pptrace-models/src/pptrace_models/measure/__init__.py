@@ -1,0 +1,1 @@
+"""A script that measures matrix products, whose table the cost model reads."""

@@ -1,0 +1,127 @@
+"""Costs of an encoder in front of a decoder: its layers and its projector, as a transformer of their own shapes.
+
+Its layers are split over the tensor and context parallel devices as the decoder's are; data parallel replicas hold
+it as they hold the decoder. The projector has two matrices: from the tokens that it merges to the decoder's width,
+and from there to the same. A stage that ends inside the encoder passes on its tokens, the last one of it the
+projected ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import ConfigError, ConstraintError
+from pptrace_models import activations, flops, memory, timing
+from pptrace_models.collectives import Passes
+from pptrace_models.shard import Shard, shard
+from pptrace_models.transformer import Layer, Transformer
+
+if TYPE_CHECKING:
+    from pptrace.plugin import CostRequest
+    from pptrace_models.accelerator import Accelerator
+    from pptrace_models.encoder import Encoder
+    from pptrace_models.groups import Groups
+    from pptrace_models.matrices import Linear
+    from pptrace_models.options import RooflineOptions
+    from pptrace_models.work import Operation
+
+__all__ = ["Tower", "tower_of"]
+
+_LAYER = Layer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """An encoder on a device of a rank's group."""
+
+    encoder: Encoder
+    """What it is."""
+    model: Transformer
+    """Its layers."""
+    shard: Shard
+    """A device's share of them."""
+    width: int
+    """The decoder's."""
+
+    @property
+    def projected(self) -> int:
+        """Tokens of a microbatch behind the projector, on this device."""
+        return self.shard.tokens // self.encoder.merge
+
+    @property
+    def projections(self) -> tuple[Linear, Linear]:
+        """The projector's matrices."""
+        share = self.width // self.shard.tp
+        wide = self.model.hidden * self.encoder.merge
+        return (
+            flops.Linear(group="projector", inputs=wide, outputs=share, tokens=self.projected),
+            flops.Linear(group="projector", inputs=share, outputs=self.width, tokens=self.projected),
+        )
+
+    def projection(self, grad: int) -> Operation:
+        """Return the projector's products as one operation."""
+        return flops.product("projector", self.projections, self.model.element_bytes, grad)
+
+    def costs(
+        self, device: Accelerator, groups: Groups, options: RooflineOptions, grad: int
+    ) -> tuple[timing.Cost, timing.Cost]:
+        """Return the time of a layer and of the projector."""
+        layer = timing.layer_cost(self.model, self.shard, device, groups, _LAYER, options)
+        reduce = groups.ns("tp", self.projected * self.width * self.model.element_bytes, "all-reduce")
+        passes = Passes(forward_ns=reduce, backward_ns=reduce)
+        return layer, timing.operations_cost([self.projection(grad)], passes, self.model, device)
+
+    def kept(self) -> tuple[activations.Kept, activations.Kept]:
+        """Return what a layer and the projector keep of a microbatch: the inputs of its matrices."""
+        inputs = sum(one.tokens * one.inputs for one in self.projections) * self.model.element_bytes
+        outputs = sum(one.tokens * one.outputs for one in self.projections) * self.model.element_bytes
+        projector = activations.Kept(activation=inputs, weight_part=inputs + outputs)
+        return activations.layer_kept(self.model, self.shard, experts=False), projector
+
+    def held(self) -> tuple[memory.Held, memory.Held]:
+        """Return the parameters of a layer and of the projector."""
+        layer = memory.layer_held(self.model, self.shard, experts=False)
+        return layer, memory.Held(dense=sum(one.weights for one in self.projections))
+
+    def boundary_bytes(self, *, last: bool) -> int:
+        """Return the bytes of a microbatch that one of its stages passes on, or the last of them."""
+        tokens = self.shard.split_tokens * self.model.hidden
+        return (self.projected * self.width if last else tokens) * self.model.element_bytes
+
+    def flops(self, sequences: int) -> int:
+        """Return the model FLOPs of its part of a step."""
+        items, width = sequences * self.encoder.items, self.model.hidden
+        tokens = items * self.encoder.tokens
+        head = 3 * 2 * tokens * width  # of the one token in the vocabulary that it does not have
+        projector = 3 * 2 * (tokens // self.encoder.merge) * self.width * (width * self.encoder.merge + self.width)
+        return flops.step_flops(self.model, items, self.encoder.tokens) - head + projector
+
+
+def tower_of(model: Transformer, request: CostRequest, options: RooflineOptions) -> Tower | None:
+    """Return a model's encoder; None where it has none.
+
+    Raises:
+        ConfigError: segments, which it has none of.
+        ConstraintError: parallel sizes that do not divide its own.
+    """
+    encoder = model.encoder
+    if encoder is None:
+        return None
+    if options.segments:
+        raise ConfigError("an encoder has no segments: take segments away", key="costs.segments")
+    own = Transformer(
+        layers=encoder.layers, hidden=encoder.hidden, heads=encoder.heads, ffn=encoder.ffn, gated=encoder.gated,
+        vocabulary=1, causal=False, bias=True, flash_attention=model.flash_attention, precision=model.precision,
+        recompute=encoder.recompute,
+    )  # fmt: skip
+    alone = replace(request, micro=request.micro * encoder.items, sequence=encoder.tokens, ep=1, etp=0)
+    try:
+        part = shard(own, alone)
+    except ConstraintError as error:
+        reason = error.reason.replace("model.", "model.encoder.").replace("batch.sequence", "model.encoder.tokens")
+        raise ConstraintError(reason, nearest=error.nearest, key=error.key) from error
+    if part.tokens % encoder.merge:
+        reason = f"{encoder.merge} does not divide a device's {part.tokens} tokens of a microbatch"
+        raise ConfigError(reason, key="model.encoder.merge")
+    return Tower(encoder=encoder, model=own, shard=part, width=model.hidden)

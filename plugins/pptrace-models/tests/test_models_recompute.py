@@ -1,0 +1,71 @@
+"""Whole layers computed again by Megatron-LM's methods: what stages keep, and how long backwards take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.model.workload import Workload
+
+ROW = 2048 * 1024 * 2
+"""A layer's input: sequence, width and two bytes."""
+STAGE = 1
+"""One in the middle; of 20 layers on four stages, each has five."""
+
+
+@pytest.fixture
+def recomputed(costs: Callable[..., Workload]) -> Callable[..., Workload]:
+    def make(
+        method: str | None = None, layers: int | None = None, recompute: str = "full", **more: Any
+    ) -> Workload:
+        values = {"recompute_method": method, "recompute_num_layers": layers, "recompute": recompute}
+        return costs({"layers": 20, **{key: value for key, value in values.items() if value}}, **more)
+
+    return make
+
+
+@pytest.mark.parametrize(("layers", "inputs", "group"), [(1, 5, 1), (2, 3, 2), (3, 2, 3), (5, 1, 5), (9, 1, 5)])
+def test_uniform_keeps_one_input_of_each_group(
+    recomputed: Callable[..., Workload], layers: int, inputs: int, group: int
+) -> None:
+    none, uniform = recomputed(recompute="none"), recomputed("uniform", layers)
+    whole = int(none.activation_bytes[STAGE]) // 5
+
+    assert uniform.activation_bytes[STAGE] == inputs * ROW
+    # A group of layers is there while its backward computes it again.
+    assert uniform.reserved_bytes - none.reserved_bytes == group * whole - ROW
+    assert uniform.i_ns[STAGE] - none.i_ns[STAGE] == none.f_ns[STAGE]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4, 5, 9])
+def test_block_computes_the_first_layers_of_each_stage_again(
+    recomputed: Callable[..., Workload], layers: int
+) -> None:
+    none, block, again = recomputed(recompute="none"), recomputed("block", layers), min(layers, 5)
+    whole = int(none.activation_bytes[STAGE]) // 5
+
+    assert block.activation_bytes[STAGE] == again * ROW + (5 - again) * whole
+    assert block.reserved_bytes - none.reserved_bytes == whole - ROW
+    assert 5 * (block.i_ns[STAGE] - none.i_ns[STAGE]) == again * none.f_ns[STAGE]
+    assert (block.f_ns == none.f_ns).all()
+    assert (block.w_ns == none.w_ns).all()
+
+
+def test_one_layer_at_a_time_is_what_full_recomputation_does(recomputed: Callable[..., Workload]) -> None:
+    full = recomputed()
+    for same in (recomputed("uniform", 1), recomputed("uniform"), recomputed("block", 20)):
+        assert (same.activation_bytes == full.activation_bytes).all()
+        assert (same.b_ns == full.b_ns).all()
+        assert same.reserved_bytes == full.reserved_bytes
+
+
+@pytest.mark.parametrize("method", ["uniform", "block"])
+def test_segments_take_as_long(recomputed: Callable[..., Workload], method: str) -> None:
+    plain, parts = (recomputed(method, 2, options={"segments": segments}) for segments in (False, True))
+
+    assert (parts.b_ns == plain.b_ns).all()
+    assert (parts.i_ns == plain.i_ns).all()

@@ -1,0 +1,163 @@
+"""A request for a schedule as something to search in, beside the tables of other plugins' schedules."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import Placement, PptraceError, ScheduleError
+from pptrace_optpipe.optimising import optimise
+from pptrace_optpipe.playing import play
+from pptrace_optpipe.posing import again_of, check_room
+from pptrace_optpipe.problem import NO_LIMIT, Problem
+from pptrace_optpipe.rivals import Rival, is_as_much
+from pptrace_optpipe.setting import Simulated, alone
+from pptrace_optpipe.tables import rows_of_table, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pptrace.plugin import PlayedTable, Schedule, ScheduleRequest, TableSimulator
+    from pptrace_optpipe.caching import Cache
+    from pptrace_optpipe.solving import Effort
+
+__all__ = ["problem_asked", "searched_in_place"]
+
+_SHARE, _AT_LEAST = 0.25, 1.0
+"""The part of the time, and the seconds, in which other plugins' schedules are made and played."""
+
+
+def searched_in_place(request: ScheduleRequest, effort: Effort, cache: Cache | None) -> Schedule:
+    """Return the best table: no longer than any of other plugins that the simulator says fits.
+
+    Raises:
+        ScheduleError: nothing that fits was found in time.
+        ConstraintError: nothing can fit.
+    """
+    simulator = request.simulator
+    placement = Placement.looped(request.ranks, request.microbatches, request.chunks)
+    limit = _limits(request, placement)
+    if simulator is None:
+        return optimise(_Asked(request, placement, None, limit), 0, effort, cache).table
+    began = time.monotonic()
+    with suppress(PptraceError):  # a policy may take only some orders
+        played = simulator.play(table_of(alone(placement, placement.microbatches), placement))
+        limit = _limits(request, placement, played)
+    ground = _Asked(request, placement, simulator, limit)
+    rivals = list(_rivals(ground, simulator, effort))
+    took = min(time.monotonic() - began, effort.seconds * _SHARE)
+    return optimise(ground, 0, replace(effort, seconds=effort.seconds - took), cache, rivals=rivals).table
+
+
+def _rivals(own: _Asked, simulator: TableSimulator, effort: Effort) -> Iterator[Rival]:
+    """Yield what other plugins' schedules make of a request, where it fits and computes as much."""
+    until = time.monotonic() + max(effort.seconds * _SHARE, _AT_LEAST)
+    problem = own.problem(0)
+    work = sum(problem.work(rank) for rank in range(problem.ranks))
+    for name, table, asked in simulator.others():
+        if time.monotonic() > until or effort.stopped():
+            return
+        if table.interleave or table.recompute_waits or table.microbatches != own.placement.microbatches:
+            continue
+        try:
+            played = simulator.play(table)
+        except PptraceError:
+            continue
+        request = replace(asked, options=own.request.options)
+        ground = _Asked(request, table.placement, simulator, _limits(request, table.placement, played))
+        said = Simulated(played.step_ns, 0.0, played.activation_bytes)
+        if is_as_much(played.work_ns, work) and ground.fits(said, 0):
+            yield Rival(name=name, table=table, simulated=said, of=partial(_searchable, ground, table))
+
+
+def _searchable(ground: _Asked, table: Schedule) -> _Asked:
+    """Return a ground if a search can split a table of its placement."""
+    rows_of_table(table)
+    return ground
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request with a placement of its stages; a limit in bytes is not asked for, since the request has it."""
+
+    request: ScheduleRequest
+    placement: Placement
+    simulator: TableSimulator | None
+    limit: tuple[int, ...]
+
+    @property
+    def messages_are_simple(self) -> bool:
+        """Return whether nothing but a search knows what messages cost."""
+        return self.simulator is None
+
+    def problem(self, memory: int) -> Problem:
+        """Return the problem."""
+        del memory
+        problem = problem_asked(self.request, self.placement, self.limit)
+        check_room(problem)
+        return problem
+
+    def simulate(self, table: Schedule) -> Simulated:
+        """Return what the simulator says of a table, or the search's own clock where there is none."""
+        if self.simulator is not None:
+            played = self.simulator.play(table)
+            return Simulated(played.step_ns, 0.0, played.activation_bytes)
+        clock = play(self.problem(0), rows_of_table(table))
+        if clock is None:
+            raise ScheduleError("ranks wait for each other")
+        return Simulated(clock.step, 0.0, clock.peak)
+
+    def fits(self, simulated: Simulated, memory: int) -> bool:
+        """Return whether every rank keeps its limit."""
+        del memory
+        return all(
+            limit in (NO_LIMIT, max(peak, limit))
+            for peak, limit in zip(simulated.peak_bytes, self.limit, strict=True)
+        )
+
+
+def _limits(request: ScheduleRequest, placement: Placement, played: PlayedTable | None = None) -> tuple[int, ...]:
+    """Return what each rank may hold of activations: as asked, or what its device leaves beside its stages."""
+    asked = request.options.get("activations", 0)
+    known = any(request.activation_bytes)
+    if not known or asked:
+        return ((asked if known else 0) or NO_LIMIT,) * request.ranks
+    if played is not None:
+        return played.room_bytes or (NO_LIMIT,) * request.ranks
+    if not request.device_bytes:
+        return (request.memory_limit_bytes or NO_LIMIT,) * request.ranks
+    room = [request.device_bytes] * request.ranks
+    for stage, size in enumerate(request.stage_bytes):
+        room[placement.rank_of(stage, 0)] -= size
+    return tuple(max(one, 0) for one in room)
+
+
+def problem_asked(request: ScheduleRequest, placement: Placement, limit: tuple[int, ...]) -> Problem:
+    """Return the problem that a request poses; every part takes 1, and memory does not matter, where unknown."""
+    stages = request.stages
+    ones, none, message = (1,) * stages, (0,) * stages, request.transfer_ns
+    stage_rank = tuple(int(rank) for rank in placement.stage_rank[0])
+    between = tuple(message * (one != other) for one, other in pairwise(stage_rank))
+    again = again_of(request.recompute_ns) if request.options.get("recompute") and request.recompute_ns else ()
+    copies = bool(request.offload_ns) and all(request.offload_ns) and all(request.reload_ns)
+    return Problem(
+        microbatches=request.microbatches,
+        stage_rank=stage_rank,
+        f=request.f_ns or ones,
+        i=request.i_ns or ones,
+        w=request.w_ns or ones,
+        b=request.b_ns or (),
+        activation=request.activation_bytes or none,
+        weight_activation=request.weight_activation_bytes or none,
+        limit=limit,
+        recompute=again,
+        checkpoint=request.checkpoint_bytes if again else (),
+        forward_transfer=between,
+        backward_transfer=between,
+        offload=request.offload_ns if copies else (),
+        reload=request.reload_ns if copies else (),
+    )

@@ -1,0 +1,65 @@
+"""The cache's entries: whose they are, which are kept, and which are solved anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from toy_pipelines import table
+
+from pptrace_optpipe.caching import Cache, Entry
+from pptrace_optpipe.listing import serial_rows
+from pptrace_optpipe.problem import Op, Part
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_twice_the_times_are_the_same_problem_and_a_shorter_entry_stays(tmp_path: Path) -> None:
+    one, other = table(2, 2, 2, copies=False), table(2, 2, 1, copies=False)
+    kept = Cache(tmp_path)
+    rows = serial_rows(one, copied=False)
+    kept.put(one, Entry(rows=rows, step=9, bound=7, seconds=1))
+    kept.put(one, Entry(rows=rows[::-1], step=10, bound=7, seconds=1))
+
+    twice = type(one)(**{
+        **{name: getattr(one, name) for name in one.__dataclass_fields__},
+        **{name: tuple(2 * value for value in getattr(one, name)) for name in ("f", "i", "w")},
+    })  # fmt: skip
+    assert kept.get(twice) == (Entry(rows=rows, step=9, bound=7, seconds=1), "")
+    assert kept.get(other) == (None, "")
+
+
+def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp_path: Path) -> None:
+    kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=True)
+    rows = serial_rows(problem, copied=False)
+    rows[0][1:1] = [Op(part, 0, 0) for part in (Part.O, Part.A, Part.R)]
+    kept.put(problem, Entry(rows=rows, step=9, bound=7, seconds=1))
+
+    assert kept.near(replace(problem, f=(2, 3))) == [rows]
+    assert kept.near(problem) == []
+    assert kept.near(replace(problem, f=(2, 30))) == []
+    assert kept.near(table(2, 3, 2, copies=True)) == []
+    (file,) = (tmp_path / "own").iterdir()
+    file.rename(file.with_name(file.name.replace("v3-", "v1-")))
+    assert kept.near(replace(problem, f=(2, 3))) == []
+    assert [about for _, about in kept.entries()] == ["of another version"]
+
+
+@pytest.mark.parametrize("rows", [[], [[], []], [[Op(Part.F, 0, 0)], [Op(Part.F, 1, 0)]]])
+def test_an_entry_that_is_not_whole_is_damaged(rows: list[list[Op]], tmp_path: Path) -> None:
+    kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=False)
+
+    kept.put(problem, Entry(rows=rows, step=1, bound=1, seconds=100))
+
+    assert kept.get(problem) == (None, f"{kept.file_of(problem)}: is damaged, and is solved anew")
+    assert kept.near(replace(problem, f=(2, 3))) == []
+
+
+def test_a_cache_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+
+    Cache(tmp_path / "file").put(table(2, 2, 2, copies=False), Entry(rows=[], step=1, bound=1, seconds=1))
+
+    assert not list(Cache(tmp_path / "file").entries())

@@ -1,0 +1,110 @@
+"""Ranks that share a channel to the host: their copies take turns in the model, in tables and in the simulator."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from toy_pipelines import table
+
+from pptrace.api import simulate as run
+from pptrace.model.workload import Workload
+from pptrace.plugin import Kind, Placement, measure, simulate
+from pptrace.schedule.text import parse_table
+from pptrace.schedule.write import table_text
+from pptrace_optpipe.command import command
+from pptrace_optpipe.proving import optimum
+from pptrace_optpipe.search import search
+from pptrace_optpipe.solving import Effort
+from pptrace_optpipe.tables import rows_of_table, table_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pptrace.plugin import Timeline
+    from pptrace_optpipe.problem import Problem
+
+PAIRS = ((0, 1), (2, 3))
+
+
+def paired(problem: Problem, took: int) -> Problem:
+    """Return a problem of pairs on one channel, with copies that take so long."""
+    return replace(problem, shared=PAIRS, offload=(took,) * 4, reload=(took,) * 4)
+
+
+def overlaps(timeline: Timeline) -> int:
+    """Return how many copies of a pair and a direction start before the one in front has ended."""
+    found = 0
+    for pair in PAIRS:
+        for kind in (Kind.OFFLOAD, Kind.RELOAD):
+            own = (timeline.kind == kind) & (timeline.stage // 2 == pair[0] // 2)
+            times = sorted(zip(timeline.start_ns[own].tolist(), timeline.end_ns[own].tolist(), strict=True))
+            found += sum(one[1] > other[0] for one, other in pairwise(times))
+    return found
+
+
+@pytest.mark.parametrize("took", [1, 3, 5])
+def test_a_table_holds_the_turns_that_were_searched_for(took: int) -> None:
+    problem = paired(table(4, 8, 2, copies=True), took)
+    found = search(problem, Effort(seconds=0.4))
+    assert found is not None
+
+    written = parse_table(table_text(table_of(found.schedule.rows, Placement.looped(4, 8, 1)))).schedule
+    costs = Workload.uniform(
+        4, activation_bytes=problem.activation, weight_activation_bytes=problem.weight_activation,
+        **{f"{name}_ns": getattr(problem, name) for name in ("f", "i", "w", "offload", "reload")},
+    )  # fmt: skip
+    timeline = simulate(written, costs)
+
+    assert rows_of_table(written) == found.schedule.rows
+    assert timeline.end_ns.max() == found.schedule.played.step
+    assert max(measure(timeline, costs).memory.peak_activation_bytes) <= 4
+    assert overlaps(timeline) == 0
+
+
+def test_sharing_is_never_faster_and_no_slower_than_waiting_for_both() -> None:
+    alone = replace(table(2, 3, 1.5, copies=True), offload=(2, 2), reload=(2, 2))
+    steps = [
+        optimum(one, Effort(seconds=30)).length
+        for one in (alone, replace(alone, shared=((0, 1),)), replace(alone, offload=(4, 4), reload=(4, 4)))
+    ]
+
+    assert None not in steps
+    assert steps == sorted(steps, key=lambda one: one or 0)
+
+
+COSTS = {
+    "name": "table", "forward": "10 ms", "input_gradient": "10 ms", "weight_gradient": "10 ms",
+    "offload": "8 ms", "reload": "8 ms", "activation": "2 GiB", "weight_activation": "1 GiB", "weights": "3 GiB",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("copies", "cluster"),
+    [("pair", None), ("direction", None), ("cluster", {"gpus": 4, "gpus_per_switch": 2}), ("cluster", None)],
+)
+def test_the_command_searches_for_the_channels_that_there_are(
+    copies: str, cluster: dict[str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "schedules,stp")
+    step = {"parallel": {"pp": 4}, "batch": {"microbatches": 8}, "costs": COSTS}
+    if cluster:
+        pytest.importorskip("pptrace_networks")
+        node = {"name": "pcie", "gpus_per_switch": cluster["gpus_per_switch"]}
+        fabric = {"name": "fat-tree", "generation": "hdr"}
+        step["cluster"] = {"gpus": cluster["gpus"], "nics": 1, "node": node, "fabric": fabric}
+    (tmp_path / "step.yaml").write_text(json.dumps(step), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    given = ["step.yaml", "--memory", "8GiB", "--time", "0.4s", "--copies", copies, "--no-cache", "-o", "best.csv"]
+
+    values = json.loads(CliRunner().invoke(command, [*given, "--json"], catch_exceptions=False).stdout)
+    played = run("step.yaml", schedule="best.csv")
+
+    assert played.metrics.step_ns == values["step_ns"]
+    assert max(values["peak_bytes"]) <= 8 * 2**30
+    assert any(map(any, values["offloaded"]))
+    assert (overlaps(played.timeline) == 0) == (copies == "pair" or cluster is not None)

@@ -1,0 +1,76 @@
+"""Six schedules of llama2-7B on 8 pipeline ranks of a node of MI300X, as Primus measured them.
+
+Source: https://rocm.blogs.amd.com/software-tools-optimization/primus-pipeline/README.html, its table of llama2-7B.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pptrace
+
+PRIMUS = {
+    "1f1b": 10_057, "interleaved-1f1b": 10_974, "zb-h1": 11_411, "zb-v": 11_347, "v-half": 10_894, "v-min": 8_897,
+}  # fmt: skip
+"""Tokens/s that Primus measured of llama2-7B on 8 pipeline ranks (zb-h1 as its zbb, two chunks interleaved)."""
+
+
+PRIMUS_GB = {
+    "1f1b": 16.26, "interleaved-1f1b": 21.40, "zb-h1": 16.59, "zb-v": 18.11, "v-half": 14.06, "v-min": 11.90,
+}  # fmt: skip
+"""Its peak of memory."""
+
+
+@cache
+def llama2_7b(name: str, overhead_us: int) -> int:
+    """Return how long a step of a schedule takes, in ns, by a layer's operations at hidden size and sequence 4096.
+
+    They give F : I : W = 7 : 8 : 6; the LM head is left out. A message is 33.5 MB, and over one link between two
+    MI300X takes a twentieth of a stage's forward at the published 235.7 TFLOP/s. 32 microbatches are those of the
+    project's own tests. Every computation takes ``overhead_us`` besides, however few its layers.
+    """
+    chunks = 1 if name in {"1f1b", "zb-h1"} else 2
+    f, i, w = (f"{time // chunks} us" for time in (7_000, 8_000, 6_000))
+    return pptrace.simulate(
+        schedule=name, pp=8, vp=chunks, microbatches=32,
+        costs={
+            "name": "table", "activation": "6 MiB", "weight_activation": "3 MiB", "overhead": f"{overhead_us} us",
+            "forward": f, "input_gradient": i, "weight_gradient": w, "backward": f"{14_000 // chunks} us",
+        },
+        network={"name": "hockney", "latency": "350 us", "bandwidth": "10000 GB/s"},
+    ).metrics.step_ns  # fmt: skip
+
+
+def test_six_schedules_of_llama2_7b_gain_what_primus_measured() -> None:
+    """A hundredth of a microbatch's time on each computation is what V shapes, with six of them, lose to two.
+
+    Without it zb-v is 5 % too fast; with it all six are within 1.5 %. Which of zb-v and zb-h1 comes first, 0.6 %
+    apart as measured, that does not decide: here zb-v does, by less than 2 %.
+    """
+    steps = {name: llama2_7b(name, 200) for name in PRIMUS}
+
+    gains = {name: steps["1f1b"] / step for name, step in steps.items()}
+    measured = {name: tokens / PRIMUS["1f1b"] for name, tokens in PRIMUS.items()}
+    others = [name for name in PRIMUS if name != "zb-v"]
+    assert sorted(others, key=gains.__getitem__) == sorted(others, key=measured.__getitem__)
+    assert all(abs(gains[name] / measured[name] - 1) < 0.015 for name in PRIMUS)
+    assert max(gains["interleaved-1f1b"], gains["zb-h1"]) < gains["zb-v"] < 1.02 * gains["zb-h1"]
+
+
+def test_what_every_computation_takes_besides_costs_v_shapes_most() -> None:
+    slowed = {name: llama2_7b(name, 200) / llama2_7b(name, 0) for name in ("1f1b", "zb-h1", "zb-v")}
+
+    assert slowed["1f1b"] < slowed["zb-h1"] < slowed["zb-v"]
+
+
+def test_six_schedules_of_llama2_7b_need_memory_in_the_order_that_primus_measured() -> None:
+    peaks = {
+        name: pptrace.simulate(
+            schedule=name if name.endswith("1f1b") else {"name": name, "options": {"order": "fixed"}},
+            model="llama2-7b", device="mi300x", sequence=4096, microbatches=32,
+            pp=8, vp=1 if name in {"1f1b", "zb-h1"} else 2,
+        ).metrics.memory.peak_bytes.max()
+        for name in PRIMUS_GB
+    }  # fmt: skip
+
+    assert sorted(peaks, key=peaks.__getitem__) == sorted(PRIMUS_GB, key=PRIMUS_GB.__getitem__)

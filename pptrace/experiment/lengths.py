@@ -1,0 +1,160 @@
+"""Microbatches of unlike lengths: what each costs, and replicas that are not done at the same time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.config.choices import Reshard
+from pptrace.config.quantity import format_duration, format_size
+from pptrace.model.kinds import WEIGHT_GRADIENTS, Kind
+from pptrace.sim.simulate import simulate
+from pptrace.timeline.memory import measure_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.config.resolve import Resolved
+    from pptrace.experiment.prepare import Prepared
+    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.model.workload import Workload
+
+__all__ = ["lengths_of", "of_the_last_replica", "with_lengths"]
+
+_KEY = "batch.lengths"
+_NUMBER = re.compile(r"[^\s,;]+")
+
+
+def lengths_of(resolved: Resolved) -> tuple[Resolved, Int64s | None]:
+    """Return what a configuration says of lengths, shape (replicas, microbatches), with the longest as sequence.
+
+    Raises:
+        ConfigError: a file that cannot be read or holds something else, another number of lengths, or one that
+            passes the sequence.
+    """
+    batch, dp = resolved.experiment.batch, resolved.experiment.parallel.dp
+    if batch.lengths is None:
+        return resolved, None
+    given = batch.lengths if isinstance(batch.lengths, list) else _read(resolved, batch.lengths)
+    count = batch.known_microbatches
+    if len(given) not in {count, dp * count}:
+        each = f"{count} or, replica after replica, {dp * count}" if dp > 1 else str(count)
+        of = f"{count} microbatches" + (f" on {dp} replicas" if dp > 1 else "")
+        raise resolved.error(_KEY, f"{len(given)} lengths for {of}: write {each}")
+    lengths = np.broadcast_to(np.array(given, dtype=np.int64).reshape(-1, count), (dp, count))
+    longest = int(lengths.max())
+    if batch.sequence is None:
+        batch = batch.model_copy(update={"sequence": longest})
+        origins = {"batch.sequence": "the longest of batch.lengths"}
+        return resolved.with_section("batch", batch, origins), lengths
+    if longest > batch.sequence:
+        place = given.index(longest)
+        raise resolved.error(_KEY, f"{longest} in place {place} passes batch.sequence ({batch.sequence})")
+    return resolved, lengths
+
+
+def _read(resolved: Resolved, file: str) -> list[int]:
+    found = []
+    try:
+        whole = Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        said = (error.strerror if isinstance(error, OSError) else "") or "it is no text"
+        raise resolved.error(_KEY, f"{file} cannot be read: {said}") from None
+    for line, text in enumerate(whole.splitlines(), start=1):
+        for word in _NUMBER.findall(text):
+            if not word.isdecimal() or not 0 < int(word) < 2**31:
+                message = f"{file}, line {line}: {word[:20]!r} is no number of tokens: a whole number from 1"
+                raise resolved.error(_KEY, message)
+            found.append(int(word))
+    return found
+
+
+def with_lengths(
+    base: Workload, lengths: Int64s, sequence: int, micro: int, build: Callable[[int], Workload] | None
+) -> Workload:
+    """Return costs of microbatches of unlike lengths; each microbatch has those of its first replica's.
+
+    Args:
+        base: costs of microbatches of ``sequence`` tokens.
+        lengths: shape (replicas, microbatches).
+        sequence: tokens in a sequence of the base.
+        micro: sequences in a microbatch.
+        build: returns the costs of a step of one microbatch whose sequences have so many tokens; None where costs
+            read no model, whose microbatches cost as much as they are long.
+    """
+    distinct, number = np.unique(lengths, return_inverse=True)
+    number = number.reshape(lengths.shape)
+    classes = [build(length) if build else base.scaled(Fraction(length, sequence)) for length in distinct.tolist()]
+    flops = [one.model_flops for one in classes] if build else [0] * len(classes)
+    times = np.bincount(number.ravel(), minlength=distinct.size).tolist()
+    return replace(
+        base, classes=tuple(classes), microbatch_class=(number[0] + 1).astype(np.int32),
+        tokens=micro * int(lengths.sum()),
+        model_flops=sum(own * count for own, count in zip(flops, times, strict=True)),
+    )  # fmt: skip
+
+
+def of_the_last_replica(prepared: Prepared, lengths: Int64s) -> Prepared:
+    """Return the step of the replica that computes longest, whose reductions wait for the others.
+
+    Reductions and meetings are the same moments for all replicas, so its step ends when theirs do.
+
+    Args:
+        prepared: a step whose costs are by :func:`with_lengths`.
+        lengths: shape (replicas, microbatches).
+
+    Raises:
+        ConfigError: replicas that are not alike would meet within the step, or their microbatches are cut.
+    """
+    unlike, first = np.unique(lengths, axis=0, return_index=True)
+    if len(unlike) == 1:
+        return prepared
+    _check_unlike(prepared)
+    workload, zero = prepared.workload, np.zeros(prepared.workload.stages, dtype=np.int64)
+    alone = replace(workload, reduce_ns=zero, optimizer_ns=zero, sync_ns=0)
+
+    def workload_of(classes: Int32s) -> Workload:
+        return replace(alone, microbatch_class=classes)
+
+    used = (np.searchsorted(np.unique(lengths), unlike) + 1).astype(np.int32)
+    ready = np.zeros((len(used), workload.stages), dtype=np.int64)
+    peaks = np.zeros((len(used), prepared.schedule.ranks), dtype=np.int64)
+    for own, peak, classes in zip(ready, peaks, used, strict=True):
+        timeline = simulate(
+            prepared.schedule, workload_of(classes), prepared.network, prepared.policy,
+            contention=prepared.contention,
+        )  # fmt: skip
+        rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
+        np.maximum.at(own, timeline.stage[rows], timeline.end_ns[rows])
+        peak[:] = measure_memory(timeline, workload_of(classes)).peak_bytes
+    ends = ready.max(axis=1)
+    slowest = int(np.argmax(ends))
+    times = f"{format_duration(int(ends.max()))}, the fastest {format_duration(int(ends.min()))}"
+    note = f"Of {len(lengths)} replicas this is number {first[slowest]}, which computes longest: {times}."
+    fullest, rank = (int(place) for place in np.unravel_index(peaks.argmax(), peaks.shape))
+    if peaks[fullest].max() > peaks[slowest].max():
+        more = format_size(int(peaks[fullest, rank]))
+        note += f" Number {first[fullest]} needs the most memory: {more} on rank {rank}."
+    workload = replace(
+        workload, microbatch_class=used[slowest], notes=(*workload.notes, note),
+        released_ns=np.delete(ready, slowest, axis=0).max(axis=0),
+    )  # fmt: skip
+    return replace(prepared, workload=workload)
+
+
+def _check_unlike(prepared: Prepared) -> None:
+    resolved, table = prepared.resolved, prepared.schedule
+    asked = resolved.experiment.data_parallel
+    if asked.reduce_each:
+        raise resolved.error("data_parallel.reduce_each", "replicas of unlike lengths reduce once: remove the key")
+    if (table.kind == Kind.RESHARD).any() and asked.reshard not in {None, Reshard.NEVER}:
+        message = "replicas of unlike lengths gather weights once: remove the key, or give all the same lengths"
+        raise resolved.error("data_parallel.reshard", message)
+    if table.microbatches != resolved.experiment.batch.known_microbatches:
+        name = resolved.experiment.schedule.name
+        raise resolved.error(_KEY, f"{name} cuts microbatches into parts: give all replicas the same lengths")
