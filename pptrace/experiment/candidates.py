@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DIVISION",
+    "WIDELY",
     "Change",
     "Reach",
     "Sizes",
@@ -52,7 +53,7 @@ _LEAVES_ROOM = (("parallel.sequence_parallel", False), ("costs.zero", False), ("
 """Settings that leave more room the later their value stands among those that they take, and whether they cost
 time then."""
 
-_WIDELY: Mapping[str, tuple[Any, ...]] = {"costs.zero": (0, 1)}
+WIDELY: Mapping[str, tuple[Any, ...]] = {"costs.zero": (0, 1)}
 """Values that every framework with pipelines has, of those settings that have others."""
 
 DIVISION = frozenset(
@@ -177,8 +178,8 @@ def room_makers(resolved: Resolved, registry: Registry) -> list[dict[str, Any]]:
         values, own = words_of(resolved, registry, key), value_of(resolved, key)
         if own not in values:
             continue
-        if key in _WIDELY:  # others change what a framework has to be, and how messages of replicas run
-            values = tuple(value for value in values if value in {*_WIDELY[key], own})
+        if key in WIDELY:  # others change what a framework has to be, and how messages of replicas run
+            values = tuple(value for value in values if value in {*WIDELY[key], own})
         if costs_time and own != values[0]:
             steps = [{**step, key: values[0]} for step in steps]
         steps += [{**steps[-1], key: value} for value in values[1 if costs_time else values.index(own) + 1 :]]

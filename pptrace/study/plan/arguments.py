@@ -24,6 +24,8 @@ _TITAN_SCHEDULES = {
 """Names by which torchtitan finds the schedules of ``torch.distributed.pipelining``."""
 _TITAN_CHECKPOINTS = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 """What torchtitan's configurations call recomputation, for which its command line has no word."""
+_KEPT = ("main-params", "exp-avg", "exp-avg-sq")
+"""State of the optimizer whose type Megatron-LM takes."""
 _MEGATRON_SHARDS = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """What Megatron-FSDP calls ZeRO's stages."""
 
@@ -68,6 +70,10 @@ def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
     words += ["--sequence-parallel"] if parallel.sequence_parallel and parallel.tp > 1 else []
     zero = int(costs.get("zero") or 0)
     words += ["--use-distributed-optimizer"] if zero else []
+    kept = {name: costs.get(name.replace("-", "_")) for name in _KEPT}
+    if any(kept.values()):
+        types = {f"{name}-dtype": kind for name, kind in kept.items() if kind not in {None, "remainder"}}
+        words += ["--use-precision-aware-optimizer", *_told(types)]
     if zero > 1:
         words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _MEGATRON_SHARDS[zero]]
     words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []
@@ -153,7 +159,8 @@ def _values(choice: Any) -> dict[str, Any]:
 def _megatron_recompute(model: dict[str, Any]) -> list[str]:
     recompute = model.get("recompute")
     if recompute == "full":
-        return _told({"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1})
+        method, layers = model.get("recompute_method") or "uniform", model.get("recompute_num_layers") or 1
+        return _told({"recompute-granularity": "full", "recompute-method": method, "recompute-num-layers": layers})
     if recompute == "selective":
         modules = model.get("recompute_modules")
         return ["--recompute-granularity", "selective", *(["--recompute-modules", *modules] if modules else [])]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.places import key_text
 from pptrace.errors import ConfigError
-from pptrace.experiment.candidates import literals
+from pptrace.experiment.candidates import WIDELY, literals
 from pptrace.study.entry import Entry, parse_entries
 from pptrace.study.plan.ground import setting
 
@@ -210,7 +210,8 @@ class Space:
             if key not in _OWN
         ]
         for key in _SWITCHES:
-            values = self._words(key) if key not in axes else ()
+            words = self._words(key) if key not in axes else ()
+            values = [value for value in words if value in WIDELY.get(key, words)]
             found += [[(setting(key, value),) for value in values]] if len(values) > 1 else []
         if self.ground.on_cluster and "parallel.order" not in axes:
             found.append([(setting("parallel.order", order),) for order in _NEAREST])
