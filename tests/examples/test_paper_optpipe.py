@@ -16,6 +16,7 @@ ROWS = STUDY["recorded"]()
 FOUND = [name for name, row in ROWS.items() if not row["refused"]]
 
 
+@pytest.mark.needs_plugins
 @pytest.mark.parametrize("name", FOUND)
 def test_a_recorded_table_takes_its_step_within_its_limit(name: str) -> None:
     row = ROWS[name]
@@ -32,6 +33,7 @@ def test_all_searches_of_the_study_are_recorded() -> None:
     assert list(ROWS) == [case[0] for case in (*STUDY["TOY"], *STUDY["TIGHT"], *STUDY["GPT"])]
 
 
+@pytest.mark.needs_plugins
 def test_what_came_out_is_on_the_page() -> None:
     page = (FOLDER / "REPRODUCTION.md").read_text(encoding="utf-8")
 

@@ -54,6 +54,7 @@ def test_a_step_follows_from_the_rate_of_tokens() -> None:
     assert case(step_s="", tok_s_gpu="4096").measured_s == 32 * 4096 / (4096 * 16)
 
 
+@pytest.mark.needs_plugins
 def test_a_step_follows_from_model_flops_where_no_time_is_printed() -> None:
     timed = run_cases([case()], executor="serial")[0]
     flops = case(step_s="", tflops_gpu="400")

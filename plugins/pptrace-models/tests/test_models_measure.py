@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -39,6 +40,7 @@ def script(config: Path, *more: str) -> Path:
 
 
 @pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch")
 def test_what_the_script_measures_the_cost_model_reads(config: Path) -> None:
     table = config.with_name("kernels.json")
     call = [sys.executable, str(script(config)), "--device", "cpu", "--repeat", "1", "-o", str(table)]
