@@ -33,8 +33,8 @@ FORMATS: dict[str, tuple[Any, str, dict[str, str]]] = {
 }
 
 SHOWN = [
-    *(("perfetto", name) for name in STEPS),
-    ("perfetto-by-microbatch", "links"),  # another colour, and else the same writer
+    *(("perfetto", name) for name in STEPS if name != "ideal"),
+    ("perfetto-by-microbatch", "ideal"),  # another colour, and else the same writer
     *(("kineto", name) for name in ("links", "blocking")),  # without receives and with them
 ]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,20 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     wheels = folder / "wheels"
     made = Environment(folder / "venv")
     examples = sorted(str(path) for path in ROOT.glob("examples/third-party-*"))
-    made.pip("wheel", "--no-deps", "-w", str(wheels), str(ROOT), *examples, cwd=folder)
+    alone = () if importlib.util.find_spec("hatchling") is None else ("--no-build-isolation",)
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "-q",
+        "wheel",
+        "--no-deps",
+        *alone,
+        "-w",
+        str(wheels),
+        str(ROOT),
+        *examples,
+    ]
+    subprocess.run(build, cwd=folder, check=True, capture_output=True)
     made.pip("install", *map(str, sorted(wheels.glob("*.whl"))), cwd=folder)
     return made
