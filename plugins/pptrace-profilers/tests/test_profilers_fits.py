@@ -20,7 +20,10 @@ from pptrace.analysis.steps.times import Performed, performed
 from pptrace.api import simulate
 from pptrace.cli.main import cli
 from pptrace.experiment.measured import read_measurement
+from pptrace.hooks.offers import ScheduleOffer
 from pptrace.hooks.registry import Registry
+from pptrace.model.request import ScheduleRequest
+from pptrace.plugin import hookimpl
 from pptrace.present.calibration import calibrated_yaml
 from pptrace.schedule.write import table_text
 
@@ -95,6 +98,24 @@ def test_a_fit_says_what_one_message_size_cannot_tell() -> None:
     text = calibrated_yaml(fit("gpipe"), "gpipe")
     assert "cannot be told apart from one size" in text
     assert "bandwidth: unlimited" in text
+
+
+@pytest.mark.parametrize("searches", [False, True])
+@pytest.mark.needs_plugins
+def test_no_search_is_begun_to_name_a_schedule(*, searches: bool) -> None:
+    begun: list[str] = []
+
+    def build(request: ScheduleRequest) -> list[list[str]]:
+        begun.append("x")
+        return [[f"{rank}F0"] for rank in range(request.ranks)]
+
+    class Searching:
+        @hookimpl
+        def pptrace_schedules(self) -> list[ScheduleOffer]:
+            return [ScheduleOffer(name="x", summary="x", build=build, searches=searches)]
+
+    assert schedules_of(run("1f1b"), Registry.load(plugins={"x": Searching()})) == ("1f1b",)
+    assert begun == ([] if searches else ["x"])
 
 
 @pytest.mark.parametrize(

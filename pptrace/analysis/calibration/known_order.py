@@ -24,7 +24,7 @@ __all__ = ["schedules_of"]
 
 
 def schedules_of(step: Performed, registry: Registry) -> tuple[str, ...]:
-    """Return the names of all schedules that order its computations so with no option set."""
+    """Return the names of all schedules that order its computations so with no option set, without a search."""
     placement = step.placement
     chunks, uneven = divmod(placement.stages, placement.ranks)
     names: list[str] = []
@@ -32,6 +32,8 @@ def schedules_of(step: Performed, registry: Registry) -> tuple[str, ...]:
         return ()
     for name, provided in registry.schedules.items():
         parameters = provided.offer.options
+        if provided.offer.searches:
+            continue
         try:
             request = ScheduleRequest(
                 ranks=placement.ranks, microbatches=placement.microbatches, chunks=chunks,

@@ -71,6 +71,7 @@ OFFER = ScheduleOffer(
     build=build,
     options=options,
     check=check,
+    searches=True,
     constraints="Any ranks, chunks and microbatches; a search takes as long as its time option says.",
     source="OptPipe, 2025",
 )
