@@ -6,7 +6,7 @@ import json
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -22,10 +22,12 @@ from pptrace.cli.main import cli
 from pptrace.experiment.measured import read_measurement
 from pptrace.hooks.offers import ScheduleOffer
 from pptrace.hooks.registry import Registry
-from pptrace.model.request import ScheduleRequest
 from pptrace.plugin import hookimpl
 from pptrace.present.calibration import calibrated_yaml
 from pptrace.schedule.write import table_text
+
+if TYPE_CHECKING:
+    from pptrace.model.request import ScheduleRequest
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RUNS = (
