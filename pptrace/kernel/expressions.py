@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,7 +25,7 @@ _PLAIN = {
 _INTEGER = Integer()
 
 
-class Expressions(Writer):
+class Expressions(Writer, ABC):
     """What expressions add to a function's text."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
@@ -36,13 +37,13 @@ class Expressions(Writer):
         self.variables: dict[str, tuple[Kind, tuple[str, ...]]] = {}
         """What each is, and where its parts are."""
 
+    @abstractmethod
     def refuse(self, node: ast.AST, what: str) -> NoReturn:
         """Say that something is not in the language."""
-        raise NotImplementedError
 
+    @abstractmethod
     def call(self, function: Callable[..., Any], values: Sequence[Value]) -> Value:
         """Call another function."""
-        raise NotImplementedError
 
     def assign(self, target: ast.expr, value: Value) -> None:
         """Give a variable, variables, or a column's place a value."""
