@@ -88,7 +88,7 @@ def _put_back(issued: IssueOrder, again: CellColumns, behind: NDArray[np.integer
         begin[_backwards(issued, again)] = place
     rank = np.searchsorted(issued.row_ptr, at, side="right") - 1
     shift = np.cumsum([0, *np.bincount(rank, minlength=issued.row_ptr.size - 1)])
-    calls = issued.calls and issued.calls.with_rows(row, begin)
+    calls = None if issued.calls is None else issued.calls.with_rows(row, begin)
     return replace(issued, row_ptr=issued.row_ptr + shift, edge=edge, calls=calls, **cells._asdict())
 
 

@@ -195,7 +195,7 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
             )
             results[: len(places), start + member] = at[start] + np.array(places)[:, None]
         needs += [np.stack([at[start] + before, at[start] + behind]) for before, behind in rows.needs]
-    calls = issued.calls and issued.calls.with_rows(source, begin)
+    calls = None if issued.calls is None else issued.calls.with_rows(source, begin)
     whole = replace(
         issued, row_ptr=at[issued.row_ptr], edge=issued.edge[source], calls=calls,
         **issued.cells.taken(source)._asdict(),

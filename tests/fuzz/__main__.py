@@ -1,12 +1,15 @@
 """Feed every reader changed files: ``python -m tests.fuzz --minutes 60 [--format nccl] [--seed 7]``.
 
-Each command runs in a process of its own with a limit on its memory and its time. It has to end with an answer, or
-with one line that says what is wrong; a traceback, a signal, a hang or much memory is a failure, and kept.
+Each command runs in a process of its own, forked from one that has loaded what it needs, with a limit on its
+memory and its time. It has to end with an answer, or with one line that says what is wrong; a traceback, a signal,
+a hang or much memory is a failure, and kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import resource
 import shlex
@@ -15,10 +18,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 from .formats import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ANSWERS = {0: "answered", 1: "answered", 2: "refused"}
 SECONDS, GROWTH = 10, 512 << 20
@@ -61,7 +69,10 @@ def fuzz(name: str, seed: int, inputs: int, until: float, keep: Path) -> Counter
     with tempfile.TemporaryDirectory() as scratch:
         whole = Path(scratch) / "whole"
         whole.mkdir()
-        target = form.write(whole).name
+        target = Path(apart(partial(form.write, whole))).name
+        for command in form.commands if form.warm else ():
+            copy = shutil.copytree(whole, Path(scratch) / "warm", dirs_exist_ok=True)
+            warm(command_line(command, whole, target), copy)
         number = 0
         while number < inputs and (number == 0 or time.monotonic() < until):
             folder = Path(scratch) / "changed"
@@ -69,7 +80,7 @@ def fuzz(name: str, seed: int, inputs: int, until: float, keep: Path) -> Counter
             expected = {"answered"}  # of the first, which is as it was written
             if number:
                 expected = set(ANSWERS.values())
-                form.spoil(folder / target, Random(f"{seed} {name} {number}"))
+                apart(partial(form.spoil, folder / target, Random(f"{seed} {name} {number}")))
             for command in form.commands:
                 outcome = run(command_line(command, folder, target), folder)
                 counts[outcome if outcome in expected else "failed"] += 1
@@ -86,6 +97,32 @@ def command_line(command: str, folder: Path, target: str) -> list[str]:
     files = sorted(path.name for path in folder.iterdir())
     words = shlex.split(command)
     return [name for word in words for name in {"FILE": [target], "*": files}.get(word, [word])]
+
+
+def apart(work: Callable[[], object]) -> str:
+    """Do something in a process of its own, so that this one has no threads of libraries; return its text."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writes, str(work() or "").encode())
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads, encoding="utf-8") as told:
+        said = told.read()
+    if os.waitpid(child, 0)[1]:
+        sys.exit("a file could not be written")
+    return said
+
+
+def warm(arguments: list[str], folder: Path) -> None:
+    """Run a command once in this process, so that those to come find its modules loaded."""
+    from pptrace.cli.main import main as command
+
+    sys.argv = ["pptrace", *arguments]
+    nowhere = io.TextIOWrapper(io.BytesIO())
+    streams = contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere)
+    with contextlib.chdir(folder), streams[0], streams[1], contextlib.suppress(SystemExit):
+        command()
 
 
 def run(arguments: list[str], folder: Path) -> str:

@@ -10,14 +10,16 @@ import sqlite3
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import yaml
+from pyarrow import parquet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from random import Random
 
-__all__ = ["in_bytes", "in_database", "in_json", "in_lines", "in_protobuf", "in_table", "in_yaml"]
+__all__ = ["in_bytes", "in_database", "in_json", "in_lines", "in_parquet", "in_protobuf", "in_table", "in_yaml"]
 
 ODD: tuple[Any, ...] = (
     None, True, "", "x", "\x00", "\u202e=1+1", "-1", "1e400", 0, -1, 0.5, 1e308, -1e308, float("nan"),
@@ -118,6 +120,33 @@ def in_database(path: Path, random: Random) -> None:
             with suppress(sqlite3.Error):  # a change before this one took what it needs
                 database.execute(statement, given)
         database.commit()
+
+
+def in_parquet(path: Path, random: Random) -> None:
+    """Change values, types and names of a parquet file's columns."""
+    table = parquet.read_table(path)
+    for _ in range(random.choice([1, 1, 1, 2, 4])):
+        at = random.randrange(table.num_columns)
+        name, column = table.column_names[at], table.column(at).to_pylist()
+        change = random.randrange(6)
+        if change < 3:
+            odd = random.choice([one for one in ODD if not isinstance(one, (list, dict))])
+            places = random.choice([[random.randrange(len(column))], range(len(column))])
+            column = [
+                odd if place in places else str(value) if isinstance(odd, str) else value
+                for place, value in enumerate(column)
+            ]
+        elif change == 3:
+            column = [value * 10**9 if isinstance(value, float) else value for value in column]
+        elif change == 4:
+            random.shuffle(column)
+        else:
+            less = table.remove_column(at) if table.num_columns > 1 else table
+            table = random.choice([less, pa.concat_tables([table, table.slice(at)])])
+            continue
+        with suppress(pa.ArrowException, OverflowError):  # values that one column cannot hold
+            table = table.set_column(at, name, pa.array(column))
+    parquet.write_table(table, path)
 
 
 def in_bytes(content: bytes, random: Random) -> bytes:

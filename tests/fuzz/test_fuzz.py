@@ -42,7 +42,7 @@ def test_a_few_changed_files_of_every_format_are_answered_or_refused(root: Path,
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 12
+    assert len(done.stdout.splitlines()) == 19
     assert all("answered" in line and " 0 failed" in line for line in done.stdout.splitlines())
 
 

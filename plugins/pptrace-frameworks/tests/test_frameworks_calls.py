@@ -18,6 +18,7 @@ from oracle_frameworks import (
     torch_interleaved_1f1b,
 )
 
+from pptrace import simulate as simulate_step
 from pptrace.hooks.build import build_policy, checked_options
 from pptrace.hooks.registry import Registry
 from pptrace.model.kinds import SENDS, Kind
@@ -161,3 +162,18 @@ def test_runtime_of_torch(ranks: int, microbatches: int, chunks: int) -> None:
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
 def test_1f1b_of_deepspeed(ranks: int, microbatches: int) -> None:
     _check(deepspeed_1f1b(ranks, microbatches), "deepspeed", {})
+
+
+def test_a_pair_of_one_rank_takes_what_it_takes_without_messages() -> None:
+    segments = [
+        {"name": "mlp", "time": "3 ms"},
+        {"name": "all-reduce", "time": "2 ms", "stream": "tensor-parallel"},
+    ]
+    costs = {"name": "table", "segments": {"F": segments, "B": segments}}
+
+    one, plain = (
+        simulate_step(schedule="combined-1f1b", pp=1, microbatches=3, costs=costs, p2p=p2p).metrics.step_ns
+        for p2p in ("megatron", "async")
+    )
+
+    assert one == plain
