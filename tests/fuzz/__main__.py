@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 ANSWERS = {0: "answered", 1: "answered", 2: "refused"}
 SECONDS, GROWTH = 10, 512 << 20
 """Processor time that a small file may take, and memory beyond what the process began with."""
+OURS = re.compile(r"^pptrace: plugin .* raised \w", re.MULTILINE)
+"""What is told where a plugin raises what is no refusal; here all plugins are ours."""
 PATIENCE = 60
 """Seconds by the clock after which a process is taken to hang."""
 
@@ -142,6 +145,8 @@ def run(arguments: list[str], folder: Path) -> str:
         return f"status {code}: {told.strip().splitlines()[-2:]}"
     if "out of memory" in told or grown > GROWTH:
         return f"took {grown >> 20} MiB more"
+    if OURS.search(told):
+        return f"a plugin of ours fails: {told.strip().splitlines()[-1]}"
     *notes, last = told.splitlines() or [""]
     if ANSWERS[code] == "refused" and not (last.startswith("pptrace: ") and all(map(is_note, notes))):
         return f"is refused with more than notes and one line: {told.splitlines()[-4:]}"

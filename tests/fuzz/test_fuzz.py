@@ -31,6 +31,10 @@ FAILURES = {
     "a signal": ("import os; os.abort()", "ended by signal 6"),
     "a loop": ("while True: pass", "ended by signal"),
     "much memory": ("b'x' * (700 << 20)", "MiB more"),
+    "a plugin": (
+        "print(\"pptrace: plugin 'x' (x 1): make raised KeyError: 1\", file=sys.stderr); sys.exit(2)",
+        "of ours",
+    ),
     "two refusals": ("print('a\\nb\\nc\\nd', file=sys.stderr); sys.exit(2)", "refused with more than notes"),
 }
 

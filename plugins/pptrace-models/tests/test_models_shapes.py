@@ -98,6 +98,19 @@ def test_attention_fills_the_device_with_blocks_and_narrow_heads_attain_less() -
     assert rate(25, backward=True) == pytest.approx(0.85 * rate(25), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "content", ["[]", '{"accelerator": {"op": [1]}}', "[" * 100_000, '{"accelerator": {"op": {"matmul": 3}}}']
+)
+def test_files_that_hold_no_table_are_refused(
+    costs: Callable[..., Workload], tmp_path: Path, content: str
+) -> None:
+    file = tmp_path / "table.json"
+    file.write_text(content)
+
+    with pytest.raises(ConfigError, match=r"holds no accelerator\.op\.matmul"):
+        costs(options={"kernels": "shapes", "kernel_table": str(file)})
+
+
 @pytest.mark.skipif(not MEASURED.exists(), reason="the measured products are not part of this repository")
 def test_products_measured_on_an_a100_are_met_within_five_percent() -> None:
     content = json.loads(MEASURED.read_text())["accelerator"]["op"]["matmul"]["accurate_efficient_factor"]

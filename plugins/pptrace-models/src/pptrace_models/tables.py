@@ -54,7 +54,7 @@ def read_table(file: str, device: Accelerator) -> KernelTable:
         multiprocessors = dict(content.get("device") or {}).get("multiprocessors", device.multiprocessors)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", key=_KEY) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"{file} holds no accelerator.op.matmul with tflops and accurate_efficient_factor"
         raise ConfigError(message, key=_KEY) from error
     own = device.peak_bf16 / _TERA
