@@ -10,8 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from pptrace.cli.explain import command
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers import importers
+from pptrace_profilers.assembly.overlapped_pairs import TimesAlone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,3 +68,24 @@ def test_a_message_of_a_microbatch_that_nobody_computed_is_no_part_of_a_step(
     (step,) = importers.measure_kineto([path], ImportRequest()).steps
 
     assert {str(one.action) for one in step.timeline} == {"1F0", "1B0", "1RECV_F0", "1SEND_B0"}
+
+
+@pytest.mark.parametrize("phase", [[], {}, None])
+def test_an_event_of_no_phase_is_none(pipeline: Any, phase: Any, tmp_path: Path) -> None:
+    path, rules = pipeline.chrome(tmp_path), pipeline.rules(tmp_path)
+    whole = CliRunner().invoke(command, [str(path), "--rules", str(rules)])
+    content = json.loads(path.read_text())
+    events = content["traceEvents"] if isinstance(content, dict) else content
+    events.append({"ph": phase, "name": "x", "ts": 1})
+    path.write_text(json.dumps(content))
+
+    told = CliRunner().invoke(command, [str(path), "--rules", str(rules)])
+
+    assert (told.exit_code, told.stdout) == (0, whole.stdout)
+
+
+def test_an_action_of_absurd_length_ends_when_it_does() -> None:
+    """Floats of that size are 256 apart."""
+    length = 1_790_000_000_043_000_001
+
+    assert TimesAlone([], {}).boundaries([Action(kind=Kind.F, stage=0, microbatch=0)], length) == [0, length]

@@ -42,7 +42,8 @@ class TimesAlone:
         known = [time for time in times if time]
         weights = known if len(known) == len(times) else [1.0] * len(members)
         whole = sum(weights)
-        return [0, *(round(length_ns * reached / whole) for reached in accumulate(weights))]
+        inner = [min(round(length_ns * reached / whole), length_ns) for reached in accumulate(weights[:-1])]
+        return [0, *inner, length_ns]
 
     def _of(self, kind: Kind, stage: int) -> float | None:
         time = self._by_stage.get((kind, stage), self._by_kind.get(kind))

@@ -85,7 +85,7 @@ class _Contents:
 
     def take(self, event: dict[str, Any]) -> None:
         """Take the next event of the file."""
-        phase = event.get("ph")
+        phase = str(event.get("ph"))
         if phase == "X":
             self._complete(event, microseconds(event.get("ts")), microseconds(event.get("dur")))
         elif phase == "M" and event.get("name") == "process_name":
