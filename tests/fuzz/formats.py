@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import files, mutations
+from .configurations import in_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +51,7 @@ def content(change: Callable[[bytes, Random], bytes]) -> Callable[[Path, Random]
 
 CHANGES: dict[str, Callable[[Path, Random], None]] = {
     "bytes": content(mutations.in_bytes),
+    "configuration": content(in_configuration),
     "database": mutations.in_database,
     "json": content(mutations.in_json),
     "lines": content(mutations.in_lines),
@@ -75,17 +77,19 @@ FORMATS = {
         write=files.of_ours("json"), change="json", commands=("convert FILE out.pftrace", "explain FILE")
     ),
     "model": Format(
-        write=files.of_text("step.yaml", files.MODEL), change="yaml", commands=("simulate FILE --json --explain",)
+        write=files.of_text("step.yaml", files.MODEL), change="configuration",
+        commands=("simulate FILE --json --explain",),
     ),
     "costs": Format(
-        write=files.of_text("step.yaml", files.COSTS), change="yaml", commands=("simulate FILE -o out.pftrace",)
+        write=files.of_text("step.yaml", files.COSTS), change="configuration",
+        commands=("simulate FILE -o out.pftrace",),
     ),
     "spans": Format(write=files.spans, change="lines", commands=_READ),
     "job": Format(write=files.job, change="parquet", commands=("explain FILE",), warm=False),
     "mixture": Format(
-        write=files.of_text("step.yaml", files.MIXTURE), change="yaml", commands=("simulate FILE --json",)
+        write=files.of_text("step.yaml", files.MIXTURE), change="configuration", commands=("simulate FILE --json",)
     ),
-    "overlapped": Format(write=files.overlapped, change="yaml", commands=("simulate FILE -o out.json",)),
+    "overlapped": Format(write=files.overlapped, change="configuration", commands=("simulate FILE -o out.json",)),
     "lengths": Format(write=files.lengths, change="bytes", commands=("simulate step.yaml",)),
     "kernel-table": Format(write=files.kernel_table, change="json", commands=("simulate step.yaml",)),
     "rows": Format(write=files.rows, change="table", commands=("accuracy FILE --workers 1",)),

@@ -27,7 +27,7 @@ ODD: tuple[Any, ...] = (
     "9" * 5000, "a" * 9999,
 )  # fmt: skip
 """What stands where something else is meant."""
-_DEEP = 3000
+_DEEP, _MILD = 3000, 0.4
 _CELLS = (
     "", "0", "0F99999999999", "2147483648F0", "0F0+9", "(0F0;0B0)OVERLAP_F_B", "-1F-1", "0F0 ", "=1+1", "\u0660F0",
 )  # fmt: skip
@@ -165,6 +165,8 @@ def in_bytes(content: bytes, random: Random) -> bytes:
 def _changed(tree: Any, random: Random) -> Any:
     """Return a tree some of whose values are others."""
     tree = copy.deepcopy(tree)
+    if random.random() < _MILD:
+        return _nudged(tree, random)
     for _ in range(random.choice([1, 1, 1, 2, 4])):
         places = list(_places(tree))
         if not places:
@@ -184,6 +186,17 @@ def _changed(tree: Any, random: Random) -> Any:
             owner[f"{key}_"] = owner.pop(key)
         else:
             del owner[key]
+    return tree
+
+
+def _nudged(tree: Any, random: Random) -> Any:
+    """Change some numbers to others that may be meant, so that what comes behind the checks is met."""
+    numbers = [(owner, key) for owner, key in _places(tree) if type(owner[key]) in {int, float, bool}]
+    for owner, key in random.sample(numbers, min(len(numbers), random.choice([1, 2, 4, 8]))):
+        value = owner[key]
+        whole = (value + 1, value * 2, value // 2 or 1, 1, 3, 0)
+        other = {bool: (not value,), int: whole, float: (value * 0.75, value * 2, 0.0, 1.0)}
+        owner[key] = random.choice(other[type(value)])
     return tree
 
 
