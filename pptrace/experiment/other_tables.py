@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.errors import PptraceError
+from pptrace.errors import PptraceError, ScheduleError
 from pptrace.experiment.asked import LazyRequest
 from pptrace.experiment.table_file import CHUNKS
 from pptrace.hooks.build import build_schedule, checked_options
@@ -80,5 +80,11 @@ class OtherTables:
         request = replace(self._request, options=checked_options(provided, {}, "schedule.options"))
         if offer.chunks is not None and CHUNKS not in self._resolved.positions:
             request = replace(request, chunks=offer.chunks(request))
-        asked = LazyRequest.of(request, lambda: self._ask(request.stages))
-        return build_schedule(provided, asked), asked
+        table = build_schedule(provided, self._lazy(request))
+        # Some, as Hanayo by its waves, say themselves how many stages there are.
+        if table.stages != request.stages and CHUNKS in self._resolved.positions:
+            raise ScheduleError(f"{name} has {table.stages} stages, not {request.stages}")
+        return table, self._lazy(replace(request, chunks=table.stages // table.ranks))
+
+    def _lazy(self, request: ScheduleRequest) -> ScheduleRequest:
+        return LazyRequest.of(request, lambda: self._ask(request.stages))

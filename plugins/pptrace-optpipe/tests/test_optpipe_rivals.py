@@ -60,6 +60,22 @@ def test_no_schedule_made_by_hand_is_shorter(policy: str, memory: int) -> None:
     )
 
 
+@pytest.mark.parametrize("written", [{}, {"vp": 1}])
+def test_in_place_only_those_with_the_chunks_that_are_written_are_rivals(written: dict[str, int]) -> None:
+    """Hanayo says itself how many chunks it has: more than one."""
+    pytest.importorskip("pptrace_models")
+    job = {
+        "model": "llama3-8b", "device": "h100-sxm", "sequence": 2048, "microbatches": 4, "pp": 2, "tp": 2, "dp": 2,
+        "network": STEP["network"] | {"bandwidth": "50 GB/s"}, **written,
+    }  # fmt: skip
+    ours, plain = (
+        simulate(schedule={"name": name, "options": options}, **job).metrics.step_ns
+        for name, options in (("optpipe", {"time": "0.2s"}), ("1f1b", {}))
+    )
+
+    assert ours <= plain
+
+
 def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pptrace_optpipe.optimising.cached_search", lambda *_, **__: None)
 
