@@ -66,7 +66,7 @@ def test_in_place_only_those_with_the_chunks_that_are_written_are_rivals(written
     pytest.importorskip("pptrace_models")
     job = {
         "model": "llama3-8b", "device": "h100-sxm", "sequence": 2048, "microbatches": 4, "pp": 2, "tp": 2, "dp": 2,
-        "network": STEP["network"] | {"bandwidth": "50 GB/s"}, **written,
+        "network": STEP["network"] | {"bandwidth": "50 GB/s"}, "data_parallel": {"overlap": True}, **written,
     }  # fmt: skip
     ours, plain = (
         simulate(schedule={"name": name, "options": options}, **job).metrics.step_ns
