@@ -21,6 +21,7 @@ from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace_profilers.importers import measure_stragglers
 
 PUBLISHED = Path(os.environ.get("PPTRACE_TRACES", "/nonexistent")) / "straggler-osdi25"
+COMPUTE = ("forward-compute", "backward-compute")
 
 
 def even(_replica: int, _step: int, way: str, _rank: int, _microbatch: int) -> float:
@@ -179,3 +180,31 @@ def test_published_jobs_lose_what_their_authors_found(name: str) -> None:
     for metric, mine in (("mw", found.slowest_workers), ("ms", found.last_stage)):
         told = json.loads((PUBLISHED / f"{metric}-{name}.json").read_text())
         assert (mine.removed, mine.added) == pytest.approx((told["rem"], told["add"]), abs=1e-4)
+
+
+def spans(model: JobModel, times: np.ndarray) -> np.ndarray:
+    """Return from the first computation to the last of each replica and step, where nothing else takes time."""
+    computing = [at for at, one in enumerate(model.job.operations) if one.sort in COMPUTE]
+    alone = np.zeros_like(times)
+    alone[computing] = times[computing]
+    start, end = model.run(alone)
+    return end[computing].max(axis=0) - start[computing].min(axis=0)
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="PPTRACE_TRACES has no straggler-osdi25")
+@pytest.mark.parametrize(("name", "replayed", "alike"), [("ST", -0.0025, -0.0015), ("SE", -0.0104, -0.124)])
+def test_the_spread_of_lengths_costs_what_it_does(name: str, replayed: float, alike: float) -> None:
+    """Each pipeline alone, with free messages: as it was, and with its stage and pass's median over the job."""
+    job = measured(PUBLISHED / f"trace-{name}.parquet").job
+    assert job is not None
+    model = JobModel(job)
+    computing = [at for at, one in enumerate(job.operations) if one.sort in COMPUTE]
+    took = (job.end_ns - job.start_ns).astype(np.float64)
+    span = job.end_ns[computing].max(axis=0) - job.start_ns[computing].min(axis=0)
+    medians = took.copy()
+    for key in {(job.operations[at].sort, job.operations[at].rank) for at in computing}:
+        members = [at for at in computing if (job.operations[at].sort, job.operations[at].rank) == key]
+        medians[members] = np.median(took[members])
+
+    assert (spans(model, took) / span - 1).mean() == pytest.approx(replayed, abs=0.001)
+    assert np.median(spans(model, medians) / span - 1) == pytest.approx(alike, abs=0.002)
