@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PRESETS = {offer.name: offer.values for offer in MODELS}
 MOE = {"num_experts": 8, "top_k": 2, "expert_ffn": 512}
+LAUNCH_NS = 5000
 _MIXTURE = {**PRESETS["qwen3-30b-a3b"], "layers": 8}
 
 
@@ -159,6 +160,32 @@ def test_segments_of_every_sort_of_layer_sum_to_the_plain_times(
     plain, apart = costs(**sizes), costs(**sizes, options={"segments": True})
     for column in ("f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "i_collective_ns"):
         assert getattr(plain, column).tolist() == getattr(apart, column).tolist(), column
+
+
+def test_biases_and_clamps_of_experts_move_what_their_kernels_read_and_write(
+    costs: Callable[..., Workload], devices: dict[str, Any]
+) -> None:
+    options = {"kernels": "shapes"}
+    plain = {"layers": 4, "gated": True, **MOE}
+    rows, device = 2 * 2048, devices["h100-sxm"]
+    rate = device["memory_bandwidth"] * 0.8 / 1e9
+    # Product; sum; laid together; cast. Then cast and sum back, and of either factor a product and its sum.
+    sums = (0 + 4, 2 + 4 + 4, 4 + 4, 4 + 2), (2 + 4, 4 + 2, 4 + 4 + 4, 4 + 4 + 4)
+    # Clamped; laid together. Then taken apart and clamped back, which reads what was clamped, too.
+    halves = (2 + 2, 2 + 2), (2 + 2 + 2, 2 + 2)
+    added: tuple[tuple[dict[str, Any], int, Any, tuple[int, int]], ...] = (
+        ({"bias": True}, 1024, sums, (2 * 8 + 2, 5 * 8 + 1)),
+        ({"clamped_experts": True}, 2 * 512, halves, (3, 3)),
+    )
+    for keys, width, passes, kernels in added:
+        without, with_them = (
+            costs(model={**plain, **own, "dropout": False, "flash_attention": True}, options=options)
+            for own in ({}, keys)
+        )
+        for name, moved, count in zip(("f_ns", "i_ns"), passes, kernels, strict=True):
+            more = getattr(with_them, name)[1] - getattr(without, name)[1]
+            launched = more - sum(moved) * rows * width / rate
+            assert launched == pytest.approx(count * LAUNCH_NS, abs=2)
 
 
 def test_a_host_that_issues_kernels_slowly_bounds_layers_with_experts(costs: Callable[..., Workload]) -> None:

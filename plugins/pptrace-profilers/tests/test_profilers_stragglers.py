@@ -188,7 +188,8 @@ def spans(model: JobModel, times: np.ndarray) -> np.ndarray:
     alone = np.zeros_like(times)
     alone[computing] = times[computing]
     start, end = model.run(alone)
-    return end[computing].max(axis=0) - start[computing].min(axis=0)
+    found: np.ndarray = end[computing].max(axis=0) - start[computing].min(axis=0)
+    return found
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="PPTRACE_TRACES has no straggler-osdi25")

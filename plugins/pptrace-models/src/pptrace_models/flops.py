@@ -37,6 +37,7 @@ def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) ->
         *(_linear(name, [m for m in matrices if m.group == name], element, gradient_bytes) for name in groups),
         core_operation(model, shard, kind.window),
         *_activations(model, shard, experts=kind.experts),
+        *(_beside_experts(model, shard) if kind.experts else ()),
         *_rotary(model, shard),
         *((_routing(model, shard),) if kind.experts else ()),
         _norms(model, shard),
@@ -153,6 +154,30 @@ def _activations(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Op
         shared = shard.tokens * shard.shared_ffn * model.element_bytes
         found.append(_memory("shared activation function", forward * shared, backward * shared))
     return tuple(found)
+
+
+def _beside_experts(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
+    """Return what experts with biases and with clamped halves do outside of fused kernels.
+
+    Megatron-Core 0.15 multiplies each expert's second bias by what the router gives its tokens, adds it in fp32,
+    lays the experts' rows together and casts them (``TEGroupedMLP``). It clamps the halves of what the first
+    product writes, and lays them together, too (``weighted_bias_quick_geglu_impl``). Only kernels by shape count
+    it.
+    """
+    element, found = model.element_bytes, []
+    if model.bias:
+        rows = shard.routed * model.hidden
+        forward = Work(beside_bytes=rows * (24 + 2 * element), kernels=2 * shard.experts + 2)
+        backward = Work(beside_bytes=rows * (32 + 2 * element), kernels=5 * shard.experts + 1)
+        found.append(("biases of experts", forward, backward))
+    if model.clamped_experts:
+        halves = shard.routed * (model.matrices - 1) * shard.expert_ffn * element
+        clamped = Work(beside_bytes=4 * halves, kernels=3)
+        found.append(("clamp", clamped, Work(beside_bytes=5 * halves, kernels=3)))
+    return tuple(
+        Operation(name=name, unit="memory", forward=forward, input_gradient=backward, weight_gradient=Work())
+        for name, forward, backward in found
+    )
 
 
 def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:

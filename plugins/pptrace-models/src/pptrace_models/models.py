@@ -215,7 +215,7 @@ MODELS = (
         "gpt-oss-120b", "OpenAI, gpt-oss-120b & gpt-oss-20b Model Card (2025); the published config.json",
         "128 experts of which 4 are chosen, every second layer with a window of 128",
         layers=36, hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn=2880, vocabulary=201088, bias=True,
-        num_experts=128, top_k=4, window=128, full_attention_every=2,
+        num_experts=128, top_k=4, window=128, full_attention_every=2, clamped_experts=True,
     ),
     _model(
         "grok-1", "xAI, the published model.py and run.py of Grok-1 (2024)", "8 experts of which 2 are chosen",

@@ -49,8 +49,8 @@ _MODULES = {
     "mla_up_proj": ("expansion", "rotary embedding"),
     "layernorm": ("norms and residuals",),
     "mlp": ("mlp", "activation function"),
-    "moe": ("router", "experts", "routing", "activation function", *_SHARED),
-    "moe_act": ("activation function",),
+    "moe": ("router", "experts", "routing", "activation function", "clamp", "biases of experts", *_SHARED),
+    "moe_act": ("activation function", "clamp"),
     "shared_experts": _SHARED,
 }
 

@@ -84,6 +84,9 @@ class Transformer(Parameters):
     fused_experts: bool = False
     """Whether products of experts apply the activation function and cast what they put out, as fused grouped
     products do (``kernels: shapes``)."""
+    clamped_experts: bool = False
+    """Whether experts' two halves are clamped before the activation function, by kernels of their own, as
+    Megatron-LM does for gpt-oss (``kernels: shapes``)."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What the backward computes again: nothing, the attention core, or the layer from its input."""
     recompute_modules: list[Again] = Field(default=[])
