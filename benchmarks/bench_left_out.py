@@ -1,0 +1,144 @@
+"""How far off published steps are when their source had no part in any constant.
+
+    python benchmarks/bench_left_out.py steps.csv
+
+What was fitted to a source is replaced by what other sources give, or by a default; the share that products attain
+on A100, H100 and B200 is fitted anew to the other sources' rows. The last lines say what a row of an unseen source
+may be off by. ``docs/accuracy.md`` has the figures. It takes some 40 s of one core.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import fmean, quantiles
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pptrace.study.accuracy.rows import cases_of, read_rows
+from pptrace.study.accuracy.rules import Rule, Rules, read_rules
+from pptrace.study.accuracy.run import run_cases
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GRID = [round(0.50 + 0.04 * step, 2) for step in range(10)]
+
+Rows: TypeAlias = list[tuple[int, dict[str, str]]]
+"""Lines and their columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A source that is left out, and what its machines have then."""
+
+    sources: str
+    """A pattern of names."""
+    rules: tuple[dict[str, Any], ...] = ()
+    """What takes the place of what was fitted to it."""
+    gpu: str = ""
+    """A pattern of devices whose attained share is fitted anew to other sources' rows on them."""
+    precisions: tuple[str, ...] = ("bf16",)
+    """Precisions that have one share then, where other sources measure in others."""
+
+
+def _device(gpu: str, **values: float) -> dict[str, Any]:
+    return {"where": {"gpu": gpu}, "set": {f"device.{name}": value for name, value in values.items()}}
+
+
+def _host(gpu: str, layer: str, action: str = "2 ms") -> dict[str, Any]:
+    return {"where": {"gpu": gpu}, "unless": {"ep": ""}, "set": {"costs": {"host": layer, "host_action": action}}}
+
+
+LEFT = (
+    *(
+        Left(sources=one, gpu="A100*", rules=rules)
+        for one, rules in (
+            ("BLOOM*", ({"where": {"source": "*"}, "set": {"costs.skew": "0 us"}},)),
+            ("Megatron SC21*", ()),
+            ("Reducing activation*", ()),
+        )
+    ),
+    Left(sources="Kwai*", rules=(_device("H800*", attainable_bf16=0.74),)),
+    Left(
+        sources="dgxc*",
+        gpu="H100*",
+        precisions=("bf16", "fp8"),
+        rules=(
+            {"where": {"source": "*"}, "set": {"costs.spread": 0}},
+            _host("GB200", "3.4 ms"),
+        ),
+    ),
+    Left(
+        sources="Megatron-Bridge*",
+        rules=(
+            *(
+                _device(
+                    gpu, attainable_bf16=0.57, attainable_fp8=0.5, attainable_mxfp8=0.5, attainable_nvfp4=0.5
+                )
+                for gpu in ("GB200", "GB300")
+            ),
+            _device(
+                "B300", attainable_bf16=0.47, attainable_fp8=0.49, attainable_mxfp8=0.49, attainable_nvfp4=0.4,
+                attention_attainable=0.48, attention_backward=0.85,
+            ),
+        ),
+    ),
+    Left(sources="Megatron MoE*", rules=(_host("H100", "3.4 ms"),)),
+    Left(sources="SimuMax*", gpu="B200", precisions=("bf16", "fp8", "mxfp8")),
+)  # fmt: skip
+
+
+def _of(rows: Rows, pattern: str) -> Rows:
+    return [(line, row) for line, row in rows if fnmatchcase(row["source"], pattern)]
+
+
+def _errors(rows: Rows, rules: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
+    own = Rules(rules=(*read_rules().rules, *(Rule.model_validate(rule) for rule in rules)))
+    found = run_cases(cases_of(list(rows), own), executor="serial")
+    return [(str(row["kind"]), float(row["error_pct"])) for row in found if row["error_pct"] is not None]
+
+
+def _size(errors: Sequence[tuple[str, float]]) -> float:
+    return fmean(abs(error) for _, error in errors)
+
+
+def left_out(rows: Rows, left: Left) -> list[tuple[str, float]]:
+    """Return kind and error of each row of a source that is left out."""
+    rules = list(left.rules)
+    if left.gpu:
+        own = {line for line, _ in _of(rows, left.sources)}
+        others = [
+            (line, row) for line, row in rows
+            if line not in own and fnmatchcase(row["gpu"], left.gpu)
+            and ("fp8" in left.precisions or not row["precision"].startswith("FP8"))
+        ]  # fmt: skip
+        names = [f"attainable_{name}" for name in left.precisions]
+        shares = [_device(left.gpu, **dict.fromkeys(names, share)) for share in GRID]
+        rules.append(min(shares, key=lambda share: _size(_errors(others, [*left.rules, share]))))
+        print(rules[-1]["set"], end=" ")
+    return _errors(_of(rows, left.sources), rules)
+
+
+def main() -> None:
+    """Print each source left out, all rows, dense ones and mixtures, and how errors of all are spread."""
+    rows = read_rows(Path(sys.argv[1]))
+    found: list[tuple[str, float]] = []
+    for left in LEFT:
+        errors = left_out(rows, left)
+        found += errors
+        by_kind = [[one for one in errors if one[0] == kind] for kind in ("dense", "moe")]
+        sizes = " ".join(f"{_size(own):6.1f}" if own else "     -" for own in (errors, *by_kind))
+        print(f"{left.sources:24}{len(errors):4} rows {sizes} %", flush=True)
+    for kind in ("dense", "moe"):
+        errors = sorted(abs(error) for own, error in found if own == kind)
+        half, most, nearly = (quantiles(errors, n=20)[at] for at in (9, 15, 17))
+        print(
+            f"{kind:24}{len(errors):4} rows {fmean(errors):6.1f} %; half of them within {half:.1f}, "
+            f"four of five within {most:.1f}, nine of ten within {nearly:.1f} %"
+        )
+
+
+if __name__ == "__main__":
+    main()
