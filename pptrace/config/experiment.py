@@ -93,8 +93,8 @@ class Offload(_Modifier):
     )
     alone: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1,
-        description="Share of its time that a copy takes out before its rank's first backward, or back behind its "
-        "last forward, when none crosses it. PipeOffload's program counts with 0.7.",
+        description="Share of its time that a copy takes while none crosses it: of its rank, or with `pair` of "
+        "both, going by a step in which all take their whole time. PipeOffload's program counts with 0.7.",
     )
     stream: CopyStream = Field(
         default=CopyStream.DIRECTION, description=f"What has a stream of copies of its own. {CopyStream.told()}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Plan", "copies_alone", "copy_turns", "plan_of"]
+__all__ = ["Plan", "copy_turns", "plan_of"]
 
 
 class Plan(NamedTuple):
@@ -47,11 +47,27 @@ class Plan(NamedTuple):
         found: NDArray[np.bool_] = (waits > times * (self.out_ns + self.back_ns)) | (times == 0)
         return found
 
-    def latest(self, chosen: NDArray[np.bool_]) -> Int64s:
-        """Return how many blocks ahead of its backward each chosen copy back starts in time, and no earlier.
+    def latest(self, chosen: NDArray[np.bool_], group: int = 1, *, one_stream: bool = False) -> Int64s:
+        """Return when each chosen copy back starts at the latest, shape (stages, microbatches).
 
-        Copies back of a rank follow one another, each done before its backward and before the next one starts.
+        Copies of a stream follow one another, each done before its backward and before the next one starts. What
+        a stream serves beside a rank's copies back takes its time too, so where copies are slower than what is
+        computed meanwhile, the first ones come back long before their backwards.
+
+        Args:
+            chosen: shape (stages, microbatches).
+            group: neighbouring ranks that share a stream for each direction.
+            one_stream: whether copies out share it, each in line when its forward has ended.
         """
+        jobs = _Jobs.of(self, chosen, one_stream=one_stream)
+        latest = jobs.latest(jobs.rank // group)[jobs.back]
+        number, stage, microbatch = worked(self.schedule, jobs.row[jobs.back])
+        found = np.zeros(chosen.shape, dtype=np.int64)
+        found[stage, microbatch] = latest[number]
+        return found
+
+    def ahead(self, chosen: NDArray[np.bool_], start_ns: Int64s) -> Int64s:
+        """Return how many blocks ahead of its backward each chosen copy back is at these times, and no earlier."""
         schedule, blocks = self.schedule, blocks_of(self.schedule)
         ahead = np.zeros(chosen.shape, dtype=np.int64)
         ends = self.end_ns[blocks.last]
@@ -61,42 +77,49 @@ class Plan(NamedTuple):
         first_row = np.searchsorted(rows, schedule.row_ptr)
         for rank in range(schedule.ranks):
             own = rows[first_row[rank] : first_row[rank + 1]]
-            number, stage, microbatch = worked(schedule, own)
-            took = np.bincount(number, weights=self.back_ns[stage, microbatch], minlength=own.size).astype(
-                np.int64
-            )
-            before = np.concatenate([[0], np.cumsum(took)])
-            slack = self.start_ns[own] - before[1:]
-            latest = before[:-1] + np.minimum.accumulate(slack[::-1])[::-1]
+            start = start_ns[schedule.stage[own], schedule.microbatch[own]]
             low, high = first_block[rank], first_block[rank + 1]
-            started = low + np.searchsorted(ends[low:high], latest, side="right")
+            started = low + np.searchsorted(ends[low:high], start, side="right")
+            number, stage, microbatch = worked(schedule, own)
             ahead[stage, microbatch] = np.maximum(blocks.of_row[own] - started, 0)[number]
         return ahead
 
 
-def copies_alone(schedule: Schedule) -> NDArray[np.bool_]:
-    """Return which copies of a table cross no copy in the other direction of their rank.
+class _Jobs(NamedTuple):
+    """Copies that streams have to do, those of an action together, in the order of their rows."""
 
-    Those are the copies out of what is forwarded before a rank's first backward, and the copies back for the
-    backwards behind its last forward.
+    row: Int64s
+    """Of the table, the forward or the backward that a copy belongs to."""
+    rank: Int64s
+    back: NDArray[np.bool_]
+    """Copies back; what else there is goes out."""
+    at_ns: Int64s
+    """When a copy out may start, and until when a copy back must have ended."""
+    took_ns: Int64s
 
-    Returns:
-        Shape (2, stages, microbatches): of copies out and of copies back.
-    """
-    alone = np.zeros((2, schedule.stages, schedule.microbatches), dtype=bool)
-    for into, kinds, others, later in (
-        (alone[0], schedule.kind == Kind.F, GRADIENTS.mask(schedule.kind), False),
-        (alone[1], GRADIENTS.mask(schedule.kind), schedule.kind == Kind.F, True),
-    ):
-        before = np.concatenate([[0], np.cumsum(others)])
-        begin, end = (
-            np.repeat(before[side], np.diff(schedule.row_ptr))
-            for side in (schedule.row_ptr[:-1], schedule.row_ptr[1:])
-        )
-        own = np.flatnonzero(kinds & (before[:-1] == (end if later else begin)))
-        _, stage, microbatch = worked(schedule, own)
-        into[stage, microbatch] = True
-    return alone
+    @classmethod
+    def of(cls, plan: Plan, chosen: NDArray[np.bool_], *, one_stream: bool) -> _Jobs:
+        schedule, back = plan.schedule, GRADIENTS.mask(plan.schedule.kind)
+        row = np.flatnonzero(back | ((schedule.kind == Kind.F) & one_stream))
+        row = row[chosen[schedule.stage[row], schedule.microbatch[row]]]
+        back = back[row]
+        number, stage, microbatch = worked(schedule, row)
+        each = np.where(back[number], plan.back_ns[stage, microbatch], plan.out_ns[stage, microbatch])
+        took = np.zeros(row.size, dtype=np.int64)
+        np.add.at(took, number, each)
+        at = np.where(back, plan.start_ns[row], plan.end_ns[row])
+        return cls(row, schedule.rank_of_row()[row], back, at, took)
+
+    def latest(self, stream: Int64s) -> Int64s:
+        """Return when each copy starts at the latest, those of a stream in the order of their times."""
+        found = np.empty(self.row.size, dtype=np.int64)
+        order = np.lexsort((self.row, self.at_ns, stream))
+        for own in np.split(order, np.flatnonzero(np.diff(stream[order])) + 1):
+            before = np.concatenate([[0], np.cumsum(self.took_ns[own])])
+            never = before[-1] + self.at_ns.max(initial=0)
+            slack = np.where(self.back[own], self.at_ns[own], never) - before[1:]
+            found[own] = before[:-1] + np.minimum.accumulate(slack[::-1])[::-1]
+        return found
 
 
 def plan_of(schedule: Schedule, timeline: Timeline, workload: Workload) -> Plan:
@@ -128,10 +151,18 @@ def _copies(workload: Workload, shape: tuple[int, int]) -> tuple[Int64s, Int64s]
     return out, back
 
 
-def copy_turns(schedule: Schedule, plan: Plan, group: int) -> tuple[NDArray[np.int32], ...]:
+def copy_turns(schedule: Schedule, plan: Plan, latest_ns: Int64s, group: int) -> tuple[NDArray[np.int32], ...]:
     """Return the waits of copies where ``group`` neighbouring ranks share a stream for each direction.
 
-    Copies follow one another in the order in which their ranks get to them in the plan.
+    Copies out follow one another in the order in which their ranks get to them in the plan, copies back in the
+    order in which they have to start. None waits for what only comes behind it: a rank gets to a copy back, and
+    the copy starts at the latest, before its backward starts in the plan.
+
+    Args:
+        schedule: the plan's table with copies.
+        plan: when its rows run without.
+        latest_ns: shape (stages, microbatches): when copies back start at the latest.
+        group: ranks that share streams.
     """
     rows = np.flatnonzero(COMPUTE.mask(schedule.kind) & ~STAGE_ENDS.mask(schedule.kind))
     ends = np.zeros(len(schedule), dtype=np.int64)
@@ -142,6 +173,10 @@ def copy_turns(schedule: Schedule, plan: Plan, group: int) -> tuple[NDArray[np.i
     for kind in (Kind.OFFLOAD, Kind.RELOAD):
         copies = np.flatnonzero(schedule.kind == kind)
         at = reached[copies] - rank[copies] * (ends.max(initial=0) + 1)
+        if kind is Kind.RELOAD:
+            latest = latest_ns[schedule.stage[copies], schedule.microbatch[copies]]
+            far = rank[copies] * (1 + latest.max(initial=0) - latest.min(initial=0))
+            at = np.maximum(at, np.minimum.accumulate((latest + far)[::-1])[::-1] - far)  # in the row's order
         order = np.lexsort((copies, at, rank[copies] // group))
         copies = copies[order]
         told = np.stack([schedule.kind[copies], schedule.stage[copies], schedule.microbatch[copies]], axis=1)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.config.choices import CopyStream, Sharing
-from pptrace.experiment.copy_plan import copies_alone, copy_turns, plan_of
+from pptrace.experiment.copy_plan import copy_turns, plan_of
+from pptrace.experiment.crossing import sooner_alone
 from pptrace.experiment.sharded import with_sharding
 from pptrace.model.kinds import COPIES, Kind
 from pptrace.schedule.copies import waits_for_copies, with_copies
@@ -53,9 +54,10 @@ def modified(
     if COPIES.mask(table.kind).any():
         raise resolved.error("schedule.offload", f"{choice.name} has copies of its own: remove the key")
     workload = _of_a_part(workload, offload)
-    if offload.alone != 1:
-        workload = _sooner_alone(workload, table, offload.alone)
     table = _offloaded(resolved, offload, table, workload, network, policy)
+    if offload.alone != 1:
+        timeline = simulate(table, workload, network, policy, contention=Contention(links=Sharing.NONE))
+        workload = sooner_alone(workload, timeline, table.microbatches, offload.alone, _ranks_of(offload.stream))
     return with_sharding(resolved, table, workload), workload
 
 
@@ -81,27 +83,6 @@ def _of_a_part(workload: Workload, asked: Offload) -> Workload:
     )  # fmt: skip
 
 
-def _sooner_alone(workload: Workload, table: Schedule, share: float) -> Workload:
-    """Return costs in which copies that cross none in the other direction take a share of their time.
-
-    Microbatches that are alike in length and in where they are alone are a class.
-    """
-    alone = copies_alone(table)
-    used = workload.microbatch_class if workload.classes else np.zeros(table.microbatches, dtype=np.int32)
-    patterns = np.concatenate([used[:, None], alone.transpose(2, 0, 1).reshape(table.microbatches, -1)], axis=1)
-    _, first, classes = np.unique(patterns, axis=0, return_index=True, return_inverse=True)
-    costs = (workload, *workload.classes)
-    made = []
-    for microbatch in first.tolist():
-        one, (out, back) = costs[used[microbatch]], alone[:, :, microbatch]
-        made.append(replace(
-            one, classes=(), microbatch_class=np.zeros(0, dtype=np.int32),
-            offload_ns=np.where(out, _part(one.offload_ns, share), one.offload_ns),
-            reload_ns=np.where(back, _part(one.reload_ns, share), one.reload_ns),
-        ))  # fmt: skip
-    return replace(workload, classes=tuple(made), microbatch_class=(classes.ravel() + 1).astype(np.int32))
-
-
 def _part(values: Int64s, ratio: float) -> Int64s:
     exact = Fraction(str(ratio))
     return np.array([int(value * exact) for value in values.tolist()], dtype=np.int64)
@@ -119,12 +100,19 @@ def _offloaded(
     timeline = simulate(table, workload, network, policy, contention=Contention(links=Sharing.NONE))
     plan = plan_of(table, timeline, workload)
     chosen &= plan.long_enough(asked.gap)
-    made = with_copies(table, chosen, plan.latest(chosen) if asked.ahead is None else asked.ahead)
-    if asked.stream is CopyStream.PAIR:
-        made = replace(made, waits=(*made.waits, *copy_turns(made, plan, _ON_A_SWITCH)))
+    group = _ranks_of(asked.stream)
+    latest = plan.latest(chosen, group, one_stream=asked.stream is CopyStream.RANK)
+    made = with_copies(table, chosen, plan.ahead(chosen, latest) if asked.ahead is None else asked.ahead)
+    if group > 1:
+        made = replace(made, waits=(*made.waits, *copy_turns(made, plan, latest, group)))
     if asked.behind is not None:
         made = replace(made, waits=(*made.waits, waits_for_copies(made, asked.behind)))
     return made
+
+
+def _ranks_of(stream: CopyStream) -> int:
+    """Return how many neighbouring ranks share streams."""
+    return _ON_A_SWITCH if stream is CopyStream.PAIR else 1
 
 
 def _chosen(resolved: Resolved, key: str, asked: Offload | Recompute, table: Schedule) -> NDArray[np.bool_]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,28 +43,6 @@ def test_all_of_rank_0_on_the_host(ahead: int | None, peak: int) -> None:
 
     assert held(copied) == [peak, 7, 6, 5, 4, 3, 2, 1]
     assert copied.metrics.step_ns == 39 * 6_000_000
-
-
-def test_copies_that_cross_no_other_take_a_share_of_their_time() -> None:
-    """Of 1F1B's, those out of warm-up forwards and back for the backwards behind the last forward."""
-    one = run(offload={"gap": 0, "alone": 0.7}, microbatches=10, pp=4).timeline
-    took = {
-        kind: [(row.action.stage, row.action.microbatch) for row in map(one.__getitem__, range(len(one)))
-               if row.action.kind is kind and row.end_ns - row.start_ns == 700_000]
-        for kind in (Kind.OFFLOAD, Kind.RELOAD)
-    }  # fmt: skip
-
-    assert sorted(took[Kind.OFFLOAD]) == [(stage, at) for stage in range(4) for at in range(4 - stage)]
-    assert sorted(took[Kind.RELOAD]) == [(stage, at) for stage in range(4) for at in range(6 + stage, 10)]
-
-
-def test_slices_of_unlike_length_keep_their_own_copies_where_none_cross_them() -> None:
-    sizes = {"offload": {"gap": 0, "alone": 0.5}, "costs": {"lengths": [1, 2, 1, 1]}, "pp": 2, "microbatches": 4}
-    one = run(**sizes).timeline
-
-    rows = [row for row in map(one.__getitem__, range(len(one))) if row.action.kind is Kind.OFFLOAD]
-    took = {row.action.microbatch: row.end_ns - row.start_ns for row in rows if row.action.stage == 0}
-    assert took == {0: 500_000, 1: 1_000_000, 2: 1_000_000, 3: 1_000_000}
 
 
 @pytest.mark.parametrize("gap", [0, 1, 3, 9, 15, 30])
@@ -115,22 +92,6 @@ def test_a_part_of_each_activation_takes_a_part_of_the_time() -> None:
 
     assert workload.offload_ns.tolist() == workload.reload_ns.tolist() == [300_000] * 8
     assert workload.copied_bytes.tolist() == [18] * 8
-
-
-@pytest.mark.parametrize("stream", ["rank", "pair"])
-def test_copies_that_share_a_stream_never_overlap(stream: str) -> None:
-    timeline = run(offload={"gap": 0, "ahead": 1, "stream": stream}, costs={"offload": "3 ms"}).timeline
-    lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for row in range(len(timeline)):
-        one = timeline[row]
-        if one.action.kind in {Kind.OFFLOAD, Kind.RELOAD}:
-            key = (one.rank, 0) if stream == "rank" else (one.rank // 2, int(one.action.kind))
-            lanes.setdefault(key, []).append((one.start_ns, one.end_ns))
-
-    assert len(lanes) == 8
-    for times in lanes.values():
-        times.sort()
-        assert all(end <= start for (_, end), (start, _) in pairwise(times))
 
 
 @pytest.mark.parametrize("policy", ["async", "sender-blocking", "blocking", "ordered", "batched"])

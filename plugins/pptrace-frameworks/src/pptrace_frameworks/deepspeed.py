@@ -61,7 +61,9 @@ def _calls(request: MessageRequest) -> MessageCalls:
     following = np.clip(_step(rows, ends.source, ends.made, backward=False), 0, None) + 1
     k = (following - (2 * rows.ranks - 1 - ends.source)) // 2
     adjacent = ~ends.gradient & (k >= 0) & (k < rows.count)
-    send = request.behind(request.producer) + np.where(adjacent, 1, 0)
+    # That receive stands right before the backward: copies and weight gradients may be between the two.
+    backward = rows.backward[ends.source, np.clip(k, 0, rows.count - 1)]
+    send = np.where(adjacent, request.before(backward) + 1, request.behind(request.producer))
     before = _step(rows, ends.target, ends.used, backward=True) - 1
     j = (before - ends.target) // 2
     first = ends.gradient & (j >= 0) & (j < rows.count)
