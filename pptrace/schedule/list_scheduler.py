@@ -105,17 +105,15 @@ def list_schedule(
         raise ValueError(msg)
     spans = _spans(kinds, spans or {})
     actions = _actions(placement, spans)
-    duration = _times(placement, actions, durations, transfer)
+    duration = _times(placement, spans, durations, transfer)
     source, target = _edges(placement, spans)
-    lag = np.zeros(source.size, dtype=np.int64)
+    lag = np.zeros(source.size if transfer else 0, dtype=np.int64)
     if transfer:
         lag[actions.rank[source] != actions.rank[target]] = transfer
-    turn = _played(placement, actions, duration, (source, target, lag), priority, in_flight or InFlight())
-    begun = np.empty(turn.size, dtype=np.int64)
-    begun[turn] = np.arange(turn.size)
-    narrow = np.int16 if placement.ranks <= np.iinfo(np.int16).max else np.int32  # sorted by its digits
-    order = begun[np.argsort(actions.rank[begun].astype(narrow), kind="stable")]
-    row_ptr = np.searchsorted(actions.rank[order], np.arange(placement.ranks + 1))
+    row_ptr = np.cumsum([0, *np.bincount(actions.rank, minlength=placement.ranks)])
+    order = _played(
+        placement, actions, duration, (source, target, lag), row_ptr, priority, in_flight or InFlight()
+    )
     return Schedule.of_cells(placement, row_ptr, actions.cells.taken(order))
 
 
@@ -127,17 +125,20 @@ def _spans(kinds: Sequence[Kind], spans: Mapping[Kind, int]) -> dict[Kind, int]:
     return {kind: spans.get(kind, 1) for kind in kinds}
 
 
-def _times(placement: Placement, actions: Actions, durations: Mapping[Kind, object], transfer: int) -> Int64s:
+def _times(
+    placement: Placement, spans: Mapping[Kind, int], durations: Mapping[Kind, object], transfer: int
+) -> Int64s:
     """Return every action's time."""
-    duration = np.empty(len(actions), dtype=np.int64)
-    for kind, given in durations.items():
-        times = np.asarray(given)
+    parts = []
+    for kind, span in spans.items():
+        times = np.asarray(durations[kind])
         if not np.issubdtype(times.dtype, np.integer) or (times < 0).any() or transfer < 0:
             msg = f"times of {kind.name} and of transfers are integers from 0"
             raise ValueError(msg)
-        own = actions.kind == kind
-        duration[own] = np.broadcast_to(times, (placement.stages,))[actions.stage[own]]
-    if float(duration.sum(dtype=np.float64)) + len(actions) * transfer >= _LONGEST:
+        of_stages = np.broadcast_to(times, (placement.stages,)).astype(np.int64)
+        parts.append(np.repeat(of_stages, placement.microbatches // span))
+    duration: Int64s = np.concatenate(parts)
+    if float(duration.sum(dtype=np.float64)) + duration.size * transfer >= _LONGEST:
         raise ScheduleError("times add up to 2**62 or more: give them in a larger unit")
     return duration
 
@@ -148,30 +149,29 @@ def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
     if (placement.stage_rank < 0).any():
         msg = "every route visits every stage"
         raise ValueError(msg)
-    columns: list[list[Int32s]] = [[], [], [], []]
+    firsts = {kind: np.arange(0, microbatches, span, dtype=np.int32) for kind, span in spans.items()}
+    count = stages * sum(first.size for first in firsts.values())
+    stage, microbatch, width, rank, route = (np.empty(count, dtype=np.int32) for _ in range(5))
+    kinds, done = np.empty(count, dtype=np.int8), 0
     for kind, span in spans.items():
-        first = np.arange(0, microbatches, span, dtype=np.int32)
-        whole = microbatches % span == 0 and all(
-            np.array_equal(placement.microbatch_route[first], placement.microbatch_route[first + i])
-            for i in range(span)
-        )
-        if not whole:
+        first = firsts[kind]
+        routes = placement.microbatch_route[first]
+        if microbatches % span or any(
+            not np.array_equal(routes, placement.microbatch_route[first + i]) for i in range(1, span)
+        ):
             msg = f"{microbatches} microbatches do not fill blocks of {span} {kind.name} that each take one route"
             raise ValueError(msg)
-        same = np.ones(stages * first.size, dtype=np.int32)
-        rows: tuple[Int32s, ...] = (
-            same * int(kind),
-            np.repeat(np.arange(stages), first.size),
-            np.tile(first, stages),
-            same * span,
-        )
-        for column, values in zip(columns, rows, strict=True):
-            column.append(values.astype(np.int32))
-    kinds, stage, microbatch, width = (np.concatenate(column) for column in columns)
-    route = placement.microbatch_route[microbatch]
+        own = slice(done, done + stages * first.size)
+        kinds[own], width[own] = kind, span
+        for column, values in (
+            (stage, np.arange(stages)[:, None]), (microbatch, first), (route, routes),
+            (rank, placement.stage_rank.T[:, routes]),
+        ):  # fmt: skip
+            column[own].reshape(stages, first.size)[:] = values
+        done = own.stop
     return Actions(
-        kind=kinds.astype(np.int8), stage=stage, microbatch=microbatch, span=width,
-        pair=np.full(microbatch.size, -1, dtype=np.int32), rank=placement.stage_rank[route, stage], route=route,
+        kind=kinds, stage=stage, microbatch=microbatch, span=width, pair=np.full(count, -1, dtype=np.int32),
+        rank=rank, route=route,
     )  # fmt: skip
 
 
@@ -180,26 +180,32 @@ def _edges(placement: Placement, spans: Mapping[Kind, int]) -> tuple[Int64s, Int
     stages, microbatches = placement.stages, placement.microbatches
     blocks = {kind: microbatches // span for kind, span in spans.items()}
     first = dict(zip(spans, np.cumsum([0, *(stages * n for n in blocks.values())]), strict=False))
-    microbatch = np.arange(microbatches)
-
-    def at(kind: Kind, stage: Int32s) -> Int64s:
-        where: Int64s = (first[kind] + stage[:, None] * blocks[kind] + microbatch // spans[kind]).ravel()
-        return where
-
     low, high = placement.edges[:, 0], placement.edges[:, 1]
-    ends = np.setdiff1d(np.arange(stages, dtype=np.int32), low)
+    every = np.arange(stages, dtype=np.int32)
+    ends = np.setdiff1d(every, low)
     gradient = Kind.I if Kind.I in spans else Kind.B
-    pairs = [
-        (at(Kind.F, low), at(Kind.F, high)), (at(gradient, high), at(gradient, low)),
-        (at(Kind.F, ends), at(gradient, ends)),
-    ]  # fmt: skip
+    links = [(Kind.F, low, Kind.F, high), (gradient, high, gradient, low), (Kind.F, ends, gradient, ends)]
     if Kind.W in spans:
-        every = np.arange(stages, dtype=np.int32)
-        pairs.append((at(Kind.I, every), at(Kind.W, every)))
-    source, target = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        links.append((Kind.I, every, Kind.W, every))
+    sides = [
+        np.concatenate(
+            [[first[kind] + stage * blocks[kind], np.full(stage.size, spans[kind])] for kind, stage in side],
+            axis=1,
+        )
+        for side in zip(*(((one, at), (other, to)) for one, at, other, to in links), strict=True)
+    ]
+    order = np.argsort(sides[0][0], kind="stable")
+    microbatch = np.arange(microbatches)
+    alone = max(spans.values()) == 1
+    source, target = (
+        (start[order, None] + (microbatch if alone else microbatch // span[order, None])).ravel()
+        for start, span in sides
+    )
+    if alone and (np.diff(sides[0][0][order]) > 0).all():
+        return source, target  # in order already: each stage's actions enable one other's
     actions = max(int(sum(stages * n for n in blocks.values())), 1)
     both = np.sort(source * actions + target, kind="stable")  # a few runs that are sorted
-    if max(spans.values()) > 1:
+    if not alone:
         both = both[np.append([True], both[1:] != both[:-1])]
     source = both // actions
     return source, both - source * actions
@@ -210,30 +216,40 @@ def _played(
     actions: Actions,
     duration: Int64s,
     edges: tuple[Int64s, Int64s, Int64s],
+    row_ptr: Int64s,
     priority: Priority,
     in_flight: InFlight,
 ) -> Int64s:
-    """Return every action's place among all starts."""
+    """Return all actions, rank by rank in the order of their starts."""
     count, (source, target, lag) = len(actions), edges
     key = _one_key([*priority(actions), actions.kind, actions.stage, actions.microbatch])
     left, rooms = rooms_of(placement, actions, in_flight)
     queue, queues, taking = queues_of(placement, actions, rooms)
     last = actions.kind == (Kind.W if (actions.kind == Kind.W).any() else Kind.B)
     zeros = partial(np.zeros, dtype=np.int64)
+    ranks = placement.ranks
+    narrow = np.int32 if max(count, target.size) < np.iinfo(np.int32).max else np.int64
     playing = Playing(
-        needs=np.bincount(target, minlength=count), left=left, free=np.ones(placement.ranks, dtype=np.int64),
-        fill=zeros(queues.rank.size), ready=zeros(count), shelf=zeros(count), dirty=zeros(placement.ranks),
-        stack=zeros(placement.ranks), turn=np.full(count, -1, dtype=np.int64),
+        needs=np.bincount(target, minlength=count).astype(narrow), left=left,
+        doing=np.full(ranks, -1, dtype=np.int64),
+        fill=zeros(queues.rank.size), ready=zeros(count if lag.size else 0), shelf=zeros(count, dtype=narrow),
+        dirty=zeros(ranks),
+        stack=zeros(ranks), order=zeros(count, dtype=narrow), next=row_ptr[:-1].copy(),
     )  # fmt: skip
-    events = Heap(item=zeros(2 * count), place=np.full(2 * count, OUTSIDE), time=zeros(2 * count), size=zeros(1))
-    after_ptr = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=count))])
+    most = ranks + (count if lag.size else 0)
+    events = Heap(item=zeros(most), place=np.full(most, OUTSIDE), time=zeros(most), size=zeros(1))
+    after_ptr = np.zeros(count + 1, dtype=narrow)
+    np.cumsum(np.bincount(source, minlength=count), out=after_ptr[1:])
     begun = run(
         list_actions,
         (
-            Work(duration=duration, after_ptr=after_ptr, after=target, lag=lag, queue=queue, key=key),
+            Work(
+                duration=duration, after_ptr=after_ptr, after=target.astype(narrow), lag=lag,
+                queue=queue.astype(narrow), key=key,
+            ),
             Rooms(
-                microbatches=actions.span.astype(np.int64),
-                returned=np.where(last[: len(rooms), None], rooms, -1).ravel(),
+                microbatches=actions.span,
+                returned=np.where(last[: len(rooms), None], rooms, -1).astype(narrow).ravel(),
                 taken=taking.ravel(),
             ),
             queues,
@@ -242,9 +258,12 @@ def _played(
         work=count,
     )  # fmt: skip
     if begun < count:
-        raise _stuck(actions, np.flatnonzero((playing.turn < 0) & (playing.needs == 0)))
-    turn: Int64s = playing.turn
-    return turn
+        waits = playing.needs == 0
+        for first, end in zip(row_ptr[:-1], playing.next, strict=True):
+            waits[playing.order[first:end]] = False
+        raise _stuck(actions, np.flatnonzero(waits))
+    order: Int64s = playing.order
+    return order
 
 
 def _one_key(columns: Sequence[Int64s | Int32s | Int8s]) -> Int64s:

@@ -28,8 +28,10 @@ def rooms_of(placement: Placement, actions: Actions, in_flight: InFlight) -> tup
     ])  # fmt: skip
     if (left < 0).all():
         return left, np.full((0, 2), -1, dtype=np.int64)
-    rooms = np.stack([_stage_room(placement, actions), routes * stages + actions.rank], axis=1)
-    rooms[left[rooms] < 0] = -1
+    # By the number that a room would have: its own, or -1 where nothing is bounded.
+    of = np.where(left < 0, -1, np.arange(left.size))
+    rooms = np.empty((len(actions), 2), dtype=np.int64)
+    rooms[:, 0], rooms[:, 1] = of[_stage_room(placement, actions)], of[routes * stages + actions.rank]
     return left, rooms
 
 

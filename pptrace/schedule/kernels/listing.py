@@ -1,7 +1,8 @@
 """The list scheduler's kernel: every rank starts, whenever it is free, the first of its actions that may run.
 
-An event is an action's end, numbered as the action, or its readiness, numbered ``actions`` above it: so at one
-instant ends come first. Columns are lists or arrays of integers, alike in use.
+An event is the end of what a rank does, numbered as the rank, or an action's readiness, numbered ``ranks`` above
+it: so at one instant ends come first, and where nothing has a lag the heap is as small as there are ranks. Columns
+are lists or arrays of integers, alike in use.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ class Work(NamedTuple):
 
     duration: Any
     after_ptr: Any
-    """With ``after`` and ``lag``, CSR by action: what it enables, that long after its end."""
+    """With ``after`` and ``lag``, CSR by action: what it enables, that long after its end; no lags for all 0."""
     after: Any
     lag: Any
     queue: Any
@@ -54,25 +55,27 @@ class Playing(NamedTuple):
     """Per action, how many others enable it."""
     left: Any
     """Per room, the microbatches that may still be taken."""
-    free: Any
-    """Per rank, 1 until it is busy."""
+    doing: Any
+    """Per rank, the action that it does, -1 while it is free."""
     fill: Any
     """Per queue, how many wait."""
     ready: Any
-    """Per action, when it may start."""
+    """Per action, when it may start; empty where there are no lags."""
     shelf: Any
     """A heap by key for each queue."""
     dirty: Any
     """Per rank, whether it is on the stack."""
     stack: Any
     """Ranks that may have something to start."""
-    turn: Any
-    """Per action, its place among all starts, -1 before."""
+    order: Any
+    """Rank by rank, what it starts, in this order."""
+    next: Any
+    """Per rank, its next place in ``order``."""
 
 
 def list_actions(work: Work, rooms: Rooms, queues: Queues, playing: Playing, events: Heap) -> int:
-    """Run all actions and fill ``turn``; return how many could run."""
-    actions = len(work.duration)
+    """Run all actions and fill ``order``; return how many could run."""
+    actions, ranks = len(work.duration), len(playing.doing)
     begun = touched = now = 0
     for action in range(actions):
         if playing.needs[action] == 0:
@@ -82,19 +85,20 @@ def list_actions(work: Work, rooms: Rooms, queues: Queues, playing: Playing, eve
             touched -= 1
             rank = playing.stack[touched]
             playing.dirty[rank] = 0
-            own = _choose(work, rooms, queues, playing, rank) if playing.free[rank] else -1
+            own = _choose(work, rooms, queues, playing, rank) if playing.doing[rank] < 0 else -1
             if own >= 0:
                 action = _begin(work, rooms, queues, playing, own)
-                playing.free[rank] = 0
-                playing.turn[action] = begun
+                playing.doing[rank] = action
+                playing.order[playing.next[rank]] = action
+                playing.next[rank] += 1
                 begun += 1
-                push(events, action, now + work.duration[action])
+                push(events, rank, now + work.duration[action])
         if events.size[0] > 0:
             now = events.time[events.item[0]]
         while events.size[0] > 0 and events.time[events.item[0]] == now:
             event = pop(events)
-            if event >= actions:
-                touched = _enable(work, queues, playing, event - actions, touched)
+            if event >= ranks:
+                touched = _enable(work, queues, playing, event - ranks, touched)
             else:
                 touched = _finish(work, rooms, queues, playing, events, event, now, touched)
     return begun
@@ -117,25 +121,29 @@ def _touch(playing: Playing, rank: int, touched: int) -> int:
 
 
 def _finish(
-    work: Work, rooms: Rooms, queues: Queues, playing: Playing, events: Heap, action: int, now: int, touched: int
+    work: Work, rooms: Rooms, queues: Queues, playing: Playing, events: Heap, rank: int, now: int, touched: int
 ) -> int:
-    """End an action: return its microbatches, enable what waits for it; return how many ranks are on the stack."""
-    rank = queues.rank[work.queue[action]]
-    playing.free[rank] = 1
+    """End what a rank does: return its microbatches, enable what waits; return how many ranks are on the stack."""
+    action: int = playing.doing[rank]
+    playing.doing[rank] = -1
     touched = _touch(playing, rank, touched)
     for side in range(2 if len(rooms.returned) > 0 else 0):
         room = rooms.returned[2 * action + side]
         if room >= 0:
             playing.left[room] += rooms.microbatches[action]
+    lags = len(work.lag) > 0
     for edge in range(work.after_ptr[action], work.after_ptr[action + 1]):
         target = work.after[edge]
-        playing.ready[target] = max(playing.ready[target], now + work.lag[edge])
         playing.needs[target] -= 1
+        ready = now
+        if lags:
+            playing.ready[target] = max(playing.ready[target], now + work.lag[edge])
+            ready = playing.ready[target]
         if playing.needs[target] == 0:
-            if playing.ready[target] == now:
+            if ready == now:
                 touched = _enable(work, queues, playing, target, touched)
             else:
-                push(events, len(work.duration) + target, playing.ready[target])
+                push(events, len(playing.doing) + target, ready)
     return touched
 
 
