@@ -59,14 +59,15 @@ def picture_label(cell: Cell, chunks: int) -> str:
 
 
 def legend(cells: Iterable[Cell]) -> dict[str, str]:
-    """Return the colour of each meaning that a picture has, in a fixed order."""
+    """Return the colour of each meaning that a picture has, in a fixed order; those of one colour together."""
     found = {(cell.action.kind, min(cell.route, 1), cell.chunk % 2): colour(cell) for cell in cells}
-    entries: dict[str, str] = {}
+    meanings: dict[tuple[str, str], list[str]] = {}
     for odd, route, (kind, traits) in product(range(2), range(2), KINDS.items()):
         if traits.meaning and (kind, route, odd) in found:
             other = ", other way" if traits.colour[route] != traits.colour[0] else ""
-            entries[traits.meaning + other + (", odd chunk" if odd else "")] = found[kind, route, odd]
-    return entries
+            which = other + (", odd chunk" if odd else "")
+            meanings.setdefault((found[kind, route, odd], which), []).append(traits.meaning)
+    return {" or ".join(dict.fromkeys(names)) + which: fill for (fill, which), names in meanings.items()}
 
 
 def _arrow(kind: Kind, sent: str, received: str) -> str:
