@@ -10,6 +10,7 @@ from pptrace.show.label import INK, MARK, colour, legend, picture_label
 from pptrace.show.together import note, pairs_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -50,7 +51,11 @@ def write_picture(drawing: Drawing, title: str, path: Path, suffix: str) -> None
         raise PptraceError(
             f"{len(drawing.cells)} cells are too many for {name}: write .svg, or draw some with --slots"
         )
-    inches = max(drawing.length * 0.28 + 1.2, 7.5), drawing.ranks * 0.32 + 1.1
+    entries = legend(drawing.cells)
+    wide = min(max(drawing.length * 0.28 + 1.2, 7.5), _MOST_INCHES)
+    columns = _columns(entries, wide)
+    lines = -(-len(entries) // columns)
+    inches = wide, drawing.ranks * 0.32 + 1.1 + max(lines - 2, 0) * 0.17
     figure = Figure(figsize=(min(inches[0], _MOST_INCHES), min(inches[1], _MOST_INCHES)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -75,14 +80,20 @@ def write_picture(drawing: Drawing, title: str, path: Path, suffix: str) -> None
         ylim=(drawing.ranks - 0.45, -0.55), yticks=range(drawing.ranks),
         yticklabels=[f"rank {rank}" for rank in range(drawing.ranks)],
     )  # fmt: skip
-    handles = [Rectangle((0, 0), 1, 1, fc=fill, label=meaning) for meaning, fill in legend(drawing.cells).items()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=_PER_LINE, fontsize=8, frameon=False)
+    handles = [Rectangle((0, 0), 1, 1, fc=fill, label=meaning) for meaning, fill in entries.items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8, frameon=False)
     if pairs:
         axes.set_xlabel(f"slot ({note(drawing)})")
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     if drawing.error is not None:
         axes.set_xlabel(str(drawing.error), color=MARK, loc="left", fontsize=8, wrap=True)
     figure.savefig(path, format=suffix[1:], dpi=110, metadata=METADATA[suffix])
+
+
+def _columns(entries: Iterable[str], inches: float) -> int:
+    """Return how many columns of a legend fit, letters and their key being as wide as they mostly are."""
+    longest = max(map(len, entries), default=0)
+    return min(max(int(inches / (0.062 * longest + 0.53)), 1), _PER_LINE)
 
 
 def _draw_together(axes: Axes, pair: Together, drawing: Drawing) -> None:

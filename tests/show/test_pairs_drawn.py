@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -90,3 +90,22 @@ def test_directions_are_no_chunks() -> None:
     both = Schedule.from_rows([["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]])
 
     assert {cell.chunk for cell in draw(both).cells} == {0}
+
+
+def test_a_picture_is_as_wide_as_its_legend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    rows = [
+        ["0F0", "1F1", "1I1", "1W1", "1F3", "1B3", "0F2", "0I0", "0W0", "0B2"],
+        ["0F1", "1F0", "1I0", "1W0", "1F2", "1B2", "0F3", "0I1", "0W1", "0B3"],
+    ]
+    boxes: list[tuple[Any, Any]] = []
+
+    def measured(self: Any, *_: object, **__: object) -> None:
+        self.canvas.draw()
+        boxes.append((self.legends[0].get_window_extent(), self.bbox))
+
+    monkeypatch.setattr(figures.Figure, "savefig", measured)
+    write_picture(draw(Schedule.from_rows(rows)), "both ways", tmp_path / "t.png", ".png")
+
+    [(keys, picture)] = boxes
+    assert picture.x0 <= keys.x0 < keys.x1 <= picture.x1
