@@ -44,6 +44,10 @@ class GpuRun:
     timeline: Timeline
     batches: IssueOrder | None = None
     """The order of issue where neighbouring messages are one kernel; None where each is one."""
+    order: IssueOrder | None = None
+    """The order of issue where each message is one kernel; None where that is the one in which kernels began."""
+    late: bool = False
+    """Whether, in that order, what a forward sends is launched behind the backward that follows it at once."""
     said: str = "action"
     """One of :data:`SAID`."""
     kernel: str = NAMES[0]
@@ -54,10 +58,13 @@ class GpuRun:
     """What each rank's clock is off by."""
     steps: int = 1
     """How often the step comes, each time marked by the profiler where that is more than once."""
+    unmarked: tuple[str, ...] = ()
+    """What says which actions there are instead of annotations: the kernels' threads, and what is named here of
+    ``autograd``, its operations on the host, and ``checkpoint``, each forward once more within its backward."""
 
     def write(self, folder: Path) -> list[Path]:
         """Write a file per rank."""
-        return [self._trace(rank).write(folder) for rank in range(self.timeline.ranks)]
+        return [self.trace(rank).write(folder) for rank in range(self.timeline.ranks)]
 
     def zero_ns(self, rank: int, step: int = 0) -> int:
         """Return when a step begins by a rank's own clock."""
@@ -82,7 +89,8 @@ class GpuRun:
     def _length_ns(self) -> int:
         return self._lead_ns + int(self.timeline.end_ns.max()) + 10_000_000
 
-    def _trace(self, rank: int) -> SmallGpuTrace:
+    def trace(self, rank: int) -> SmallGpuTrace:
+        """Return what a rank's file holds."""
         world = self.timeline.ranks
         groups = {"default_pg": list(range(world))}
         trace = SmallGpuTrace(rank=rank, world=world, groups=groups, base_ns=_BASE_NS)
@@ -101,6 +109,11 @@ class GpuRun:
     def _launches(self, rank: int) -> list[_Launch]:
         """Return what a rank's host launches, in the order of issue."""
         rows = [self.timeline[row] for row in np.flatnonzero(self.timeline.rank_of_row() == rank).tolist()]
+        if self.order is not None:
+            by_name = {str(one.action): one for one in rows}
+            issued = [by_name[name] for name in _issued(self.order, rank)]
+            issued = _late(issued) if self.late else issued
+            return [_Launch(slices=(one,), begin_ns=_begin(one), end_ns=one.end_ns) for one in issued]
         if self.batches is None:
             launches = [_Launch(slices=(one,), begin_ns=_begin(one), end_ns=one.end_ns) for one in rows]
             return sorted(launches, key=lambda one: (one.begin_ns, bool(one.messages)))
@@ -114,10 +127,14 @@ class GpuRun:
             assert action.kind in COMPUTE
             thread = AUTOGRAD if action.kind in _BACKWARD else HOST
             middle = begin + (end - begin) // 3
-            trace.annotate(f"PP:{action}", at / 1000, (at + 60) / 1000)
+            if self.unmarked:
+                self._operations(trace, one.slices[0], at)
+            else:
+                trace.annotate(f"PP:{action}", at / 1000, (at + 60) / 1000)
             trace.kernel("gemm", (at + 10) / 1000, begin / 1000, middle / 1000, thread=thread)
             trace.kernel("gelu", (at + 20) / 1000, middle / 1000, end / 1000, thread=thread)
-            _mirror(trace, f"PP:{action}", 7, begin, end)
+            if not self.unmarked:
+                _mirror(trace, f"PP:{action}", 7, begin, end)
             return
         args: dict[str, Any] = {}
         for place, each in enumerate(one.messages):
@@ -125,9 +142,28 @@ class GpuRun:
         launch = at + 10 * len(one.messages) - (5 if self.said == "action" else 0)
         stream = _STREAM + 1 + one.slices[0].peer
         trace.kernel(self.kernel, launch / 1000, begin / 1000, end / 1000, stream=stream, **args)
-        for each in one.messages if self.said != "arguments" else ():
+        for each in one.messages if self.said != "arguments" and not self.unmarked else ():
             _mirror(trace, f"PP:{each.action}", stream, begin, end)
             _mirror(trace, _posted(each, _peer(self.timeline, each)), stream, begin, end)
+
+    def _operations(self, trace: SmallGpuTrace, one: Slice, at: int) -> None:
+        """Write what autograd's operations say of an action: two of a forward, and what goes back through them."""
+        if "autograd" not in self.unmarked:
+            return
+        action = one.action
+        numbers = [
+            2 * (action.stage * self.timeline.placement.microbatches + action.microbatch) + n for n in (1, 2)
+        ]
+        if action.kind not in _BACKWARD:
+            for place, number in enumerate(numbers):
+                _operation(trace, "aten::linear", HOST, at + 5 + 15 * place, 12, number, forward_thread=0)
+            return
+        for place, number in enumerate(reversed(numbers)):
+            name = "autograd::engine::evaluate_function: AddmmBackward0"
+            _operation(trace, name, AUTOGRAD, at + 5 + 15 * place, 12, number, forward_thread=1)
+            if "checkpoint" in self.unmarked and action.kind is not Kind.W:
+                again = 1_000_000 + number
+                _operation(trace, "aten::linear", AUTOGRAD, at + 6 + 15 * place, 5, again, forward_thread=0)
 
     def _say(self, trace: SmallGpuTrace, one: Slice, at: int) -> dict[str, Any]:
         """Write what the host says of a message; return what its kernel says."""
@@ -136,7 +172,8 @@ class GpuRun:
             size, way = one.size_bytes // _ITEM, "send" if sends else "recv"
             end = {"Dst_Rank" if sends else "Src_Rank": peer}
             return {"Collective_name": way, "In_msg_nelems": size, "Out_msg_nelems": size, "dtype": "Half", **end}
-        trace.annotate(f"PP:{one.action}", at / 1000, (at + 9) / 1000)
+        if not self.unmarked:
+            trace.annotate(f"PP:{one.action}", at / 1000, (at + 9) / 1000)
         if self.said == "posts":
             trace.annotate(_posted(one, peer), (at + 2) / 1000, (at + 5) / 1000)
             trace.events[-1]["args"] |= {"Input Dims": [[one.size_bytes // _ITEM]], "Input type": ["c10::Half"]}
@@ -173,9 +210,31 @@ def _in_batches(rows: list[Slice]) -> Iterator[_Launch]:
             yield _Launch(slices=(one,), begin_ns=one.start_ns, end_ns=one.end_ns)
 
 
+def _late(rows: list[Slice]) -> list[Slice]:
+    """Put what a forward sends behind a backward that follows it with nothing but receives between."""
+    found: list[Slice] = []
+    held: list[Slice] = []
+    for place, one in enumerate(rows):
+        kinds = [other.action.kind for other in rows[place:] if other.action.kind not in COMMUNICATION]
+        if one.action.kind is Kind.SEND_F and kinds[:1] == [Kind.B]:
+            held.append(one)
+            continue
+        found.append(one)
+        if one.action.kind in COMPUTE:
+            found, held = found + held, []
+    return found + held
+
+
 def _issued(order: IssueOrder, rank: int) -> list[str]:
     rows = range(int(order.row_ptr[rank]), int(order.row_ptr[rank + 1]))
     return [f"{order.stage[row]}{Kind(int(order.kind[row])).name}{order.microbatch[row]}" for row in rows]
+
+
+def _operation(
+    trace: SmallGpuTrace, name: str, thread: int, at: int, length: int, number: int, *, forward_thread: int
+) -> None:
+    trace.annotate(name, at / 1000, (at + length) / 1000, thread=thread, category="cpu_op")
+    trace.events[-1]["args"] |= {"Sequence number": number, "Fwd thread id": forward_thread}
 
 
 def _posted(one: Slice, peer: int) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pptrace_profilers.inference.autograd import Run
     from pptrace_profilers.recording.recording import MessageEnd
 
-__all__ = ["Chained", "Part", "chained"]
+__all__ = ["Chained", "Part", "alike", "chained", "second_passes"]
 
 _Node = tuple[int, int]
 """A forward: its rank, and its number there."""
@@ -83,7 +83,7 @@ def chained(parts: Sequence[Part]) -> Chained:
             "of the forwards pass through all stages": (len(places), sum(map(len, forwards.values()))),
             "of the gradients go back as their forwards came": _returned(parts, links.back_of, whole),
             "of the ranks hold as many stages as others": (held.count(max(held)), len(held)),
-            "of the forwards are like others of their stage": _alike(parts, places),
+            "of the forwards are like others of their stage": alike(parts, places),
             "of the forwards begin in the order of microbatches": _ordered(parts, places, len(route)),
         },
     )  # fmt: skip
@@ -109,7 +109,7 @@ def _returned(
 def _linked(parts: Sequence[Part]) -> _Links:
     """Link runs by their messages: between two ranks those arrive in the order in which they left."""
     links = _Links(messages=sum(len(part.ends) for part in parts))
-    second = [_second_passes(part.runs) for part in parts]
+    second = [second_passes(part.runs) for part in parts]
     taken: list[set[int]] = [set() for _ in parts]
     made: list[set[int]] = [set() for _ in parts]
     messages = [
@@ -138,7 +138,7 @@ def _linked(parts: Sequence[Part]) -> _Links:
     return links
 
 
-def _second_passes(runs: Sequence[Run]) -> set[int]:
+def second_passes(runs: Sequence[Run]) -> set[int]:
     """Return which backwards are weight gradients: the second through the same forward, which take no message."""
     seen: set[int] = set()
     second = set()
@@ -169,7 +169,7 @@ def _nodes(parts: Sequence[Part], next_of: Mapping[_Node, _Node], *, forward: bo
     has_input = set(next_of.values())
     nodes: dict[int, list[_Timed]] = defaultdict(list)
     for rank, part in enumerate(parts):
-        second = _second_passes(part.runs)
+        second = second_passes(part.runs)
         for number, run in enumerate(part.runs):
             if run.forward == forward and number not in second:
                 node = (rank, run.forward_number)
@@ -214,7 +214,7 @@ def _chains(nodes: Mapping[int, Sequence[_Timed]], next_of: Mapping[_Node, _Node
         yield tuple(chain)
 
 
-def _alike(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]]) -> tuple[int, int]:
+def alike(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]]) -> tuple[int, int]:
     """Return how many forwards consist of the same operations as most of their stage's, of how many."""
     forms: dict[int, Counter[tuple[str, ...]]] = defaultdict(Counter)
     for rank, part in enumerate(parts):

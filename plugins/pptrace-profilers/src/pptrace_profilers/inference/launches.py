@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace_profilers.inference.autograd import Run
+from pptrace_profilers.recording.gpu_spans import compute_stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pptrace.plugin import Int64s
     from pptrace_profilers.recording.recording import Operations
 
-__all__ = ["launch_runs"]
+__all__ = ["launch_runs", "work_starts_ns"]
 
 _SHORT = 2
 """A run of fewer kernels than this part of the median is none: gradients set to zero, losses summed."""
@@ -53,6 +54,26 @@ def launch_runs(operations: Operations | None, posts_ns: Sequence[int]) -> list[
         ))  # fmt: skip
         count[way] += 1
     return runs
+
+
+def work_starts_ns(operations: Operations | None, runs: Sequence[Run]) -> list[int]:
+    """Return when each run's first kernel on the compute stream began; where it has none, when the host began.
+
+    Args:
+        operations: a GPU's; None where none were recorded.
+        runs: what its host launched.
+    """
+    if operations is None:
+        return [run.start_ns for run in runs]
+    rows = np.flatnonzero(~operations.communicates & (operations.stream == compute_stream(operations)))
+    rows = rows[np.argsort(operations.launch_ns[rows], kind="stable")]
+    launched = operations.launch_ns[rows]
+    first = np.searchsorted(launched, [run.start_ns for run in runs], side="left")
+    behind = np.searchsorted(launched, [run.end_ns for run in runs], side="right")
+    return [
+        int(operations.start_ns[rows[a]]) if a < b else run.start_ns
+        for a, b, run in zip(first.tolist(), behind.tolist(), runs, strict=True)
+    ]
 
 
 def _of_two_threads(operations: Operations) -> Int64s | None:

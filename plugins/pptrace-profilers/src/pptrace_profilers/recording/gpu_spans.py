@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pptrace.plugin import Int64s
     from pptrace_profilers.recording.recording import Operations, Payload, Recording
 
-__all__ = ["with_gpu_spans"]
+__all__ = ["compute_stream", "with_gpu_spans"]
 
 _DATA = re.compile(r"(?:^|[_\W])(?:dp|ddp|fsdp|hsdp)(?:$|[_\W])|data", re.IGNORECASE)
 _GATHERS = re.compile(r"gather", re.IGNORECASE)
@@ -103,7 +103,7 @@ class _Work:
             elif passes[position] and any(_is_over_replicas(payload) for payload in payloads):
                 role[position] = _Role.REPLICAS
         return cls(
-            executions=executions, operations=operations, role=role, compute_stream=_compute_stream(operations)
+            executions=executions, operations=operations, role=role, compute_stream=compute_stream(operations)
         )
 
     def spans(self) -> dict[int, GpuSpan]:
@@ -222,7 +222,7 @@ def _any(group: Int64s, chosen: NDArray[np.bool_], groups: int) -> NDArray[np.bo
     return some
 
 
-def _compute_stream(operations: Operations) -> int:
+def compute_stream(operations: Operations) -> int:
     """Return the stream that computes the longest."""
     rows = np.flatnonzero(~operations.communicates)
     streams, _, busy = totals(operations.stream[rows], (operations.end_ns - operations.start_ns)[rows])
