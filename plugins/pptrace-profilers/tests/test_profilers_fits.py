@@ -81,6 +81,27 @@ def test_a_replay_is_near_what_was_measured(name: str) -> None:
     assert found.explained <= 1.01
 
 
+@pytest.mark.parametrize(("name", "missing"), [("gpipe", 1), ("interleaved1f1b", 1), ("zbv", 1), ("zbv", 2)])
+def test_a_replay_without_a_rank_in_the_middle_is_near_what_was_measured(
+    name: str, missing: int, tmp_path: Path
+) -> None:
+    files = [path for path in (FIXTURES / f"sleep-{name}").glob("rank*") if f"rank{missing}" not in path.name]
+    for path in files:
+        (tmp_path / path.name).symlink_to(path)
+    measurement, _ = read_measurement([tmp_path], registry())
+
+    found = replay(measurement.steps[0].timeline, lacks_ranks=True)
+
+    assert found.explained == pytest.approx(1, abs=0.005)
+    stages = set(found.step.stage.tolist())
+    assert stages == set(run(name).stage[run(name).rank != missing].tolist())
+    first, again = (
+        [step.end_ns[step.rank == rank][0] for rank in range(3)]
+        for step in (found.step, performed(found.timeline, lacks_ranks=True))
+    )
+    assert again == pytest.approx(first, abs=3_000_000)
+
+
 def test_a_fit_on_one_schedule_carries_over_to_the_others(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("fits")
     pairs = {(source, target): abs(carried(source, target, folder)) for source in RUNS for target in RUNS}

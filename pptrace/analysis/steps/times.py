@@ -219,14 +219,18 @@ def performed(timeline: Timeline, *, lacks_ranks: bool = False) -> Performed:
     waited[found.consumer[seen]] = True
     first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)
     gap = np.where(released, 0, np.maximum(timeline.start_ns - ready, 0))[rows]
-    gap[first[first < rows.size]] = 0  # what comes before a rank's first action is no gap between two
     cells = timeline.cells.taken(rows)
+    outside = needs_unrecorded(cells, timeline.placement, lacks_ranks=lacks_ranks)
+    first = first[first < rows.size]
+    since = timeline.start_ns[rows[first]] - min(timeline.start_ns[rows], default=0)
+    # What comes before a rank's first action is no gap between two, but may be a wait that nobody recorded.
+    gap[first] = np.where(outside[first], np.minimum(gap[first], since), 0)
     return Performed(
         **cells._asdict(), placement=timeline.placement, rank=timeline.rank_of_row()[rows],
         row=rows, start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
         duration_ns=(timeline.end_ns - timeline.start_ns)[rows], gap_ns=gap,
         collective_ns=timeline.collective_ns[rows], waited=waited[rows],
-        outside=needs_unrecorded(cells, timeline.placement, lacks_ranks=lacks_ranks),
+        outside=outside,
         transfers=_transfers(timeline, found),
     )  # fmt: skip
 

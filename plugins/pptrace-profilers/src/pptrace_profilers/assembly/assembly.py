@@ -36,8 +36,12 @@ _CONTRADICTED_NS = 50_000
 """From how much on it is told that no one offset of a clock fits."""
 
 
-def assemble(recordings: Sequence[Recording]) -> Measurement:
+def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Measurement:
     """Return the measurement of a pipeline's recordings, one per pipeline rank in their order.
+
+    Args:
+        recordings: what the ranks did.
+        numbers: the ranks' places in the pipeline where others are missing; their own order unless given.
 
     Raises:
         TraceError: no step holds an action of a pipeline, or ranks hold the same stage and microbatch.
@@ -54,7 +58,8 @@ def assemble(recordings: Sequence[Recording]) -> Measurement:
         if all(one.action.kind in COMMUNICATION for rank in ranks for one in rank.executions):
             notes.append(f"{label} holds no action: left out")
             continue
-        parts = [_on_one_clock(rank, clock) for rank, clock in zip(ranks, clocks, strict=True)]
+        places = numbers or range(len(ranks))
+        parts = [_on_one_clock(*one) for one in zip(ranks, clocks, places, strict=True)]
         _check_replicas(parts)
         moves = [shifted_message(message, clocks) for message in messages]
         name_messages(parts, moves, unattributed)
@@ -136,9 +141,9 @@ def _covered(recordings: Sequence[Recording], label: str) -> int:
     return max(ranges, default=0)
 
 
-def _on_one_clock(part: Recording, clock: Clock) -> Recording:
-    """Return what a rank did, by rank 0's clock, with the rank's own stage where names did not say one."""
-    executions = (_later(_staged(execution, clock.rank), clock.offset_ns) for execution in part.executions)
+def _on_one_clock(part: Recording, clock: Clock, place: int) -> Recording:
+    """Return what a rank did, by rank 0's clock, with its place as its stage where names did not say one."""
+    executions = (_later(_staged(execution, place), clock.offset_ns) for execution in part.executions)
     return replace(part, executions=tuple(executions))
 
 
@@ -149,11 +154,11 @@ def _later(execution: Execution, by_ns: int) -> Execution:
     return shifted(execution, by_ns, gpu=gpu)
 
 
-def _staged(execution: Execution, rank: int) -> Execution:
+def _staged(execution: Execution, place: int) -> Execution:
     """Give an action without a stage the one of its rank."""
     if execution.action.stage != NO_STAGE:
         return execution
-    return replace(execution, action=replace(execution.action, stage=rank))
+    return replace(execution, action=replace(execution.action, stage=place))
 
 
 def _check_replicas(ranks: Sequence[Recording]) -> None:

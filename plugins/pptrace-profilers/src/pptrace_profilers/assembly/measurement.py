@@ -37,8 +37,9 @@ def measure_recordings(
     if not acts:
         pipeline, inferred = infer(pipeline)
         acts = any(recording.executions for recording in pipeline)
+    numbers = numbers_of(pipeline, recordings, request.layout)
     try:
-        measurement = assemble(pipeline) if acts else without_actions(pipeline)
+        measurement = assemble(pipeline, numbers) if acts else without_actions(pipeline)
     except TraceError as error:
         if error.file:
             raise
@@ -49,7 +50,7 @@ def measure_recordings(
     return replace(
         measurement,
         notes=(*notes, *assumed, *inference, *overlaps, *_memory(pipeline), *measurement.notes),
-        numbers=numbers_of(pipeline, recordings, request.layout),
+        numbers=numbers,
     )
 
 
