@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.analysis.calibration.drawn import drawn_spans_ns
 from pptrace.analysis.steps.nearest_policy import nearest_policy
 from pptrace.analysis.steps.path import chain_of
 from pptrace.analysis.steps.replay import run_order
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Checked", "checked"]
 
+_SURE = 0.9
+"""The share of steps that an interval is for."""
 _DOUBTFUL = 0.05
 """From which error of its own step on a fit is warned of."""
 _MOST_PARTS = 6
@@ -51,7 +55,8 @@ class Checked:
     - the host between actions: as much again as was seen, or as it varies by, or, for the share of actions that
       waited so that nobody saw it, as messages were late beyond the median that is fitted;
     - where ranks held one stage, what an action costs the host once more: what cutting stages adds was not seen;
-    - what the steps vary by.
+    - what steps vary by: what several of them did, or what nine in ten are within of which every action, gap and
+      message is drawn from those that were recorded, whichever is more; the fit varies, too, as a mean of them.
     """
     warnings: tuple[str, ...]
     """Why it cannot be trusted; empty where nothing says so."""
@@ -78,13 +83,13 @@ def checked(fit: Calibration, steps: Sequence[Performed], registry: Registry, *,
     error = abs(own_ns / step_ns - 1) if step_ns else 0.0
     return Checked(
         policy=policy.label, step_ns=step_ns, own_ns=own_ns,
-        interval=_interval(fit, steps, len(chain_of(again[0]).positions), abs(own_ns - step_ns), step_ns),
+        interval=_interval(fit, steps, len(chain_of(again[0]).positions), abs(own_ns - step_ns), step_ns, policy),
         warnings=tuple(_warnings(fit, steps, error, measured=measured)),
     )  # fmt: skip
 
 
 def _interval(
-    fit: Calibration, steps: Sequence[Performed], path: int, missed_ns: int, step_ns: int
+    fit: Calibration, steps: Sequence[Performed], path: int, missed_ns: int, step_ns: int, policy: Policy
 ) -> float | None:
     """Return :attr:`Checked.interval`.
 
@@ -94,15 +99,23 @@ def _interval(
         path: actions on the critical path of its own step.
         missed_ns: what it missed of that.
         step_ns: how long the steps took, mean.
+        policy: how their messages were issued.
     """
     if any(step.partial for step in steps) or not step_ns:
         return None
     host_ns = max(fit.overhead_ns, fit.overhead_deviation_ns, _late_ns(fit, steps))
     cut_ns = fit.overhead_ns if fit.stages == fit.ranks else 0
     actions = max(_MOST_PARTS * fit.microbatches, path, *(int(np.bincount(step.rank).max()) for step in steps))
-    spans = [step.span_ns for step in steps]
-    varies = float(np.std(spans, ddof=1)) if len(spans) > 1 else 0.0
-    return (actions * (missed_ns / max(path, 1) + host_ns + cut_ns) + varies) / step_ns
+    return (actions * (missed_ns / max(path, 1) + host_ns + cut_ns) + _varies_ns(steps, policy)) / step_ns
+
+
+def _varies_ns(steps: Sequence[Performed], policy: Policy) -> float:
+    """Return by how much a fit of some steps and another step differ, as both vary."""
+    drawn = drawn_spans_ns(steps, policy)
+    one = float(np.quantile(np.abs(drawn - drawn.mean()), _SURE))
+    if len(steps) > 1:
+        one = max(one, float(np.std([step.span_ns for step in steps], ddof=1)))
+    return one * math.sqrt(1 + 1 / len(steps))
 
 
 def _late_ns(fit: Calibration, steps: Sequence[Performed]) -> float:

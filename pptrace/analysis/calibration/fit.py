@@ -140,7 +140,7 @@ def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
         raise ValueError(msg)
     ((ranks, stages, microbatches),) = sizes
     fits = (_fitted(steps, kind, stage) for stage in range(stages) for kind in sorted(PASSES))
-    gaps = np.concatenate([_host_gaps(one) for one in steps])
+    gaps = np.concatenate([one.host_gaps_ns for one in steps])
     sent = np.concatenate([one.transfers.size_bytes for one in steps])
     seen = _seen(steps)
     near = seen.source // node_ranks == seen.target // node_ranks if node_ranks else np.zeros(len(seen), bool)
@@ -166,13 +166,6 @@ def _fitted(steps: Sequence[Performed], kind: Kind, stage: int) -> Fitted | None
     return Fitted(
         kind=kind.name, stage=stage, count=times.size, mean_ns=mean_of(times), in_overlapped_pairs=paired
     )
-
-
-def _host_gaps(step: Performed) -> Int64s:
-    """Return the gaps that the host left, of actions that nothing else held up; those of first ones are none."""
-    follows = np.diff(step.rank, prepend=-1) == 0
-    gaps: Int64s = step.gap_ns[follows & ~step.waited & ~step.outside]
-    return gaps
 
 
 def _seen(steps: Sequence[Performed]) -> Transfers:

@@ -122,6 +122,13 @@ class Performed(Cells):
         return np.where(self.outside, 0, self.gap_ns)
 
     @property
+    def host_gaps_ns(self) -> Int64s:
+        """The gaps of actions that nothing but the host held up; those of ranks' first ones are none."""
+        follows = np.diff(self.rank, prepend=-1) == 0
+        gaps: Int64s = self.gap_ns[follows & ~self.waited & ~self.outside]
+        return gaps
+
+    @property
     def partial(self) -> bool:
         """Whether computations are missing: of ranks that nobody recorded, or of what one of them did."""
         cells = self.placement.stages * self.placement.microbatches
