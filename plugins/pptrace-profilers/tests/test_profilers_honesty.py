@@ -191,6 +191,24 @@ def test_the_other_ranks_keep_their_numbers_where_one_is_missing(rank: int, tmp_
     assert "ranks or actions are missing" in fitted["check"]["warnings"][0]
 
 
+@pytest.mark.parametrize("command", ["replay", "calibrate"])
+def test_files_of_two_runs_are_no_step(command: str, tmp_path: Path) -> None:
+    for rank in range(4):
+        run = RUN if rank < 2 else RUN.parent / "sleep-zbv"
+        (tmp_path / f"rank{rank}.json.gz").symlink_to(run / f"rank{rank}.json.gz")
+
+    message = failed(command, str(tmp_path))
+
+    assert "cannot have happened together" in message
+    assert message.endswith("are all files of one run?")
+
+
+def test_a_folder_of_several_runs_is_told_from_two_files_of_one_rank() -> None:
+    message = failed("explain", str(RUN), str(RUN.parent / "sleep-zbv"))
+
+    assert message.endswith(f"is of rank 0, as {RUN.name}/rank0.json.gz is: give the folder of one run")
+
+
 def test_steps_of_other_numbers_of_stages_compare_no_action() -> None:
     interleaved = RUN.parent / "sleep-interleaved1f1b"
 

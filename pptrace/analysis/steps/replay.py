@@ -6,19 +6,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pptrace.analysis.steps.times import Performed, performed
+from pptrace.config.choices import PolicyName
+from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.model.workload import Workload
+from pptrace.schedule.policy import Policy
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.window import window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.schedule.policy import Policy
     from pptrace.schedule.table import Schedule
     from pptrace.sim.action_times import ActionTimes
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Replayed", "replay", "run_order"]
+
+
+_MOST_NAMED = 4
+"""Actions of a circle that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,20 @@ def run_order(
     """Simulate an order with every time given, its messages as a policy issues them; ``async`` by default.
 
     Where actions are missing (``partial``), nothing waits for them.
+
+    Raises:
+        ScheduleError: its actions wait for each other, whatever holds messages: they did not happen together.
+        DeadlockError: they do so under this policy.
     """
     costs = Workload.uniform(order.stages, edges=len(order.placement.edges), f_ns=0, b_ns=0)
-    return simulate(order, costs, policy=policy, times=times, partial=partial)
+    policy = policy or Policy()
+    try:
+        return simulate(order, costs, policy=policy, times=times, partial=partial)
+    except DeadlockError as error:
+        if policy.name is not PolicyName.ASYNC:
+            raise
+        circle = ", ".join(error.cycle[:_MOST_NAMED])
+        message = (
+            f"a step's actions cannot have happened together, for some wait for each other ({circle} and others)"
+        )
+        raise ScheduleError(f"{message}: are all files of one run?") from error

@@ -12,6 +12,7 @@ from pptrace_profilers.recording.recording import MOST_RANKS, pipeline_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from pptrace_profilers.recording.recording import Recording
 
@@ -90,9 +91,16 @@ def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
     for recording in recordings:
         rank, path = max(recording.rank, 0), recording.path
         if rank in known:
-            raise TraceError(f"is of rank {rank}, as {known[rank].path.name} is: leave one out", file=path)
+            raise TraceError(f"is of rank {rank}, as {_apart(known[rank].path, path)}", file=path)
         known[rank] = recording
     return dict(sorted(known.items()))
+
+
+def _apart(first: Path, second: Path) -> str:
+    """Say which file is of the same rank, and what to do."""
+    if first.parent == second.parent:
+        return f"{first.name} is: leave one out"
+    return f"{first.parent.name}/{first.name} is: give the folder of one run"
 
 
 def _of_groups(known: dict[int, Recording]) -> tuple[dict[str, tuple[int, ...]], str]:
