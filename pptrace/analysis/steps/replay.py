@@ -94,7 +94,5 @@ def run_order(
         if policy.name is not PolicyName.ASYNC:
             raise
         circle = ", ".join(error.cycle[:_MOST_NAMED])
-        message = (
-            f"a step's actions cannot have happened together, for some wait for each other ({circle} and others)"
-        )
-        raise ScheduleError(f"{message}: are all files of one run?") from error
+        message = "a step's actions cannot have happened together, for some wait for each other"
+        raise ScheduleError(f"{message} ({circle} and others): are all files of one run?") from error
