@@ -2,7 +2,8 @@
 
 The language of kernels is a small part of Python's: functions of integers, columns, records and tuples of those;
 assignments, ``if``, ``while``, ``for`` over ``range``; arithmetic, comparisons, ``and``, ``or``, ``not``;
-``len``, ``min``, ``max``, ``abs``, ``int``; constants of modules; named tuples that are made and never changed.
+``len``, ``min``, ``max``, ``abs``, ``int``; :func:`~pptrace.kernel.memory.fetch`; constants of modules; named
+tuples that are made and never changed.
 Its meaning is Python's, but that integers have 64 bits, and that an index is never checked and never counts from
 the end. All else is refused, with its line.
 """
@@ -15,8 +16,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pptrace.kernel.expressions import Expressions
-from pptrace.kernel.values import NOTHING, Integer, Value, of_result, parts_of, words_of
-from pptrace.kernel.writer import Writer
+from pptrace.kernel.memory import fetch
+from pptrace.kernel.values import NOTHING, Column, Integer, Value, of_result, parts_of, words_of
+from pptrace.kernel.writer import FETCH, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +47,7 @@ def translated(kernel: Callable[..., Any], arguments: Sequence[Kind]) -> str:
     else:
         entry.lines.append(f"  ret i64 {entry.emit(f'call {of_result(result)} @{name}({passed})')}")
     head = f"define i64 @{ENTRY}(ptr %words) nounwind {{"
-    return "\n".join([*module.texts, head, *entry.lines, "}", "!0 = !{}", ""])
+    return "\n".join([FETCH, *module.texts, head, *entry.lines, "}", "!0 = !{}", ""])
 
 
 def source_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
@@ -131,6 +133,9 @@ class _Function(Expressions):
         return "\n".join([head, *self.slots, *self.lines, "}"])
 
     def call(self, function: Callable[..., Any], values: Sequence[Value]) -> Value:
+        if function is fetch:
+            self.fetched(values)
+            return Value(NOTHING, ())
         name, kind = self.module.function(function, tuple(value.kind for value in values))
         called = f"call {of_result(kind)} @{name}({self.passed(values)})"
         parts = parts_of(kind)
@@ -142,6 +147,14 @@ class _Function(Expressions):
             return Value(kind, (whole,))
         taken = (self.emit(f"extractvalue {of_result(kind)} {whole}, {place}") for place in range(len(parts)))
         return Value(kind, tuple(taken))
+
+    def fetched(self, values: Sequence[Value]) -> None:
+        """Have a place of columns brought near."""
+        index, *columns = values
+        for column in columns:
+            if index.kind != Integer() or not isinstance(column.kind, Column):
+                self.refuse(source_of(self.of) or ast.Pass(), "fetch takes an index and columns")
+            self.fetch(column.kind, column.parts[0], index.parts[0])
 
     def run(self, body: Sequence[ast.stmt]) -> None:
         """Translate statements, one after the other."""

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
     from pptrace.kernel.values import Column, Kind
 
-__all__ = ["Writer"]
+__all__ = ["FETCH", "Writer"]
+
+FETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
+"""What brings an address near the processor: to be written, to be kept in all caches, and data, by its numbers."""
 
 
 class Writer:
@@ -81,6 +84,11 @@ class Writer:
         if column.element != "i64":
             found = self.emit(f"{'sext' if column.signed else 'zext'} {column.element} {found} to i64")
         return Value(Integer(), (found,))
+
+    def fetch(self, column: Column, first: str, index: str) -> None:
+        """Have a column's place brought near."""
+        address = self.emit(f"getelementptr {column.element}, ptr {first}, i64 {index}")
+        self.line(f"call void @llvm.prefetch.p0(ptr {address}, i32 1, i32 3, i32 1)")
 
     def of_words(self, words: str, kind: Kind, at: int) -> Value:
         """Make a value of the words from a place on."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pptrace import kernel
 from pptrace.kernel import compiled, machine
+from pptrace.kernel.memory import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +83,12 @@ def _halves(a: int, b: int) -> tuple[int, int]:
     return b // 2, a
 
 
+def near(a: int, b: int, c: int, out: Any) -> None:
+    fetch(a, out)
+    fetch(b + c, out, Both(out, a).column)
+    out[1] = a - b
+
+
 def records(a: int, b: int, c: int, out: Any) -> None:
     both = Both(out, a)
     whole = Nested(b, both)
@@ -104,7 +111,7 @@ def called(function: Callable[..., Any], *words: int) -> tuple[list[int], list[i
     return list(map(int, by_list)), by_array.tolist()
 
 
-@pytest.mark.parametrize("function", [arithmetic, flow, records], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("function", [arithmetic, flow, near, records], ids=lambda one: one.__name__)
 @given(a=WORDS, b=WORDS, c=WORDS)
 def test_compiled_means_what_python_means(function: Callable[..., Any], a: int, b: int, c: int) -> None:
     by_list, by_array = called(function, a, b, c)
@@ -138,6 +145,11 @@ def no_loop_over_columns(a: int, out: Any) -> None:
         out[a] = value
 
 
+def no_place_of_a_number(a: int, out: Any) -> None:
+    out[0] = a
+    fetch(a, out[0])
+
+
 def no_two_sorts(a: int, out: Any) -> None:
     a = out
     out[0] = len(a)
@@ -157,6 +169,7 @@ def no_text(a: int, out: Any) -> None:
         (no_list, "the expression \\[a\\]"),
         (no_power, "the operator Pow"),
         (no_loop_over_columns, "a loop that is not over range"),
+        (no_place_of_a_number, "fetch takes an index and columns"),
         (no_two_sorts, "a with values of two sorts"),
         (no_recursion, "may not call themselves"),
         (no_text, "'a' is no integer"),

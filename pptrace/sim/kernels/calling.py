@@ -5,8 +5,9 @@ is that message's task. One with several begins with a task of its own only wher
 holds it up, and ends with one only where another call waits for it.
 """
 
+from pptrace.kernel.memory import fetch
 from pptrace.sim.kernels.linking import chain_behind, link_consumers
-from pptrace.sim.kernels.rules import RECEIVES, SENDS
+from pptrace.sim.kernels.rules import AHEAD, LINE, RECEIVES, SENDS
 
 __all__ = ["LAUNCHED", "link_calls", "tell_calls"]
 
@@ -84,6 +85,8 @@ def link_calls(
             if call < 0:
                 continue
             at = place[row]
+            if at % LINE == 0:
+                fetch(at + AHEAD, twin, task.fork, task.duration_ns, following)
             sends = kinds.role[cells.kind[row]] == SENDS
             message, held = at if sends else twin[at], task.fork[at]
             if call != opened:

@@ -6,11 +6,14 @@ Columns are lists or arrays of integers, alike in use, hence without annotations
 :class:`~pptrace.sim.records.PartColumns`; the other records are in :mod:`pptrace.sim.records`.
 """
 
+from pptrace.kernel.memory import fetch
 from pptrace.sim.kernels.rules import (
+    AHEAD,
     BYTE,
     COMPUTE_STREAM,
     COMPUTES,
     FORWARD,
+    LINE,
     ON_COMPUTE,
     OWN_TASK,
     PER_DIRECTION,
@@ -103,6 +106,8 @@ def place_rows(
             at = cursor[key]
             cursor[key] = at + 1
             place[row] = at
+            if at % LINE == 0:
+                _fetch_ahead(at, out, task)
             out_kind[at] = k
             out_stage[at] = stage[row]
             out_microbatch[at] = microbatch[row]
@@ -130,6 +135,14 @@ def place_rows(
                     compute = behind = at
                     task.fork[at] = -1
                     _note(row, at, cells, graph, kinds, found)
+
+
+def _fetch_ahead(at, out, task):
+    """Have near what comes on a lane two lines of memory later: meanwhile other lanes go on."""
+    fetch(
+        at + AHEAD, task.size_bytes, task.duration_ns, task.lag_ns, task.fork, task.path,
+        out.kind, out.stage, out.microbatch, out.span, out.pair,
+    )  # fmt: skip
 
 
 def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task):

@@ -3,12 +3,14 @@
 from pptrace.model.kinds import Kind, Pass, Role, Stream
 
 __all__ = [
+    "AHEAD",
     "BYTE",
     "COMPUTES",
     "COMPUTE_STREAM",
     "FORWARD",
     "FREES",
     "GATHERS",
+    "LINE",
     "NO_RECEIVE",
     "ON_COMPUTE",
     "OWN_TASK",
@@ -19,6 +21,12 @@ __all__ = [
     "RENDEZVOUS",
     "SENDS",
 ]
+
+LINE = 8
+"""Values of the widest columns that share a line of the processor's caches."""
+
+AHEAD = 2 * LINE
+"""How many places ahead a lane's columns are brought near: memory takes as long as a few tasks."""
 
 BYTE = 1_000_000
 """Volume is counted in millionths of a byte, so that a rate in kB/s is so many of them per ns."""
