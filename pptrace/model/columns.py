@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pptrace.model.reuse import borrowed
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from numpy.typing import ArrayLike
 
-__all__ = ["Int8s", "Int32s", "Int64s", "column", "difference", "together"]
+__all__ = ["Int8s", "Int32s", "Int64s", "column", "difference", "passing", "together", "unset"]
 
 Int8s: TypeAlias = NDArray[np.int8]
 Int32s: TypeAlias = NDArray[np.int32]
@@ -53,12 +57,30 @@ def together(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any]]:
     >>> [column.dtype.name for column in together(3, np.int8, np.int32)]
     ['int8', 'int32']
     """
-    sizes = [-(-rows * np.dtype(dtype).itemsize // _LINE) * _LINE for dtype in dtypes]
-    memory = np.empty(sum(sizes), dtype=np.uint8)
-    starts = accumulate(sizes, initial=0)
+    return _laid_out(lambda size: np.empty(size, dtype=np.uint8), rows, dtypes)
+
+
+def passing(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any]]:
+    """Return columns as :func:`together` does that last no longer than one simulation: see :mod:`reuse`."""
+    return _laid_out(borrowed, rows, dtypes)
+
+
+def unset(rows: int) -> Int32s:
+    """Return a column of -1 that lasts no longer than one simulation, or than its metrics."""
+    (values,) = passing(rows, np.int32)
+    values[:] = -1
+    return values
+
+
+def _laid_out(
+    memory_of: Callable[[int], NDArray[np.uint8]], rows: int, dtypes: Iterable[type[np.integer[Any]]]
+) -> list[NDArray[Any]]:
+    widths = [rows * np.dtype(dtype).itemsize for dtype in dtypes]
+    starts = list(accumulate((-(-width // _LINE) * _LINE for width in widths), initial=0))
+    memory = memory_of(starts[-1])
     return [
-        memory[start : start + rows * np.dtype(dtype).itemsize].view(dtype)
-        for start, dtype in zip(starts, dtypes, strict=False)
+        memory[start : start + width].view(dtype)
+        for start, width, dtype in zip(starts, widths, dtypes, strict=False)
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.cells import CellColumns
-from pptrace.model.columns import together
+from pptrace.model.columns import passing, unset
 from pptrace.model.kind_table import TABLE
 from pptrace.schedule.checked_calls import checked_calls
 from pptrace.schedule.issue_order import IssueOrder
@@ -127,8 +127,10 @@ class Issue:
     """Shape (calls,): the call before it on its rank's communicator, -1 for none."""
     communicator: Int32s
     """Shape (calls,): the communicator of each."""
+    waited: Int32s
+    """Shape (calls,): the first row that waits for each, beside those that need the messages; -1 for none."""
     awaited: Int32s
-    """Calls that rows wait for, beside those that need the messages."""
+    """Calls that further rows wait for."""
     row: Int32s
     """The rows that wait for them."""
     earlier: Int32s
@@ -141,7 +143,8 @@ class Issue:
 
     def with_rows(self, source: NDArray[np.integer], begin: NDArray[np.integer]) -> Self:
         """Return the calls of rows that were taken apart: the row each comes from, and where each now begins."""
-        return replace(self, of_row=self.of_row[source], row=begin[self.row].astype(np.int32))
+        waited = np.where(self.waited < 0, -1, begin[self.waited]).astype(np.int32)
+        return replace(self, of_row=self.of_row[source], waited=waited, row=begin[self.row].astype(np.int32))
 
 
 def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
@@ -163,9 +166,8 @@ def _listed(schedule: Schedule) -> _Messages:
     feeding = int(np.count_nonzero(TABLE.feeds[schedule.kind] >= 0))
     widest = int(max(np.diff(graph.succ_ptr).max(initial=0), np.diff(graph.pred_ptr).max(initial=0)))
     bound = feeding * widest
-    int32s = np.empty((5, bound), dtype=np.int32)
-    out = _Messages(int32s[0], int32s[1], int32s[2], int32s[3], int32s[4], np.empty(bound, dtype=np.int8))
-    made_at = np.full(2 * graph.stages * graph.microbatches, -1, dtype=np.int32)
+    out = _Messages(*passing(bound, *[np.int32] * 5, np.int8))
+    made_at = unset(2 * graph.stages * graph.microbatches)
     count = run(
         kernels.list_messages,
         (schedule.row_ptr, schedule.cells, graph, TABLE),
@@ -181,25 +183,25 @@ def _issued(schedule: Schedule, messages: _Messages, plan: Plan) -> IssueOrder:
     plan = _around_pairs(schedule, messages, plan)
     # A power of two, so that kernels take no remainders.
     communicators = 1 << int(plan.communicator.max(initial=0)).bit_length()
-    first, order = np.zeros(len(schedule) + ranks + 1, dtype=np.int32), np.empty(2 * count, dtype=np.int32)
-    ends = _Ends(first, order, order.copy())
+    first = np.zeros(len(schedule) + ranks + 1, dtype=np.int32)
+    ends = _Ends(first, *passing(2 * count, np.int32, np.int32))
     run(kernels.sort_ends, (plan, communicators), ends, work=len(schedule))
     rows = len(schedule) + 2 * count
-    *cells, edge, of_row = together(rows, *(values.dtype.type for values in schedule.cells), np.int32, np.int32)
+    *cells, edge, of_row = passing(rows, *(values.dtype.type for values in schedule.cells), np.int32, np.int32)
     out = CellColumns(*cells)
-    at = np.empty(len(schedule), dtype=np.int32)
-    of_end, before, over = (np.empty(2 * count, dtype=np.int32) for _ in range(3))
+    (at,) = passing(len(schedule), np.int32)
+    of_end, before, over = passing(2 * count, np.int32, np.int32, np.int32)
     number = run(
         kernels.issue_ends,
         (schedule.row_ptr, schedule.cells, messages, communicators, *ends),
         (out, edge, of_row, at, of_end, before, over, np.empty(communicators, dtype=np.int32)),
         work=len(schedule),
     )
-    waits, behind = _waits(schedule, messages, plan, ends, communicators, of_end, number)
+    waited, waits, behind = _waits(schedule, messages, plan, ends, communicators, of_end, at, number)
     sent = np.diff(first[schedule.row_ptr + np.arange(ranks + 1)])
     issue = Issue(
-        of_row=of_row, before=before[:number], communicator=over[:number], awaited=waits.source,
-        row=at[waits.target], earlier=behind.source, later=behind.target,
+        of_row=of_row, before=before[:number], communicator=over[:number], waited=waited,
+        awaited=waits.source, row=waits.target, earlier=behind.source, later=behind.target,
     )  # fmt: skip
     row_ptr = (schedule.row_ptr + np.concatenate([[0], np.cumsum(sent)])).astype(np.int32)
     return IssueOrder(placement=schedule.placement, row_ptr=row_ptr, edge=edge, calls=issue, **out._asdict())
@@ -212,21 +214,27 @@ def _waits(
     ends: _Ends,
     communicators: int,
     of_end: Int32s,
+    at: Int32s,
     number: int,
-) -> tuple[_Waits, _Waits]:
-    """Return which calls the rows of the table wait for, and which calls other calls do."""
+) -> tuple[Int32s, _Waits, _Waits]:
+    """Return the first row that waits for each call; which calls further rows wait for; which calls others do."""
     room = 2 * plan.send.size
     rows = _Waits(*np.empty((2, room), dtype=np.int32))
     while True:
+        waited = unset(number)
         later, counted = _Waits(*np.empty((2, room), dtype=np.int32)), np.zeros(2, dtype=np.int64)
         run(
             kernels.wait_for_calls,
-            (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end),
-            (np.full(number, -1, dtype=np.int32), rows, later, counted),
+            (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end, at),
+            (waited, rows, later, counted),
             work=len(schedule),
         )
         if counted[1] <= room:
-            return _Waits(*(side[: counted[0]] for side in rows)), _Waits(*(side[: counted[1]] for side in later))
+            found, behind = (
+                _Waits(*(side[: counted[0]] for side in rows)),
+                _Waits(*(side[: counted[1]] for side in later)),
+            )
+            return waited, found, behind
         room = int(counted[1])  # seldom: more calls wait for calls than messages have ends
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.cells import CELL, CellColumns
-from pptrace.model.columns import together
+from pptrace.model.columns import passing
 from pptrace.model.kind_table import TABLE
 from pptrace.schedule.kernels import tables
 from pptrace.schedule.neighbours import graph_of
@@ -30,7 +30,7 @@ class Issued(NamedTuple):
 
 def empty(rows: int, ranks: int) -> Issued:
     """Return one with room for so many rows."""
-    *cells, edge = together(rows, *(np.int8 if name == "kind" else np.int32 for name in CELL), np.int32)
+    *cells, edge = passing(rows, *(np.int8 if name == "kind" else np.int32 for name in CELL), np.int32)
     return Issued(np.zeros(ranks + 1, dtype=np.int32), CellColumns(*cells), edge)
 
 

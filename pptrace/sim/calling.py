@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.columns import passing
 from pptrace.model.kind_table import TABLE
 from pptrace.sim.kernels.calling import tell_calls
 
@@ -25,6 +26,7 @@ class _Calls(NamedTuple):
     of_row: Int32s
     before: Int32s
     communicator: Int32s
+    waited: Int32s
     awaited: Int32s
     row: Int32s
     earlier: Int32s
@@ -43,7 +45,7 @@ class _Known(NamedTuple):
 class Calling(NamedTuple):
     """A program's calls; nothing where there is none."""
 
-    calls: _Calls = _Calls(*[_NONE] * 7)
+    calls: _Calls = _Calls(*[_NONE] * 8)
     known: _Known = _Known(_NONE, np.zeros(0, dtype=np.int8))
     tasks: int = 0
     """Tasks that begin and end calls."""
@@ -60,7 +62,10 @@ def calling(issued: IssueOrder, place: Int32s, fork: Int32s) -> Calling:
     if issued.calls is None:
         return Calling()
     own = issued.calls
-    calls = _Calls(own.of_row, own.before, own.communicator, own.awaited, own.row, own.earlier, own.later)
-    known = _Known(np.full(len(own), -1, dtype=np.int32), np.zeros(len(own), dtype=np.int8))
+    calls = _Calls(
+        own.of_row, own.before, own.communicator, own.waited, own.awaited, own.row, own.earlier, own.later
+    )
+    known = _Known(*passing(len(own), np.int32, np.int8))
+    known.waited[:], known.flags[:] = -1, 0
     tasks = run(tell_calls, (issued.row_ptr, issued.cells, TABLE, calls, place, fork), known, work=len(issued))
     return Calling(calls, known, tasks)

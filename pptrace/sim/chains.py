@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.columns import together
+from pptrace.model.columns import passing
 from pptrace.model.kinds import Stream
 from pptrace.sim.kernels import linking
 from pptrace.sim.records import Pairs
@@ -33,8 +33,7 @@ class Linked(NamedTuple):
     edges: Pairs
     """Those that no stream implies."""
     chains: tuple[Int32s, Int32s] | None
-    """The call behind each on its communicator, and behind a receiver's, with room for a task more; None without
-    calls."""
+    """Per task the call behind it on its communicator, and behind a receiver's; None without calls."""
 
 
 def of_all(values: Int64s, tasks: int) -> Int64s:
@@ -45,7 +44,7 @@ def of_all(values: Int64s, tasks: int) -> Int64s:
 
 def unchained(tasks: int) -> tuple[Int32s, Int32s]:
     """Return columns that say that nothing follows any of so many tasks."""
-    following, following_peer = together(tasks, np.int32, np.int32)
+    following, following_peer = passing(tasks, np.int32, np.int32)
     following[:] = following_peer[:] = -1
     return following, following_peer
 
@@ -54,9 +53,7 @@ def chained(
     lanes: Mapping[str, NDArray[np.integer]], linked: Linked, tasks: int, rules: Rules
 ) -> tuple[Int32s, Int32s]:
     """Return the task behind each on its stream, and behind a rendezvous on the receiver's; -1 for none."""
-    following, following_peer = unchained(tasks)
-    for column, known in zip((following, following_peer), linked.chains or (), strict=False):
-        column[: known.size] = known[:tasks]
+    following, following_peer = unchained(tasks) if linked.chains is None else linked.chains
     first, end = lanes["lane_ptr"][:-1], lanes["lane_ptr"][1:]
     if linked.chains is not None:  # communicators, not lanes, say which message follows which
         others = ~np.isin(lanes["lane_stream"], (Stream.SEND, Stream.RECV))
@@ -89,7 +86,7 @@ def behind_sends(edges: Pairs, task: TaskColumns, following_peer: Int32s) -> Pai
 def sorted_edges(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
     """Return where each task's edges begin, and what they lead to."""
     count = edges.source.size
-    ptr, edge = together(max(tasks + 1, count), np.int32, np.int32)
+    ptr, edge = passing(max(tasks + 1, count), np.int32, np.int32)
     ptr, edge = ptr[: tasks + 1], edge[:count]
     ptr[:] = 0
     run(linking.sort_edges, (*edges, count), (ptr, edge), work=tasks)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.columns import together
+from pptrace.model.columns import passing, unset
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import Stream
 from pptrace.schedule.policy import Policy, PolicyName, StreamPer
@@ -73,7 +73,7 @@ def assign_lanes(
         lane_of_stream[Stream.COPY_IN] = lane_of_stream[Stream.COPY_OUT]
     width = 2 + 3 * ranks + len(_BEHIND_PEERS)
     grouped = policy.name is PolicyName.BATCHED and issued.calls is None
-    peer, group = together(rows, np.int32, np.int32) if grouped else (np.empty(rows, np.int32), lane_of_stream[:0])
+    (peer,), group = passing(rows, np.int32), unset(rows if grouped else 0)
     columns = LaneColumns(peer, group, lane_of_stream, width)
     count, sends_to = np.zeros(ranks * width, dtype=np.int32), np.zeros(ranks * ranks, dtype=np.int8)
     groups = run(

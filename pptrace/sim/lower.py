@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.cells import CellColumns
-from pptrace.model.columns import together
+from pptrace.model.columns import passing, together, unset
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import COMMUNICATION, COMPUTE, Kind, present
 from pptrace.model.workload import Workload
@@ -110,7 +110,8 @@ def lower(
     further = further_waits(placed.cells, schedule.waits, graph.microbatches)
     others = behind_others(placed.cells, workload.released_ns, tasks + (hub is not None), barrier=barrier)
     needs = [edges for edges in (hub, holders, further, others) if edges is not None]
-    linked = lowering_of.link(placed, called, needs)
+    tasks += (hub is not None) + (workload.stages if others is not None else 0)
+    linked = lowering_of.link(placed, called, needs, tasks)
     if linked is None:
         raise explain_deadlock(schedule)
     edges = linked.edges
@@ -121,7 +122,6 @@ def lower(
     cells, task = placed.cells, placed.task
     # What was issued takes as much memory as the graph, and is not needed any more.
     del issued, expansion, lanes, lowering_of, placed
-    tasks += (hub is not None) + (workload.stages if others is not None else 0)
     task = task._replace(duration_ns=of_all(task.duration_ns, tasks), lag_ns=of_all(task.lag_ns, tasks))
     if others is not None:
         task.duration_ns[-workload.stages :] = workload.released_ns
@@ -156,10 +156,9 @@ class _Lowering:
         """Give every row its place on its lane, and its costs."""
         rows, graph = len(self.issued), self.graph
         messages = 2 * graph.edges * graph.microbatches if self.rules.receive else 0
-        made_at = np.full(2 * graph.stages * graph.microbatches, -1, dtype=np.int32)
-        found = Found(made_at=made_at, recv_at=np.full(messages, -1, dtype=np.int32))
+        found = Found(made_at=unset(2 * graph.stages * graph.microbatches), recv_at=unset(messages))
         out = CellColumns(*together(rows, *(values.dtype.type for values in self.issued.cells)))
-        place, path, fork = together(rows, np.int32, np.int32, np.int32)
+        (place,), (path, fork) = passing(rows, np.int32), passing(rows, np.int32, np.int32)
         task = TaskColumns(
             size_bytes=np.zeros(rows, dtype=np.int64), path=path, fork=fork,
             collective_ns=np.zeros(rows, dtype=np.int64),
@@ -178,14 +177,18 @@ class _Lowering:
         )  # fmt: skip
         return placed
 
-    def link(self, placed: _Rows, called: Calling, needs: Sequence[Pairs]) -> Linked | None:
-        """Collect what waits for what, ``needs`` too; None where a rank needs what it computes later."""
+    def link(self, placed: _Rows, called: Calling, needs: Sequence[Pairs], tasks: int) -> Linked | None:
+        """Collect what waits for what, ``needs`` too, among so many tasks.
+
+        Returns:
+            None where a rank needs what it computes later.
+        """
         issued, rows, graph = self.issued, len(self.issued), self.graph
-        twin = np.full(rows, -1, dtype=np.int32)
+        twin = unset(rows)
         batch_next = np.full(2 * self.lanes.groups if self.rules.batched else 0, -1, dtype=np.int32)
         bound = _most_edges(issued, self.expansion.columns, grouped=bool(self.rules.batched or self.rules.called))
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
-        pairs = Pairs(*together(bound, np.int32, np.int32))
+        pairs = Pairs(*together(bound, np.int32, np.int32))  # most of which is never touched
         kinds = present(issued.kind)
         awaited = kinds[TABLE.awaited[kinds] == 1]
         results = int(TABLE.result[awaited].max(initial=-1)) + 1
@@ -211,7 +214,7 @@ class _Lowering:
             edges = run(linking.join_batches, (*known, twin, edges), (pairs,), work=rows)
         chains, first = None, None
         if self.rules.called:
-            edges, chains, first = self._link_calls((*known, placed.task), called, twin, edges, pairs)
+            edges, chains, first = self._link_calls((*known, placed.task, twin), called, edges, pairs, tasks)
         for more in (*needs, self._inside(placed.place, twin, called, first)):
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
@@ -219,18 +222,18 @@ class _Lowering:
         return Linked(twin, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
 
     def _link_calls(
-        self, known: tuple[Any, ...], called: Calling, twin: Int32s, edges: int, pairs: Pairs
+        self, known: tuple[Any, ...], called: Calling, edges: int, pairs: Pairs, tasks: int
     ) -> tuple[int, tuple[Int32s, Int32s], Int32s]:
         """Add the edges of calls behind ``edges`` others.
 
         Returns:
             How many there are, what chains the calls, and each call's first task.
         """
-        following, following_peer = unchained(len(self.issued) + called.tasks + 1)
-        first, last = together(called.known.flags.size, np.int32, np.int32)
+        following, following_peer = unchained(tasks)
+        first, last = passing(called.known.flags.size, np.int32, np.int32)
         edges = run(
             link_calls,
-            (*known, called.calls, called.known, twin, edges),
+            (*known, called.calls, called.known, edges),
             (
                 first, last, np.empty(self.graph.ranks, dtype=np.int32), following, following_peer, pairs,
             ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.columns import together
+from pptrace.model.columns import passing, together
 from pptrace.sim.kernels import running
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def graph_record(graph: TaskGraph) -> running.Graph:
 
 def new_tasks(count: int) -> running.Tasks:
     """Return tasks of which none has begun."""
-    waiting, ready = together(count, np.int32, np.int32)
+    waiting, ready = passing(count, np.int32, np.int32)
     start, cause = together(count, np.int64, np.int32)
     waiting[:] = start[:] = 0
     cause[:] = -1

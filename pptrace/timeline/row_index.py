@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.columns import unset
 from pptrace.model.kind_table import TABLE
 from pptrace.schedule.neighbours import StageGraph, graph_of
 from pptrace.timeline.actions import last_segments
@@ -40,9 +41,7 @@ def index_timeline(timeline: Timeline) -> RowIndex:
     placement = timeline.placement
     graph = graph_of(placement)
     cells = placement.stages * placement.microbatches
-    made, send, recv = (
-        np.full(2 * size, -1, dtype=np.int32) for size in (cells, *2 * (graph.edges * placement.microbatches,))
-    )
+    made, send, recv = (unset(2 * size) for size in (cells, *2 * (graph.edges * placement.microbatches,)))
     run(
         indexing.index_rows,
         (

@@ -193,12 +193,14 @@ def _needed(m, messages):
 
 
 def wait_for_calls(
-    row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, waiting, rows, calls, counted
-):
-    """List which rows and calls wait for which calls, of calls as many as there is room for, and count both.
+    row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, at,
+    waiting, rows, calls, counted,
+):  # fmt: skip
+    """List which further rows and calls wait for which calls, of calls as many as there is room for; count both.
 
     The first computation behind the moment of a wait waits, and what is issued before it at a later turn.
-    ``waiting`` comes as -1, per call.
+    ``waiting``, which comes as -1, becomes the first row that waits for each call. Rows are told by where they are
+    ``at`` in the issue order.
     """
     send_waited, receive_waited = plan.send_waited, plan.receive_waited
     role, kind = kinds.role, cells.kind
@@ -216,11 +218,12 @@ def wait_for_calls(
         row, last = slot - rank, row_ptr[rank + 1]
         while row < last and role[kind[row]] != COMPUTES:
             row += 1
-        if row < last and waiting[awaited] != row:
-            waiting[awaited] = row
-            rows.source[n] = awaited
-            rows.target[n] = row
-            n += 1
+        if row < last and waiting[awaited] != at[row]:
+            if waiting[awaited] >= 0:
+                rows.source[n] = awaited
+                rows.target[n] = max(waiting[awaited], at[row])
+                n += 1
+            waiting[awaited] = at[row] if waiting[awaited] < 0 else min(waiting[awaited], at[row])
         launched, behind = -1, (waited % TURNS + 1) * communicators
         for i in range(first[slot], first[slot + 1]):
             if key[i] < behind:

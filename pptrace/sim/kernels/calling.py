@@ -33,10 +33,7 @@ def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
     ``waited`` (which comes as -1) becomes the first computation that waits for each; ``flags`` come zeroed.
     """
     for i in range(len(calls.row)):
-        call, at = calls.awaited[i], place[calls.row[i]]
-        if waited[call] >= 0 and waited[call] != at:
-            flags[call] |= JOINED
-        waited[call] = at if waited[call] < 0 else min(at, waited[call])
+        flags[calls.awaited[i]] |= JOINED
     for i in range(len(calls.later)):
         flags[calls.later[i]] |= LAUNCHED
         flags[calls.earlier[i]] |= JOINED
@@ -50,6 +47,8 @@ def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
                 flags[call] |= SEVERAL
             else:
                 opened = call
+                if calls.waited[call] >= 0:
+                    waited[call] = place[calls.waited[call]]
                 before = calls.before[call]
                 if before >= 0 and (waited[before] < 0 or waited[before] > fork[place[row]]):
                     flags[call] |= FOLLOWS | LAUNCHED
@@ -68,7 +67,7 @@ def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
 
 
 def link_calls(
-    row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, task, calls, known, twin, n,
+    row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, task, twin, calls, known, n,
     first, last, sent, following, following_peer, pairs,
 ):  # fmt: skip
     """List the edges of calls behind ``n`` others, and chain each communicator's; return how many edges there are.
