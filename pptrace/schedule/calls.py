@@ -129,6 +129,8 @@ class Issue:
     """Shape (calls,): the communicator of each."""
     waited: Int32s
     """Shape (calls,): the first row that waits for each, beside those that need the messages; -1 for none."""
+    further: Int8s
+    """Shape (calls,): 0 where that row alone waits, and needs what the call received."""
     awaited: Int32s
     """Calls that further rows wait for."""
     row: Int32s
@@ -144,7 +146,10 @@ class Issue:
     def with_rows(self, source: NDArray[np.integer], begin: NDArray[np.integer]) -> Self:
         """Return the calls of rows that were taken apart: the row each comes from, and where each now begins."""
         waited = np.where(self.waited < 0, -1, begin[self.waited]).astype(np.int32)
-        return replace(self, of_row=self.of_row[source], waited=waited, row=begin[self.row].astype(np.int32))
+        return replace(
+            self, of_row=self.of_row[source], waited=waited, further=np.ones_like(self.further),
+            row=begin[self.row].astype(np.int32),
+        )  # fmt: skip
 
 
 def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
@@ -197,10 +202,10 @@ def _issued(schedule: Schedule, messages: _Messages, plan: Plan) -> IssueOrder:
         (out, edge, of_row, at, of_end, before, over, np.empty(communicators, dtype=np.int32)),
         work=len(schedule),
     )
-    waited, waits, behind = _waits(schedule, messages, plan, ends, communicators, of_end, at, number)
+    waited, further, waits, behind = _waits(schedule, messages, plan, ends, communicators, of_end, at, number)
     sent = np.diff(first[schedule.row_ptr + np.arange(ranks + 1)])
     issue = Issue(
-        of_row=of_row, before=before[:number], communicator=over[:number], waited=waited,
+        of_row=of_row, before=before[:number], communicator=over[:number], waited=waited, further=further,
         awaited=waits.source, row=waits.target, earlier=behind.source, later=behind.target,
     )  # fmt: skip
     row_ptr = (schedule.row_ptr + np.concatenate([[0], np.cumsum(sent)])).astype(np.int32)
@@ -216,17 +221,17 @@ def _waits(
     of_end: Int32s,
     at: Int32s,
     number: int,
-) -> tuple[Int32s, _Waits, _Waits]:
-    """Return the first row that waits for each call; which calls further rows wait for; which calls others do."""
-    room = 2 * plan.send.size
+) -> tuple[Int32s, Int8s, _Waits, _Waits]:
+    """Return the first row that waits for each call, and whether others may; which those are; which calls do."""
+    room, wide = 2 * plan.send.size, int(schedule.span.max(initial=1) > 1)
     rows = _Waits(*np.empty((2, room), dtype=np.int32))
     while True:
-        waited = unset(number)
+        waited, further = unset(number), np.zeros(number, dtype=np.int8)
         later, counted = _Waits(*np.empty((2, room), dtype=np.int32)), np.zeros(2, dtype=np.int64)
         run(
             kernels.wait_for_calls,
-            (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end, at),
-            (waited, rows, later, counted),
+            (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end, at, wide),
+            (waited, further, rows, later, counted),
             work=len(schedule),
         )
         if counted[1] <= room:
@@ -234,7 +239,7 @@ def _waits(
                 _Waits(*(side[: counted[0]] for side in rows)),
                 _Waits(*(side[: counted[1]] for side in later)),
             )
-            return waited, found, behind
+            return waited, further, found, behind
         room = int(counted[1])  # seldom: more calls wait for calls than messages have ends
 
 

@@ -66,14 +66,13 @@ def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
     missing = [column for column in ("send", "receive") if getattr(calls, column, None) is None]
     if missing:
         raise PluginError(f"message policy {name!r} returned a {type(calls).__name__} without {missing[0]}")
-    never = np.full(count, NEVER, dtype=np.int64)
     columns: dict[str, Any] = {"communicator": np.zeros(0, dtype=np.int32)}
     for column in Plan._fields:
         values = getattr(calls, column, None)
         if values is not None:
             columns[column] = _column(values, column, count, name)
         elif column != "communicator":
-            columns[column] = never
+            columns[column] = np.full(count, NEVER, dtype=np.int64)
     columns["communicator"] = _numbered(columns["communicator"], name)
     plan = Plan(**columns)
     ends = _Ends(request.producer, request.consumer, request.source, request.target)

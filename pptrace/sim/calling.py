@@ -27,6 +27,7 @@ class _Calls(NamedTuple):
     before: Int32s
     communicator: Int32s
     waited: Int32s
+    further: Int8s
     awaited: Int32s
     row: Int32s
     earlier: Int32s
@@ -45,7 +46,10 @@ class _Known(NamedTuple):
 class Calling(NamedTuple):
     """A program's calls; nothing where there is none."""
 
-    calls: _Calls = _Calls(*[_NONE] * 8)
+    calls: _Calls = _Calls(
+        of_row=_NONE, before=_NONE, communicator=_NONE, waited=_NONE, further=_NONE.astype(np.int8),
+        awaited=_NONE, row=_NONE, earlier=_NONE, later=_NONE,
+    )  # fmt: skip
     known: _Known = _Known(_NONE, np.zeros(0, dtype=np.int8))
     tasks: int = 0
     """Tasks that begin and end calls."""
@@ -63,7 +67,15 @@ def calling(issued: IssueOrder, place: Int32s, fork: Int32s) -> Calling:
         return Calling()
     own = issued.calls
     calls = _Calls(
-        own.of_row, own.before, own.communicator, own.waited, own.awaited, own.row, own.earlier, own.later
+        own.of_row,
+        own.before,
+        own.communicator,
+        own.waited,
+        own.further,
+        own.awaited,
+        own.row,
+        own.earlier,
+        own.later,
     )
     known = _Known(*passing(len(own), np.int32, np.int8))
     known.waited[:], known.flags[:] = -1, 0

@@ -193,14 +193,15 @@ def _needed(m, messages):
 
 
 def wait_for_calls(
-    row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, at,
-    waiting, rows, calls, counted,
+    row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, at, wide,
+    waiting, further, rows, calls, counted,
 ):  # fmt: skip
     """List which further rows and calls wait for which calls, of calls as many as there is room for; count both.
 
     The first computation behind the moment of a wait waits, and what is issued before it at a later turn.
-    ``waiting``, which comes as -1, becomes the first row that waits for each call. Rows are told by where they are
-    ``at`` in the issue order.
+    ``waiting``, which comes as -1, becomes the first row that waits for each call, and ``further``, which comes
+    zeroed, whether others may: all needs of messages with several consumers, which there are if ``wide``. Rows
+    are told by where they are ``at`` in the issue order.
     """
     send_waited, receive_waited = plan.send_waited, plan.receive_waited
     role, kind = kinds.role, cells.kind
@@ -218,8 +219,11 @@ def wait_for_calls(
         row, last = slot - rank, row_ptr[rank + 1]
         while row < last and role[kind[row]] != COMPUTES:
             row += 1
+        if end >= count and (wide or row != messages.consumer[end - count]):
+            further[awaited] = 1
         if row < last and waiting[awaited] != at[row]:
             if waiting[awaited] >= 0:
+                further[awaited] = 1
                 rows.source[n] = awaited
                 rows.target[n] = max(waiting[awaited], at[row])
                 n += 1

@@ -102,7 +102,7 @@ def link_calls(
             if sends:
                 n = _in_line(calls.communicator[call], at, lanes.peer[row], sent, pairs, n)
             n = _end(call, message, held, known, first, last, pairs, n)
-            if not sends:
+            if not sends and calls.further[call]:
                 over = last[call] if known.flags[call] & JOINED else message
                 n = link_consumers(row, over, known.waited[call], cells, edge, graph, kinds, found, pairs, n)
     for i in range(len(calls.row)):

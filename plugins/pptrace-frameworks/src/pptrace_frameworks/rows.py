@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ends", "Ints", "Rows", "cannot", "rows_of"]
 
-Ints: TypeAlias = NDArray[np.int64]
+Ints: TypeAlias = NDArray[np.integer[Any]]
 
 _WAYS = [{Kind.F: 0, Kind.B: 1, Kind.I: 1}.get(kind, -1) for kind in Kind]
 """By kind, 0 for a forward and 1 for a backward, -1 for all else."""
@@ -73,7 +73,8 @@ class Ends:
         return cls(
             gradient=request.gradient,
             source=request.source.astype(np.int64), target=request.target.astype(np.int64),
-            made=rows.number[request.producer], used=rows.number[request.consumer],
+            made=rows.number[request.producer].astype(np.int64),
+            used=rows.number[request.consumer].astype(np.int64),
         )  # fmt: skip
 
 
@@ -84,8 +85,8 @@ def rows_of(schedule: Schedule, framework: str) -> Rows:
         ConstraintError: ranks run unequal numbers of forwards or backwards.
     """
     count, rest = divmod(int(np.count_nonzero(schedule.kind == Kind.F)), schedule.ranks)
-    rows = np.empty((3, schedule.ranks, count), dtype=np.int64)
-    number, told = np.empty(len(schedule), dtype=np.int64), np.zeros(2, dtype=np.int64)
+    rows = np.empty((3, schedule.ranks, count), dtype=np.int32)
+    number, told = np.empty(len(schedule), dtype=np.int32), np.zeros(2, dtype=np.int64)
     run_kernel(
         kernels.number_rows,
         (schedule.row_ptr, schedule.cells, np.array(_WAYS), count),
