@@ -67,16 +67,9 @@ def calling(issued: IssueOrder, place: Int32s, fork: Int32s) -> Calling:
         return Calling()
     own = issued.calls
     calls = _Calls(
-        own.of_row,
-        own.before,
-        own.communicator,
-        own.waited,
-        own.further,
-        own.awaited,
-        own.row,
-        own.earlier,
-        own.later,
-    )
+        own.of_row, own.before, own.communicator, own.waited, own.further, own.awaited, own.row,
+        own.earlier, own.later,
+    )  # fmt: skip
     known = _Known(*passing(len(own), np.int32, np.int8))
     known.waited[:], known.flags[:] = -1, 0
     tasks = run(tell_calls, (issued.row_ptr, issued.cells, TABLE, calls, place, fork), known, work=len(issued))
