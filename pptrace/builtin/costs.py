@@ -131,7 +131,9 @@ class TableOptions(BaseModel):
         "it computes beside its own communication what does not need that, as Megatron-LM's backward does.",
     )
     reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
-    capacity: _Bytes = Field(default=0, description="Memory of a rank's device; 0 B where unknown.")
+    capacity: _Bytes | list[_Bytes] = Field(
+        default=0, description="Memory of a rank's device, or one of each rank; 0 B where unknown."
+    )
 
 
 def unit(request: CostRequest) -> Workload:
@@ -215,9 +217,14 @@ def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str],
         **times, f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
         boundary_bytes=_given(options, "boundary", _edges(request), "boundaries"),
         **{column: spread(key) for column, key in columns.items()},
-        sync_ns=options["sync"], reserved_bytes=options["reserved"], capacity_bytes=options["capacity"],
+        sync_ns=options["sync"], reserved_bytes=options["reserved"], **_capacity(request),
         tokens=request.global_batch * request.sequence,
     )  # fmt: skip
+
+
+def _capacity(request: CostRequest) -> dict[str, Any]:
+    sizes = _given(request.options, "capacity", request.ranks, "ranks")
+    return {"capacity_bytes": int(sizes.min()), "rank_capacity_bytes": sizes if np.ptp(sizes) else ()}
 
 
 def _given(options: Any, key: str, count: int, what: str) -> Any:

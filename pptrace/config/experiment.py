@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.config.choices import CopyStream, PolicyName, Receive, Sharing, StreamPer
 from pptrace.config.data_parallel import DataParallel
 from pptrace.config.flags import FLAGS
-from pptrace.config.quantity import Size
+from pptrace.config.quantity import Size, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "Batch",
     "Cluster",
     "Contending",
     "DataParallel",
+    "Device",
     "Experiment",
     "NamedChoice",
     "NetworkPart",
@@ -53,6 +58,39 @@ class Preset(_OpenSection):
         description="A preset that a plugin offers, or a file of parameters (.yaml), whose name stands for it; "
         "keys beside it change it.",
     )
+
+
+class Device(Preset):
+    """A device, and those of other pipeline ranks where they are unlike."""
+
+    ranks: dict[str, str | dict[str, Any]] | None = Field(
+        default=None,
+        description="Devices of some pipeline ranks, by rank or range of ranks: a preset's name, or parameters. "
+        "With a preset among them they are a device of their own, else they change the one beside ranks, which "
+        "all other ranks have.",
+        examples=[{"4-7": "a100-sxm"}, {"3": {"compute_efficiency": 0.5}}],
+    )
+
+    def limited(self, size_bytes: int, written: Device | None = None) -> dict[str, str]:
+        """Return settings by which no device has more memory than a limit; none without ``ranks``.
+
+        Args:
+            size_bytes: the limit.
+            written: the section before presets' values were filled in, for settings as short as it is; this one
+                has them filled in.
+        """
+        if not self.ranks:
+            return {}
+
+        def least(values: Mapping[str, Any]) -> str:
+            return f"{min(size_bytes, parse_size(values['memory']))} B"
+
+        ranks = {}
+        for key, one in self.ranks.items():
+            own = written.ranks.get(key, one) if written and written.ranks else one
+            given = {"preset": own} if isinstance(own, str) else own
+            ranks[key] = {**given, "memory": least(one if isinstance(one, dict) else self.values)}
+        return {"device.memory": least(self.values), "device.ranks": json.dumps(ranks)}
 
 
 class NamedChoice(_OpenSection):
@@ -265,7 +303,7 @@ class Experiment(_Section):
     )
     batch: Batch = Field(default=Batch(), description="What one step works on.")
     schedule: ScheduleChoice = Field(description=FLAGS["schedule"].text)
-    device: Preset | None = Field(default=None, description=FLAGS["device"].text)
+    device: Device | None = Field(default=None, description=FLAGS["device"].text)
     network: NamedChoice = Field(default=NamedChoice(name="ideal"), description=FLAGS["network"].text)
     cluster: Cluster | None = Field(default=None, description=FLAGS["cluster"].text)
     contention: Contending = Field(default=Contending(), description=FLAGS["contention"].text)

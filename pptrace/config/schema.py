@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, create_model
 from pptrace.config.choices import PolicyName
 from pptrace.config.experiment import (
     Cluster,
+    Device,
     Experiment,
     NamedChoice,
     NetworkPart,
@@ -135,19 +136,23 @@ def _policies(offers: Offers) -> Any:
 
 def _presets(section: str, offers: Offers, readers: Mapping[str, type[BaseModel]]) -> Any:
     """Return the forms of a model or device: a preset, or what one of the readers needs."""
-    preset = (_any(_named(offers), None), Preset.model_fields["preset"])
+    base = Device if section == "device" else Preset
+    own: dict[str, Any] = {"preset": (_any(_named(offers), None), Preset.model_fields["preset"])}
+    if base is Device:
+        own["ranks"] = (Device.model_fields["ranks"].annotation, Device.model_fields["ranks"])
 
     def either(schema: Schema) -> None:
-        schema["anyOf"] = [{"required": ["preset"]}, {"required": schema.pop("required", [])}]
+        enough = [{"required": [key]} for key in own]
+        schema["anyOf"] = [*enough, {"required": schema.pop("required", [])}]
 
     forms = [
         create_model(
             f"{section}-{name}", __base__=model, __doc__=model.__doc__,
-            __cls_kwargs__={"json_schema_extra": either}, preset=preset,
+            __cls_kwargs__={"json_schema_extra": either}, **own,
         )
         for name, model in readers.items()
     ]  # fmt: skip
-    return _any(_named(offers), *(forms or [create_model(section, __base__=Preset, preset=preset)]), None)
+    return _any(_named(offers), *(forms or [create_model(section, __base__=base, **own)]), None)
 
 
 def _clusters(offers: Offers, networks: Any) -> Any:

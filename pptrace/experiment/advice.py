@@ -199,7 +199,7 @@ class _Search:
         wider = (2.0,) if self.run.prepared.job is not None else ()
         if self.deep:
             return Reach(pp=(1, 0.5, 2, 0.25, 4, 0.125, 8), tp=(1, 0.5, 0.25, 0.125, *wider), micro=(1, 2, 0.5, 4))
-        peak, room = int(metrics.memory.peak_bytes.max(initial=0)), metrics.memory.capacity_bytes
+        peak, room = metrics.memory.fullest_bytes, metrics.memory.fullest_room_bytes
         collective = int(metrics.collective_ns.sum()) > _WORTH * metrics.ranks * metrics.step_ns
         fuller = room and peak > _OVER_HALF * room
         return Reach(

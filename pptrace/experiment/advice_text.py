@@ -33,9 +33,7 @@ def advice_lines(run: Run) -> list[str]:
 def advice_rows(run: Run) -> list[tuple[str, str, str]]:
     """Return step, peak memory and arguments of the configuration and of each other one, the shortest first."""
     metrics = run.metrics
-    own = _cells(
-        run, metrics.step_ns, int(metrics.memory.peak_bytes.max(initial=0)), fits=metrics.over_capacity is None
-    )
+    own = _cells(run, metrics.step_ns, metrics.memory.fullest_bytes, fits=metrics.over_capacity is None)
     return [(*own, "as it is"), *(_row(run, one) for one in _ran(run))]
 
 

@@ -52,9 +52,10 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
         paths = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
         message = transfer_ns(workload.boundary_bytes[:1], paths.overhead_ns, paths.rate_kbps)
         transfer = int(message[0] + paths.latency_ns[0])
-    static = np.bincount(np.arange(workload.stages) % ranks, weights=_state(workload))
-    fits = (workload.capacity_bytes - workload.reserved_bytes) * 1000 // (1000 + workload.reserved_permille)
-    room = fits - int(static.max(initial=0))
+    static = np.bincount(np.arange(workload.stages) % ranks, weights=_state(workload)).astype(np.int64)
+    reserved = workload.reserved_bytes
+    fits = (workload.capacities(ranks) - reserved) * 1000 // (1000 + workload.reserved_permille)
+    room = int((fits - static).min())
     per_stage: dict[str, Any] = {
         name: () if workload.unit_time_ns else tuple(getattr(workload, name).tolist())
         for name in (
@@ -74,7 +75,8 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
     return {
         **per_stage, "transfer_ns": transfer, "memory_limit_bytes": limit,
         "stage_bytes": tuple((_state(workload) + _buffers(workload)).tolist()),
-        "device_bytes": max(fits, 0),
+        "device_bytes": max(int(fits.min()), 0),
+        "rank_bytes": tuple(np.maximum(fits, 0).tolist()) if workload.rank_capacity_bytes.size else (),
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.experiment import Cluster as Section
-from pptrace.config.experiment import Preset
+from pptrace.config.experiment import Device
 from pptrace.config.options import merged
 from pptrace.errors import PluginError
 from pptrace.experiment.placed import placed
@@ -185,11 +185,15 @@ def _origins(values: Mapping[str, Any], section: Section, nodes: str) -> dict[st
 
 def _with_device(resolved: Resolved, offer: Provided[ClusterOffer] | None) -> Resolved:
     """Take the cluster's device where the configuration names none and a model needs one."""
-    if offer is None or not offer.offer.device or resolved.experiment.device or resolved.experiment.model is None:
+    own = resolved.experiment.device
+    alone = own is None or not (own.preset or own.values)
+    if offer is None or not offer.offer.device or not alone or resolved.experiment.model is None:
         return resolved
     device, label = offer.offer.device, f"cluster {offer.offer.name}"
+    ranks = own.ranks if own else None
     if isinstance(device, str):
-        return resolved.with_section("device", Preset(preset=device), {"device.preset": label})
+        return resolved.with_section("device", Device(preset=device, ranks=ranks), {"device.preset": label})
     return resolved.with_section(
-        "device", Preset.model_validate(device), dict.fromkeys((f"device.{key}" for key in device), label)
-    )
+        "device", Device.model_validate({**device, "ranks": ranks}),
+        dict.fromkeys((f"device.{key}" for key in device), label),
+    )  # fmt: skip

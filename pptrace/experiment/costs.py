@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.config.choices import Reshard
-from pptrace.config.yaml_file import read_yaml
+from pptrace.experiment.devices import preset_values, rank_devices, with_first_device
 from pptrace.experiment.lengths import lengths_of, with_lengths
 from pptrace.experiment.placed import placed
 from pptrace.hooks.build import build_workload
@@ -17,8 +16,6 @@ from pptrace.model.request import CostRequest
 from pptrace.network.collectives import LinkCollectives
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pptrace.config.resolve import Resolved
     from pptrace.experiment.assembly import Assembly
     from pptrace.experiment.cluster import OnCluster
@@ -64,15 +61,26 @@ class Costs:
     lengths: Int64s | None = None
     """Tokens in each microbatch's sequences, shape (replicas, microbatches); None where all are alike."""
 
-    def workload(self, stages: int, edges: tuple[tuple[int, int], ...]) -> Workload:
+    def workload(
+        self, stages: int, edges: tuple[tuple[int, int], ...], holders: tuple[tuple[int, ...], ...] = ()
+    ) -> Workload:
         """Return what actions cost where the model is cut into these stages.
+
+        Args:
+            stages: how many.
+            edges: the stages' graph as (from, to), forward.
+            holders: the ranks that hold each stage; none where stages loop over the ranks.
 
         Raises:
             ConfigError: costs that these stages cannot have.
             PluginError: the cost model fails.
         """
         chain = tuple((stage, stage + 1) for stage in range(stages - 1))
-        request = replace(self.request, stages=stages, edges=() if edges == chain else edges)
+        looped = tuple((stage % self.request.ranks,) for stage in range(stages))
+        request = replace(
+            self.request, stages=stages, edges=() if edges == chain else edges,
+            stage_ranks=() if holders == looped else holders,
+        )  # fmt: skip
 
         def of_one(length: int) -> Workload:
             return build_workload(self.offer, replace(request, sequence=length, global_batch=request.micro))
@@ -97,7 +105,10 @@ def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
     work, provided = _cost_model(work)
     offer = provided.offer
     work, model = _described(work, "model", offer.model, offer.name)
+    if offer.device is not None:
+        work = with_first_device(work)
     work, device = _described(work, "device", offer.device, offer.name)
+    work, by_rank = rank_devices(work, offer.device, device)
     work, options = work.options("costs", offer.options)
     resolved, lengths = lengths_of(work.resolved)
     work = work.at(resolved)
@@ -107,7 +118,7 @@ def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
     reduction = experiment.data_parallel
     request = CostRequest(
         ranks=ranks, stages=ranks * parallel.vp, microbatches=batch.known_microbatches,
-        model=model, device=device, options=options,
+        model=model, device=device, rank_devices=by_rank, options=options,
         tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, ep=parallel.ep, etp=parallel.etp or 0,
         sequence_parallel=parallel.sequence_parallel, micro=batch.micro, sequence=batch.sequence or 0,
         global_batch=batch.global_batch or 0,
@@ -142,12 +153,5 @@ def _described(work: Assembly, key: str, model: Any, costs: str) -> tuple[Assemb
     if section is None:
         hint = "--model NAME" if key == "model" else "--device NAME"
         raise work.resolved.error(key, f"missing: costs {costs} depend on it, write {hint}")
-    preset: Mapping[str, Any] = {}
-    if section.preset and section.preset.lower().endswith((".yaml", ".yml")):
-        preset = read_yaml(Path(section.preset), example="layers: 32").value
-    elif section.preset:
-        presets = work.registry.models if key == "model" else work.registry.devices
-        with placed(work.resolved, key):
-            provided = presets[section.preset]
-        work, preset = work.using(provided), provided.offer.values
+    work, preset = preset_values(work, key, section.preset, key)
     return work.options(key, model, preset)

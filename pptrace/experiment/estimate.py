@@ -100,13 +100,13 @@ def estimate(
     kept = _Kept(np.array(held), once, chunks)
     copied = _chosen(workload, ranks, offload) & kept.long_enough(workload, offload)
     reduction, update = (int(_by_rank(time, ranks).max()) for time in (workload.reduce_ns, workload.optimizer_ns))
-    peak = _peak(workload, kept, _share(workload, copied, offload), _chosen(workload, ranks, recompute))
+    peaks = _peaks(workload, kept, _share(workload, copied, offload), _chosen(workload, ranks, recompute))
     computed = int((once + again).max()) * microbatches + int(idle)
     return Estimate(
         step_ns=max(computed, _copying_ns(workload, copied, ranks, offload) * microbatches)
         + reduction + update + workload.sync_ns,
-        peak_bytes=peak,
-        fits=not workload.capacity_bytes or peak <= workload.capacity_bytes,
+        peak_bytes=int(peaks.max()),
+        fits=not workload.capacity_bytes or bool((peaks <= workload.capacities(ranks)).all()),
         reduction_ns=reduction,
     )  # fmt: skip
 
@@ -134,14 +134,15 @@ class _Kept(NamedTuple):
         return found
 
 
-def _peak(workload: Workload, kept: _Kept, away: Int64s, again: NDArray[np.bool_]) -> int:
-    """Return the memory of the fullest rank."""
+def _peaks(workload: Workload, kept: _Kept, away: Int64s, again: NDArray[np.bool_]) -> Int64s:
+    """Return the memory of each rank."""
     ranks, state = kept.held.size, workload.weights_bytes + workload.gradients_bytes + workload.optimizer_bytes
     beside = np.where(again, workload.activation_bytes - workload.checkpoint_bytes, 0)
     each, gone, freed = (_by_rank(size, ranks) / kept.chunks for size in (workload.activation_bytes, away, beside))
     activations = each * kept.held - gone * np.maximum(kept.held - _BESIDE_COPIES, 0)
     activations -= freed * np.maximum(kept.held - 1, 0)
-    return int((_by_rank(state, ranks) + activations).max()) + workload.reserved_bytes
+    peaks: Int64s = (_by_rank(state, ranks) + activations).astype(np.int64) + workload.reserved_bytes
+    return peaks
 
 
 def _chosen(workload: Workload, ranks: int, asked: Offload | Recompute | None) -> NDArray[np.bool_]:

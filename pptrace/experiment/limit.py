@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantity import exact_size, parse_size
@@ -60,6 +61,11 @@ def limit_settings(resolved: Resolved, costs: Costs, size_bytes: int, source: st
         # A cluster's own device, which a setting below ``device`` would take the place of.
         own = {name: value for name, value in device.values.items() if f"device.{name}" in costs.resolved.origins}
         given = {"device.preset": device.preset} if device.preset else {f"device.{k}": v for k, v in own.items()}
+    if key.startswith("device.") and device is not None and device.ranks:
+        return {**given, **device.limited(size_bytes, resolved.experiment.device)}
+    own_costs = costs.request.options.get("capacity")
+    if key == "costs.capacity" and isinstance(own_costs, list):
+        return {key: json.dumps([exact_size(min(size, size_bytes)) for size in own_costs])}
     return {**given, key: exact_size(size_bytes)}
 
 

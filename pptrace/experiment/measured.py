@@ -114,7 +114,7 @@ def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
         resolved = load(plain)
         if not _fits(resolved, placement):
             return None
-        workload = costs_alone(resolved, registry).workload(placement.stages, edges)
+        workload = costs_alone(resolved, registry).workload(placement.stages, edges, placement.holders())
     except PptraceError:
         return None
     return Behind(workload=workload, p2p=configuration.get("p2p") or {})

@@ -57,7 +57,7 @@ class OtherTables:
         )  # fmt: skip
         metrics = measure(timeline, prepared.workload)
         memory, work = metrics.memory, prepared.workload
-        room = np.maximum(work.capacity_bytes - memory.static_bytes, 0)
+        room = np.maximum(memory.room_bytes - memory.static_bytes, 0)
         return PlayedTable(
             step_ns=int(metrics.step_ns),
             peak_bytes=tuple(memory.peak_bytes.tolist()),

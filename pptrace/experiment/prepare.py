@@ -135,13 +135,13 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     work, costs = costs_of(work, job)
     parallel, batch = work.experiment.parallel, work.experiment.batch
     request = ScheduleRequest(ranks=parallel.pp or 1, microbatches=batch.known_microbatches, chunks=parallel.vp)
-    ground = _Ground(network, job, cache(costs.workload), costs.lengths)
+    ground = _Ground(network, job, cache(costs.workload), costs.lengths, unlike=bool(costs.request.rank_devices))
     if file is not None:
         return _around(work, ground, file.schedule, request, file)
     start = work
 
     def ask(stages: int) -> dict[str, Any]:
-        return _times(start, ground.workload_of(*_chain(stages)), network)
+        return _times(start, ground.workload_of(*_chain(stages), ()), network)
 
     others = OtherTables(
         registry, resolved, request, ask, lambda table: _around(start, ground, table, request, None)
@@ -155,10 +155,12 @@ class _Ground(NamedTuple):
 
     network: Network
     job: OnCluster | None
-    workload_of: Callable[[int, tuple[tuple[int, int], ...]], Workload]
-    """Returns the costs of so many stages, with their edges."""
+    workload_of: Callable[[int, tuple[tuple[int, int], ...], tuple[tuple[int, ...], ...]], Workload]
+    """Returns the costs of so many stages, with their edges and the ranks that hold each."""
     lengths: Int64s | None
     """The lengths of microbatches, where each has its own."""
+    unlike: bool
+    """Whether ranks have unlike devices, so that costs go by where stages are."""
 
 
 def _around(
@@ -168,7 +170,8 @@ def _around(
     network = ground.network
     table = with_interleave(work.resolved, table)
     placement = table.placement
-    workload = ground.workload_of(table.stages, tuple((int(low), int(high)) for low, high in placement.edges))
+    edges = tuple((int(low), int(high)) for low, high in placement.edges)
+    workload = ground.workload_of(table.stages, edges, placement.holders() if ground.unlike else ())
     request = replace(request, **_times(work, workload, network))
     work, policy = policy_of(work, table)
     if table.microbatches > request.microbatches:

@@ -37,8 +37,8 @@ def document(run: Run) -> dict[str, Any]:
         "exposed_communication_ns": int(metrics.exposed_ns.sum()),
         "communication": _communication(metrics),
         "reduction_ns": int(metrics.reduction_ns.max(initial=0)),
-        "peak_memory_bytes": int(metrics.memory.peak_bytes.max(initial=0)),
-        "device_memory_bytes": metrics.memory.capacity_bytes or None,
+        "peak_memory_bytes": metrics.memory.fullest_bytes,
+        "device_memory_bytes": metrics.memory.fullest_room_bytes or None,
         "over_memory": {"rank": over[0], "at_ns": over[1], "bytes": over[2]} if over else None,
         "critical_path": {
             "by_kind_ns": dict(path.by_kind_ns),
@@ -85,6 +85,8 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
             "peak_activation_bytes": int(memory.peak_activation_bytes[rank]),
             "peak_activations": int(memory.peak_activations[rank]),
         }
+        if memory.devices_differ:
+            row["device_memory_bytes"] = int(memory.room_bytes[rank])
         rows.append(row)
     return rows
 

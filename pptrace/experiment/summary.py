@@ -16,11 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pptrace.config.experiment import Device
     from pptrace.experiment.run import Run
     from pptrace.experiment.tried import Tried
     from pptrace.timeline.link_use import LinkUse
 
-__all__ = ["job_text", "options_text", "schedule_text", "setting_text", "summary_lines", "time_text"]
+__all__ = [
+    "devices_text",
+    "job_text",
+    "options_text",
+    "schedule_text",
+    "setting_text",
+    "summary_lines",
+    "time_text",
+]
 
 WIDTH = 80
 """Columns at which lines are folded where there is no terminal."""
@@ -81,7 +90,15 @@ def job_text(run: Run) -> str:
     model = (experiment.model.preset or "a model of one's own") if experiment.model else "unit costs"
     if experiment.model is None and experiment.costs and experiment.costs.name != "unit":
         model = f"{experiment.costs.name} costs"
-    return f"{model} on {experiment.device.preset or 'its device'}" if experiment.device else model
+    return f"{model} on {devices_text(experiment.device)}" if experiment.device else model
+
+
+def devices_text(device: Device) -> str:
+    """Return what ranks run on, each sort once."""
+    own = [one if isinstance(one, str) else one.get("preset") for one in (device.ranks or {}).values()]
+    names = dict.fromkeys([device.preset, *(name for name in own if name)])
+    text = " and ".join(name or "its device" for name in names)
+    return f"{text}, unlike by rank" if device.ranks and len(names) == 1 else text
 
 
 def schedule_text(run: Run) -> str:
@@ -141,9 +158,9 @@ def _figures(run: Run) -> str:
         parts.append(f"MFU {metrics.mfu:.1%}")
     parts.append(f"bubble {float(metrics.bubble):.2%}")
     memory = metrics.memory
-    peak = int(memory.peak_bytes.max(initial=0))
+    peak = memory.fullest_bytes
     if peak:
-        of = f" of {format_size(memory.capacity_bytes)}" if memory.capacity_bytes else ""
+        of = f" of {format_size(memory.fullest_room_bytes)}" if memory.capacity_bytes else ""
         parts.append(f"peak {format_size(peak)}{of}")
     return "  ".join(parts)
 

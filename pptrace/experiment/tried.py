@@ -25,6 +25,8 @@ class Tried:
     """The memory of its fullest rank; 0 where the costs know none."""
     rank: int = 0
     """That rank; the first of several alike."""
+    room_bytes: int = 0
+    """The memory of its device; 0 where unknown."""
     fits: bool = True
     """Whether every rank fits its device."""
     reason: str = ""
@@ -33,10 +35,10 @@ class Tried:
     @classmethod
     def of(cls, change: Change, run: Run) -> Tried:
         """Return what a run of a changed configuration comes to."""
-        peak = run.metrics.memory.peak_bytes
+        memory = run.metrics.memory
         return cls(
-            change=change, step_ns=run.metrics.step_ns, peak_bytes=int(peak.max(initial=0)),
-            rank=int(peak.argmax()) if peak.size else 0, fits=run.metrics.over_capacity is None,
+            change=change, step_ns=run.metrics.step_ns, peak_bytes=memory.fullest_bytes,
+            rank=memory.fullest, room_bytes=memory.fullest_room_bytes, fits=run.metrics.over_capacity is None,
         )  # fmt: skip
 
     @classmethod

@@ -97,6 +97,14 @@ class Placement:
         held[self.stage_rank[route, stage], stage] = 1
         return held
 
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """Return the ranks that hold each stage on any route, in order.
+
+        >>> Placement.v_shaped(ranks=2, microbatches=4).holders()
+        ((0,), (1,), (1,), (0,))
+        """
+        return tuple(tuple(np.flatnonzero(own).tolist()) for own in self.copies().T)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Placement):
             return NotImplemented

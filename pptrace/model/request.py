@@ -115,7 +115,9 @@ class ScheduleRequest:
     stage_bytes: tuple[int, ...] = ()
     """Bytes of each stage that are always there: weights, gradients, optimizer, buffers of its messages."""
     device_bytes: int = 0
-    """Bytes per rank for all of this; 0 for no limit."""
+    """Bytes per rank for all of this, on the rank with the smallest device; 0 for no limit."""
+    rank_bytes: tuple[int, ...] = ()
+    """The same of each rank where devices differ; empty where all have ``device_bytes``."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
     """The schedule's own options, checked against its parameter model."""
     simulator: TableSimulator | None = None
@@ -143,6 +145,10 @@ class CostRequest:
     """The model's description: a preset's values, with what the user changed."""
     device: Mapping[str, Any] = field(default_factory=_nothing)
     """The device's description, likewise."""
+    rank_devices: tuple[Mapping[str, Any], ...] = ()
+    """Shape (ranks,): the device of each pipeline rank where they differ; empty where all are ``device``."""
+    stage_ranks: tuple[tuple[int, ...], ...] = ()
+    """Shape (stages,): the pipeline ranks that hold each stage; empty where stages loop over the ranks."""
     tp: int = 1
     """Tensor-parallel size."""
     cp: int = 1

@@ -124,7 +124,9 @@ class Workload:
     reserved_permille: int = 0
     """What the allocator holds beyond all that is allocated at a rank's peak, in thousandths of that."""
     capacity_bytes: int = 0
-    """Memory of the rank's device; 0 where unknown."""
+    """Memory of the rank's device, of the smallest one where ranks have unlike devices; 0 where unknown."""
+    rank_capacity_bytes: Int64s = field(default_factory=_none)
+    """Shape (ranks,): memory of each rank's device where they differ; empty where all have ``capacity_bytes``."""
     tokens: int = 0
     """Tokens that the whole job trains on in one step; 0 where unknown."""
     model_flops: int = 0
@@ -165,6 +167,7 @@ class Workload:
                 raise ValueError(msg)
             spread = np.broadcast_to(filled, (self.stages,)) if np.size(filled) else filled
             object.__setattr__(self, name, _checked(name, spread))
+        object.__setattr__(self, "rank_capacity_bytes", _checked("rank_capacity_bytes", self.rank_capacity_bytes))
         for name in _WHOLE:
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 0:
@@ -236,6 +239,19 @@ class Workload:
                 computed = [sum(one.duration_ns for one in own if one.is_computation) for own in stages]
                 columns[f"{name}_collective_ns"] = took - np.array(computed, dtype=np.int64)
         return replace(self, segments=MappingProxyType(dict(segments)), **columns)
+
+    def capacities(self, ranks: int) -> Int64s:
+        """Return the memory of each rank's device, shape (ranks,); 0 where unknown.
+
+        Raises:
+            ValueError: the costs are of another number of ranks.
+        """
+        own = self.rank_capacity_bytes
+        if own.size not in {0, ranks}:
+            msg = f"rank_capacity_bytes has {own.size} values for {ranks} ranks: one each"
+            raise ValueError(msg)
+        capacities: Int64s = own if own.size else np.full(ranks, self.capacity_bytes, dtype=np.int64)
+        return capacities
 
     def of_class(self, number: int) -> Workload:
         """Return the costs of one class of microbatches."""

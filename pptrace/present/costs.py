@@ -61,7 +61,7 @@ def costs_document(workload: Workload) -> Document:
         sections.append(Section(title="kernels", blocks=(Table(head=_KERNEL_HEAD, rows=listed),)))
     rest = [
         f"{format_size(workload.reserved_bytes)} reserved on each rank",
-        f"{format_size(workload.capacity_bytes)} on its device" if workload.capacity_bytes else "",
+        _capacity(workload),
         f"{workload.model_flops:.4g} floating-point operations in the step" if workload.model_flops else "",
     ]
     notes = [Line(text=text) for text in (*filter(None, rest), *workload.notes)]
@@ -69,6 +69,13 @@ def costs_document(workload: Workload) -> Document:
         title="costs", lead=(Line(text=f"{workload.stages} stages; times and activations are a microbatch's"),),
         sections=(*sections, Section(title="how they are counted", blocks=tuple(notes))), values=known,
     )  # fmt: skip
+
+
+def _capacity(workload: Workload) -> str:
+    if workload.rank_capacity_bytes.size:
+        sizes = sorted({*workload.rank_capacity_bytes.tolist()})
+        return f"{' or '.join(map(format_size, sizes))} on its device, by rank"
+    return f"{format_size(workload.capacity_bytes)} on its device" if workload.capacity_bytes else ""
 
 
 def _kernels(listed: Sequence[KernelCost]) -> tuple[tuple[str, ...], ...]:
@@ -107,7 +114,8 @@ def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
             values = _column(workload, column)
             if any(values) or key in {"forward", "backward"}:
                 table[key] = [f"{value}{unit}" for value in values]
-    table |= {"reserved": f"{workload.reserved_bytes}B", "capacity": f"{workload.capacity_bytes}B"}
+    each = [f"{size}B" for size in workload.rank_capacity_bytes.tolist()]
+    table |= {"reserved": f"{workload.reserved_bytes}B", "capacity": each or f"{workload.capacity_bytes}B"}
     kept = {key: value for key, value in configuration.items() if key not in {"model", "device", "costs"}}
     policy = kept.get("p2p", {})
     if policy.get("options"):

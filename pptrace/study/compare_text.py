@@ -145,7 +145,7 @@ def _notes(rows: Sequence[ComparedSchedule]) -> list[str]:
     notes += work_note([(row.entry.label, row.levels.run) for row in running if row.levels])
     over = [row.levels for row in running if row.levels and row.levels.run.metrics.over_capacity]
     if over:
-        capacities = sorted({one.run.metrics.memory.capacity_bytes for one in over})
+        capacities = sorted({int(size) for one in over for size in one.run.metrics.memory.room_bytes})
         notes.append(f"!: more than the device has, {' or '.join(map(format_size, capacities))}")
     return notes
 

@@ -68,7 +68,7 @@ def _draw_steps(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run]) -
 
 def _draw_memory(axes: Any, runs: Sequence[Run], limit_bytes: int) -> None:
     memories = [run.metrics.memory for run in runs]
-    fullest = [int(memory.peak_bytes.argmax()) for memory in memories]
+    fullest = [memory.fullest for memory in memories]
     held = [int(memory.peak_activation_bytes[rank]) / _GIB for memory, rank in zip(memories, fullest, strict=True)]
     peaks = [int(memory.peak_bytes[rank]) / _GIB for memory, rank in zip(memories, fullest, strict=True)]
     state = [peak - own for peak, own in zip(peaks, held, strict=True)]

@@ -33,7 +33,7 @@ def equal_row(row: EqualSchedule, limit_bytes: int) -> Row:
 
 def _figures(run: Run, limit_bytes: int) -> Row:
     metrics, memory, schedule = run.metrics, run.metrics.memory, run.prepared.schedule
-    fullest = int(memory.peak_bytes.argmax())
+    fullest = memory.fullest
     peak = int(memory.peak_bytes[fullest])
     return {
         "pp": schedule.ranks,
@@ -49,7 +49,7 @@ def _figures(run: Run, limit_bytes: int) -> Row:
         "memory_limit_bytes": limit_bytes,
         "fullest_rank": fullest,
         "peak_memory_bytes": peak,
-        "left_bytes": limit_bytes - peak,
+        "left_bytes": (memory.fullest_room_bytes or limit_bytes) - peak,
         "weights_bytes": int(memory.weights_bytes[fullest]),
         "gradients_bytes": int(memory.gradients_bytes[fullest]),
         "optimizer_bytes": int(memory.optimizer_bytes[fullest]),

@@ -30,11 +30,13 @@ def _lack(row: EqualSchedule, limit_bytes: int) -> str:
     if row.forms is None or best is None or run is None:
         return f"{row.reason}{with_more or ''}"
     state = int(run.metrics.memory.static_bytes[best.rank])
-    form = form_text(best.change, row.forms.own.change)
-    text = f"{needs(best.rank, best.peak_bytes, limit_bytes)}{f', with {form}' if form else ''}"
-    if state > limit_bytes:
-        text += f", {format_size(state)} of it before any activation, {format_size(state - limit_bytes)} more"
-    return f"{text}{with_more or f': fits from {_rounded_up(best.peak_bytes)} on'}"
+    form, room = form_text(best.change, row.forms.own.change), best.room_bytes or limit_bytes
+    text = f"{needs(best.rank, best.peak_bytes, room)}{f', with {form}' if form else ''}"
+    if state > room:
+        text += f", {format_size(state)} of it before any activation, {format_size(state - room)} more"
+    # A device that has less than the limit has no more under a larger one.
+    enough = f": fits from {_rounded_up(best.peak_bytes)} on" if room == limit_bytes else ""
+    return f"{text}{with_more or enough}"
 
 
 def none_fits(rows: Sequence[EqualSchedule], limit_bytes: int, source: str) -> PptraceError:

@@ -104,7 +104,11 @@ def _mended(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
         if not row.fits or row.forms is None or row.forms.own.fits or row.forms.run is None:
             continue
         own = row.forms.own
-        said = f"cannot run: {row.reason}" if own.reason else needs(own.rank, own.peak_bytes, limit_bytes)
+        said = (
+            f"cannot run: {row.reason}"
+            if own.reason
+            else needs(own.rank, own.peak_bytes, own.room_bytes or limit_bytes)
+        )
         step = time_text(row.forms.run, row.forms.run.metrics.step_ns)
         lines.append(f"{row.entry.label} as configured: {said}: fits with {row.form} at {step}")
     return lines

@@ -47,7 +47,7 @@ def at_levels(run: Run) -> Levels:
     provided = run.registry.schedules[choice.name]
     request = replace(
         run.prepared.request, f_ns=(), b_ns=(), i_ns=(), w_ns=(), transfer_ns=0, activation_bytes=(),
-        memory_limit_bytes=0, weight_activation_bytes=(), stage_bytes=(), device_bytes=0,
+        memory_limit_bytes=0, weight_activation_bytes=(), stage_bytes=(), device_bytes=0, rank_bytes=(),
     )  # fmt: skip
     bubble = provided.offer.bubble
     return Levels(

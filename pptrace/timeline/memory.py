@@ -45,7 +45,9 @@ class Memory:
     peak_activations: Int64s
     """The most microbatches' activations held at once, each stage's of a microbatch counted as one."""
     capacity_bytes: int
-    """The device's memory; 0 where unknown."""
+    """The device's memory, the smallest one's where devices differ; 0 where unknown."""
+    room_bytes: Int64s
+    """Memory of each rank's device; 0 where unknown."""
     gathered_bytes: Int64s
     """The part of weights and gradients that is there at the peak, and not from the step's start to its end."""
 
@@ -57,6 +59,27 @@ class Memory:
             + self.buffer_bytes + self.reserved_bytes - self.gathered_bytes
         )  # fmt: skip
         return total
+
+    @property
+    def fullest(self) -> int:
+        """The rank with the least left of its device, or where that is unknown the most in use; 0 of none."""
+        used = self.peak_bytes - self.room_bytes
+        return int(np.argmax(used)) if used.size else 0
+
+    @property
+    def fullest_bytes(self) -> int:
+        """The most bytes in use on that rank."""
+        return int(self.peak_bytes[self.fullest]) if self.peak_bytes.size else 0
+
+    @property
+    def fullest_room_bytes(self) -> int:
+        """The memory of that rank's device; 0 where unknown."""
+        return int(self.room_bytes[self.fullest]) if self.room_bytes.size else 0
+
+    @property
+    def devices_differ(self) -> bool:
+        """Whether ranks have devices of unlike memory."""
+        return len({*self.room_bytes.tolist()}) > 1
 
     @property
     def peak_bytes(self) -> Int64s:
@@ -97,6 +120,7 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
         peak_at_ns=peak_at,
         peak_activations=most,
         capacity_bytes=workload.capacity_bytes,
+        room_bytes=workload.capacities(ranks),
         gathered_bytes=gathered + unreduced,
     )
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pptrace.timeline.actions import GroupTime, group_times
 from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.idle import COMMUNICATION, IdleCause, time_spent
@@ -100,10 +98,11 @@ class Metrics:
     @property
     def over_capacity(self) -> tuple[int, int, int] | None:
         """The rank furthest over its device's memory, when, and by how many bytes; None where all fit."""
-        over = self.memory.peak_bytes - self.memory.capacity_bytes
-        if not self.memory.capacity_bytes or int(over.max(initial=0)) <= 0:
+        if not self.memory.capacity_bytes:
             return None
-        rank = int(np.argmax(over))
+        over, rank = self.memory.peak_bytes - self.memory.room_bytes, self.memory.fullest
+        if not over.size or over[rank] <= 0:
+            return None
         return rank, int(self.memory.peak_at_ns[rank]), int(over[rank])
 
 

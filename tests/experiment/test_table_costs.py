@@ -38,6 +38,17 @@ def test_without_slices_figures_are_each_stages_own() -> None:
     assert costs(4).f_ns.tolist() == [8, 8, 8, 8]
 
 
+def test_memory_is_one_devices_or_each_ranks() -> None:
+    assert (costs(4, capacity="8 B").capacity_bytes, costs(4, capacity="8 B").rank_capacity_bytes.size) == (8, 0)
+    assert costs(4, capacity=["8 B", "8 B"]).rank_capacity_bytes.size == 0
+    own = costs(4, capacity=["8 B", "6 B"])
+    assert (own.capacity_bytes, own.capacities(2).tolist()) == (6, [8, 6])
+    with pytest.raises(ConfigError, match=r"costs\.capacity: 3 values for 2 ranks: write one each"):
+        costs(4, capacity=["8 B", "6 B", "4 B"])
+    with pytest.raises(ValueError, match="2 values for 4 ranks"):
+        own.capacities(4)
+
+
 def test_an_overhead_is_each_computations_whatever_its_share_of_the_model() -> None:
     workload = costs(8, slices=4, overhead="3 ns")
 

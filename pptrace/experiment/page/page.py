@@ -97,7 +97,7 @@ def _figures(run: Run) -> Iterator[tuple[str, str]]:
     if metrics.mfu:
         yield "MFU", f"{metrics.mfu:.1%}"
     yield "bubble", f"{float(metrics.bubble):.1%}"
-    peak = int(metrics.memory.peak_bytes.max(initial=0))
+    peak = metrics.memory.fullest_bytes
     if peak:
         yield "peak memory", format_size(peak) + (" !" if metrics.over_capacity else "")
     yield "largest overhead", str(run.lever)
@@ -126,7 +126,7 @@ def _time(run: Run) -> Iterator[_Lane]:
 def _memory(run: Run) -> Iterator[_Lane]:
     """Yield what each rank holds at its peak; nothing where the costs know no memory."""
     memory = run.metrics.memory
-    most = max(int(memory.peak_bytes.max(initial=0)), memory.capacity_bytes, 1)
+    most = max(int(memory.peak_bytes.max(initial=0)), int(memory.room_bytes.max(initial=0)), 1)
     for rank in range(run.metrics.ranks if memory.peak_bytes.any() else 0):
         held = [(name, int(getattr(memory, column)[rank]), colour) for name, column, colour in _MEMORY]
         shares = [
@@ -134,15 +134,16 @@ def _memory(run: Run) -> Iterator[_Lane]:
             for name, size, colour in held
             if size
         ]
-        yield _Lane(rank, shares, format_size(int(memory.peak_bytes[rank])))
+        of = f" of {format_size(int(memory.room_bytes[rank]))}" if memory.devices_differ else ""
+        yield _Lane(rank, shares, format_size(int(memory.peak_bytes[rank])) + of)
 
 
 def _capacity(run: Run) -> tuple[float, str] | None:
-    """Return where a device's memory ends on the bars, in percent, and its size; None where it is not known."""
+    """Return where devices' memory ends on the bars, in percent, and its size; None where it is not one known."""
     memory = run.metrics.memory
-    most = max(int(memory.peak_bytes.max(initial=0)), memory.capacity_bytes, 1)
-    if not memory.capacity_bytes:
+    if not memory.capacity_bytes or memory.devices_differ:
         return None
+    most = max(int(memory.peak_bytes.max(initial=0)), memory.capacity_bytes, 1)
     return 100 * memory.capacity_bytes / most, format_size(memory.capacity_bytes)
 
 

@@ -260,7 +260,7 @@ def memory_title(findings: StepDiff) -> str:
     """Return what :func:`memory` lists."""
     if not any(one.peak_bytes is not None for one in findings.memory):
         return "microbatches whose activations are held, at most, by rank"
-    room = {metrics.memory.capacity_bytes for metrics in findings.metrics} - {0}
+    room = {int(size) for metrics in findings.metrics for size in metrics.memory.room_bytes} - {0}
     devices = f" (a device has {format_size(room.pop())})" if len(room) == 1 else ""
     return f"memory at its peak{devices}, by rank"
 

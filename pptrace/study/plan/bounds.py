@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pptrace.schedule.table import Schedule
     from pptrace.study.plan.shapes import Shape
 
-__all__ = ["Bound", "bound_of", "least_memory", "least_work_ns"]
+__all__ = ["Bound", "bound_of", "least_fits", "least_memory", "least_work_ns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,8 @@ class Bound:
     """Its length."""
     peak_bytes: int
     """The memory of its fullest rank."""
+    fits: bool = True
+    """Whether each rank's device may have that much, as far as is known."""
 
 
 def least_work_ns(workload: Workload, ranks: int, microbatches: int) -> int:
@@ -57,6 +59,16 @@ def least_work_ns(workload: Workload, ranks: int, microbatches: int) -> int:
 def least_memory(workload: Workload, ranks: int) -> int:
     """Return what the fullest rank holds at least, wherever stages lie."""
     return int(workload.static_bytes.sum()) // ranks + workload.reserved_bytes
+
+
+def least_fits(workload: Workload, ranks: int) -> bool:
+    """Return whether all devices together have what all ranks hold at least, wherever stages lie."""
+    if not workload.capacity_bytes:
+        return True
+    if not workload.rank_capacity_bytes.size:
+        return least_memory(workload, ranks) <= workload.capacity_bytes
+    held = int(workload.static_bytes.sum()) + ranks * workload.reserved_bytes
+    return held <= int(workload.capacities(ranks).sum())
 
 
 def bound_of(shape: Shape, workload: Workload, experiment: Experiment, provided: Provided[ScheduleOffer]) -> Bound:
@@ -76,9 +88,11 @@ def bound_of(shape: Shape, workload: Workload, experiment: Experiment, provided:
         told, parts = provided.offer.part_times, table.microbatches // request.microbatches
         times = call_plugin(provided.provider, told, request) if told else ()
         workload = in_parts(workload, request.microbatches, parts, times)
+    peaks = _peaks(table, workload, experiment)
+    fits = not workload.capacity_bytes or bool((peaks <= workload.capacities(table.ranks)).all())
     return Bound(
-        step_ns=_step_ns(table, workload, experiment), peak_bytes=_peak_bytes(table, workload, experiment)
-    )
+        step_ns=_step_ns(table, workload, experiment), peak_bytes=int(peaks.max(initial=0)), fits=fits,
+    )  # fmt: skip
 
 
 def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int:
@@ -124,15 +138,15 @@ def _after_rows(table: Schedule, workload: Workload, experiment: Experiment) -> 
     return after
 
 
-def _peak_bytes(table: Schedule, workload: Workload, experiment: Experiment) -> int:
+def _peaks(table: Schedule, workload: Workload, experiment: Experiment) -> Int64s:
     held = table.placement.copies().astype(np.int64)
-    static = held @ workload.static_bytes + workload.reserved_bytes
+    static: Int64s = held @ workload.static_bytes + workload.reserved_bytes
     choice = experiment.schedule
     moved = choice.offload is not None or choice.recompute is not None
     if moved or workload.segments or workload.classes or TABLE.copied[table.kind].any():
-        return int(static.max(initial=0))
+        return static
     if TABLE.recomputed[table.kind].any():
-        return int(static.max(initial=0))
+        return static
     kind, stage = table.kind, table.stage
     change = TABLE.activation[kind] * workload.activation_bytes[stage]
     change = (change + TABLE.weight_activation[kind] * workload.weight_activation_bytes[stage]) * table.span
@@ -141,7 +155,7 @@ def _peak_bytes(table: Schedule, workload: Workload, experiment: Experiment) -> 
         low, high = int(table.row_ptr[rank]), int(table.row_ptr[rank + 1])
         base = int(taken[low - 1]) if low else 0
         static[rank] += max(int(taken[low:high].max(initial=base)) - base, 0)
-    return int(static.max(initial=0))
+    return static
 
 
 def _durations(workload: Workload) -> Int64s:

@@ -10,6 +10,7 @@ from pptrace.config.places import Place, key_text
 from pptrace.config.resolve import document_of, load
 from pptrace.config.yaml_file import Document
 from pptrace.errors import ConfigError
+from pptrace.experiment.devices import ranks_named
 from pptrace.experiment.limit import limit_settings, memory_limit
 from pptrace.experiment.prepare import costs_alone
 from pptrace.study.axes import axes_of
@@ -124,13 +125,13 @@ def _ground(
     document: Document, registry: Registry, axes: Mapping[str, Axis], costs: Costs, said: tuple[int, str]
 ) -> Ground:
     experiment = costs.resolved.experiment
-    device = costs.request.device
+    devices = costs.request.rank_devices or (costs.request.device,)
     cluster = experiment.cluster
     model = costs.offer.offer.model
     return Ground(
         document=document, registry=registry, axes=axes, facts=dict(costs.request.model),
         model_keys=frozenset(model().model_fields if model else ()), costs_name=costs.offer.offer.name,
-        node_gpus=(cluster.gpus or 1) if cluster else int(device.get("scale_up_size") or 8),
+        node_gpus=(cluster.gpus or 1) if cluster else min(int(one.get("scale_up_size") or 8) for one in devices),
         on_cluster=cluster is not None, sequences=said[0], schedule=said[1],
         sequence=experiment.batch.sequence or 0,
     )  # fmt: skip
@@ -164,7 +165,9 @@ def _without_sizes(tree: dict[str, Any]) -> None:
 
 def _trial(document: Document, registry: Registry, question: Question) -> Costs:
     """Return the costs of the plainest division, which says what model and machine are."""
-    sizes = {"parallel.pp": 1, "parallel.dp": question.gpus, "batch.global": question.gpus}
+    ranks = ranks_named(document.value.get("device"))
+    replicas = max(question.gpus // ranks, 1)
+    sizes = {"parallel.pp": ranks, "parallel.dp": replicas, "batch.global": replicas}
     return costs_alone(load(document, (), {}, [setting(*one) for one in sizes.items()]), registry)
 
 
@@ -172,7 +175,9 @@ def _limited(document: Document, question: Question, costs: Costs) -> Document:
     """Return the configuration with a limit to every rank's memory."""
     size = memory_limit(question.memory, "--memory")
     resolved = load(
-        document, (), {}, [setting("parallel.pp", 1), setting("batch.global", 1)],
+        document, (), {}, [
+            setting("parallel.pp", ranks_named(document.value.get("device"))), setting("batch.global", 1),
+        ],
     )  # fmt: skip
     settings = limit_settings(resolved, costs, size, "--memory")
     over = [assignment(key, str(value), "--memory") for key, value in settings.items()]

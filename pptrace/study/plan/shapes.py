@@ -32,6 +32,7 @@ _KEPT = 96
 _TIMES: dict[str, Any] = {
     "f_ns": (), "b_ns": (), "i_ns": (), "w_ns": (), "transfer_ns": 0, "activation_bytes": (), "offload_ns": (),
     "reload_ns": (), "memory_limit_bytes": 0, "weight_activation_bytes": (), "stage_bytes": (), "device_bytes": 0,
+    "rank_bytes": (),
 }  # fmt: skip
 
 

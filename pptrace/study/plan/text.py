@@ -6,6 +6,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import DURATION, format_size
+from pptrace.experiment.summary import devices_text
 from pptrace.study.plan.arguments import megatron_arguments, torchtitan_arguments
 from pptrace.study.plan.candidate import Fate
 from pptrace.study.plan.question import OBJECTIVES
@@ -42,7 +43,8 @@ def plan_lines(plan: Plan) -> list[str]:
 def _question(plan: Plan) -> list[str]:
     experiment = plan.experiment
     model = (experiment.model.preset if experiment.model else None) or "a model of one's own"
-    device = (experiment.device.preset if experiment.device else None) or "a device of one's own"
+    own = experiment.device
+    device = devices_text(own) if own is not None and own.preset else "a device of one's own"
     memory = f", {plan.question.memory} per rank" if plan.question.memory else ""
     counts = f"up to {plan.question.gpus:,}" if plan.question.objective == "gpus" else f"{plan.question.gpus:,}"
     return [f"{model} on {counts} GPUs ({device}{memory}): {OBJECTIVES[plan.question.objective]}", plan.heading]

@@ -11,7 +11,7 @@ from pptrace.errors import ConstraintError, PptraceError
 from pptrace.experiment.asked import times
 from pptrace.experiment.prepare import costs_alone, priced
 from pptrace.study.plan.balance import balanced_split
-from pptrace.study.plan.bounds import Bound, bound_of, least_memory, least_work_ns
+from pptrace.study.plan.bounds import Bound, bound_of, least_fits, least_memory, least_work_ns
 from pptrace.study.plan.candidate import Candidate, Fate
 from pptrace.study.plan.ground import setting
 from pptrace.study.plan.shapes import Shapes
@@ -79,11 +79,12 @@ class Scales:
         least = Bound(
             step_ns=least_work_ns(workload, layout.pp, layout.microbatches),
             peak_bytes=least_memory(workload, layout.pp),
+            fits=least_fits(workload, layout.pp),
         )
         found = [one for entry in entries for one in self._of_entry(work, entry)]
         for one in found:
             if one.fate is Fate.BOUNDED:
-                self._put(one, least, workload)
+                self._put(one, least)
         return found
 
     def made(self, layout: Layout, entry: Entry, varied: tuple[Assignment, ...], reason: str = "") -> Candidate:
@@ -125,13 +126,13 @@ class Scales:
             candidate.fate, candidate.reason = Fate.EQUAL, first.name
             return
         provided = self.ground.registry.schedules[entry.name]
-        self._put(candidate, bound_of(shape, workload, resolved.experiment, provided), workload)
+        self._put(candidate, bound_of(shape, workload, resolved.experiment, provided))
 
-    def _put(self, candidate: Candidate, bound: Bound, workload: Workload) -> None:
+    def _put(self, candidate: Candidate, bound: Bound) -> None:
         layout = candidate.layout
         candidate.bound = bound
         candidate.worth = self.question.worth(bound.step_ns, layout.sequences, layout.gpus)
-        if 0 < workload.capacity_bytes < bound.peak_bytes and not self.question.exhaustive:
+        if not bound.fits and not self.question.exhaustive:
             candidate.fate = Fate.MEMORY
 
     def _of_entry(self, work: Weighed, entry: Entry) -> Iterator[Candidate]:
@@ -213,7 +214,7 @@ def _sameness(work: Weighed, entry: Entry, shape: Shape, workload: Workload) -> 
 def _is_everywhere(error: PptraceError) -> bool:
     """Whether an error is no layout's own: a cluster of another size, a plugin that fails, a key that is none."""
     key = getattr(error, "key", "") or ""
-    return not isinstance(error, ConstraintError) and not key.startswith(("parallel", "batch"))
+    return not isinstance(error, ConstraintError) and not key.startswith(("parallel", "batch", "device.ranks"))
 
 
 def _digest(workload: Workload) -> str:

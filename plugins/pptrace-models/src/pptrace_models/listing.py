@@ -39,8 +39,8 @@ class Listing:
     """The model."""
     shard: Shard
     """A device's share of it."""
-    device: Accelerator
-    """The device."""
+    devices: tuple[Accelerator, ...]
+    """Shape (stages,): the device of each."""
     gradient_bytes: int
     """Bytes of a gradient."""
     stages: tuple[Stage, ...]
@@ -56,8 +56,9 @@ class Listing:
         """Return the kernels of every stage, in the order of their stages, kinds and parts."""
         rows: list[KernelCost] = []
         for stage, own in enumerate(self.stages):
+            here = replace(self, devices=(self.devices[stage],))
             for place, kind in enumerate(PASSES):
-                listed = [replace(row, stage=stage) for row in self._of(own, kind)]
+                listed = [replace(row, stage=stage) for row in here.of_stage(own, kind)]
                 rest = self.taken_ns[place][stage] - sum(row.duration_ns for row in listed)
                 waits = {"exposed collectives": min(self.collective_ns[place][stage], max(rest, 0))}
                 rest -= waits["exposed collectives"]
@@ -69,7 +70,8 @@ class Listing:
                 ]  # fmt: skip
         return rows
 
-    def _of(self, stage: Stage, kind: Kind) -> Iterable[KernelCost]:
+    def of_stage(self, stage: Stage, kind: Kind) -> Iterable[KernelCost]:
+        """Yield the kernels of a stage's action on the first of the devices."""
         model, shard, grad = self.model, self.shard, self.gradient_bytes
         if self.tower and (stage.tower or stage.projector):
             encoder = replace(self, model=self.tower.model, shard=self.tower.shard, tower=None)
@@ -117,14 +119,14 @@ class Listing:
             yield from self._work(part, one, work, kind, count)
 
     def _work(self, part: str, one: Operation, work: Work, kind: Kind, count: int) -> Iterable[KernelCost]:
-        took = work_ns(work, one.unit, self.model, self.device)
+        took = work_ns(work, one.unit, self.model, self.devices[0])
         if not took:
             return
         common = KernelCost(stage=0, kind=kind, part=part, name=one.name, times=count, duration_ns=0)
         rest_flops, rest_bytes = work.flops, work.size_bytes or work.beside_bytes
-        for product in work.products if isinstance(self.device, Shaped) else ():
+        for product in work.products if isinstance(self.devices[0], Shaped) else ():
             precision = self.model.precision if one.unit == "linear" else kept(self.model.precision)
-            alone = int(product_ns(product, precision, self.device, padded=one.unit == "head"))
+            alone = int(product_ns(product, precision, self.devices[0], padded=one.unit == "head"))
             operations = 2 * product.copies * product.m * product.n * product.k
             moved = product.copies * (
                 self.model.element_bytes * product.k * (product.m + product.n)
@@ -136,7 +138,7 @@ class Listing:
                 common, duration_ns=alone * count, flops=operations * count, size_bytes=moved * count,
                 product=(product.copies, product.m, product.n, product.k),
             )  # fmt: skip
-        if not isinstance(self.device, Shaped) or not work.products or took > len(work.products):
+        if not isinstance(self.devices[0], Shaped) or not work.products or took > len(work.products):
             yield replace(
                 common, duration_ns=took * count, flops=max(rest_flops, 0) * count,
                 size_bytes=(work.beside_bytes if work.products and rest_bytes else rest_bytes) * count,

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.plugin import ConfigError, Workload, format_size
 from pptrace_models import activations, memory, timing
-from pptrace_models.accelerator import Accelerator
 from pptrace_models.checked import checked
-from pptrace_models.extremes import expected_maximum
 from pptrace_models.flops import step_flops
 from pptrace_models.groups import groups_of
 from pptrace_models.held import held_by, state_of
 from pptrace_models.listing import PASSES, Listing
 from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
+from pptrace_models.ranks import Devices, devices_of
 from pptrace_models.segments import Costing, stage_segments
-from pptrace_models.shapes import Shaped
 from pptrace_models.shard import Shard, shard
 from pptrace_models.stages import Stage, in_front, items_of, stages_of, summed
-from pptrace_models.tables import read_table
 from pptrace_models.tower import tower_of
 from pptrace_models.transformer import Transformer
 
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.plugin import CostRequest, Kind, Segment
+    from pptrace_models.accelerator import Accelerator
     from pptrace_models.groups import Groups
     from pptrace_models.tower import Tower
     from pptrace_models.transformer import Layer
@@ -49,7 +48,46 @@ def build(request: CostRequest) -> Workload:
     """
     model = checked(Transformer, request.model, "model")
     options = checked(RooflineOptions, request.options, "costs.options")
-    device = _device(request, options)
+    _check_options(options)
+    _check_optimizer(model, options)
+    part = shard(model, request)
+    devices = devices_of(request, options)
+    peaks = devices.peaks(model.precision)
+    job = _Job(
+        request=request, model=model, options=options, part=part, stages=stages_of(model, request.stages),
+        tower=tower_of(model, request, options),
+    )  # fmt: skip
+    held = job.kept()
+    columns = job.columns(devices, [kept.activation for kept in held])
+    columns |= {
+        "activation_bytes": [kept.activation for kept in held],
+        "weight_activation_bytes": [kept.weight_part for kept in held],
+    }
+    passed = job.passed()
+    kept_bytes = columns["activation_bytes"]
+    columns["checkpoint_bytes"] = [min(own, size) for own, size in zip([0, *passed[:-1]], kept_bytes, strict=True)]
+    _check_range([*(value for column in columns.values() for value in column), *passed])
+    arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+    sequences = request.global_batch or request.microbatches * request.micro * request.dp
+    workload = Workload(
+        **arrays,
+        boundary_bytes=_boundaries(request, passed),
+        reserved_bytes=options.reserved + max(kept.transient for kept in held),
+        reserved_permille=round(1000 * (options.fragmentation or 0)),
+        capacity_bytes=min(devices.memories),
+        rank_capacity_bytes=np.array(devices.memories if len({*devices.memories}) > 1 else [], dtype=np.int64),
+        tokens=sequences * request.sequence,
+        model_flops=job.flops(sequences),
+        peak_flops=peaks * request.tp * request.cp * request.dp,
+        notes=_notes(model, devices, options, request),
+        kernels=job.listing(devices, columns),
+    )  # fmt: skip
+    if not options.segments:
+        return workload
+    return workload.segmented(job.segments(devices), overlapped=options.alone == "overlapped")
+
+
+def _check_options(options: RooflineOptions) -> None:
     if options.alone == "overlapped" and not options.segments:
         raise ConfigError("overlapped needs segments: write segments: true beside it", key="costs.alone")
     if not (options.delay_wgrad or options.segments):
@@ -61,54 +99,6 @@ def build(request: CostRequest) -> Workload:
     if options.segments and options.overlap_tp:
         message = "segments say themselves what runs beside what: take one of them away"
         raise ConfigError(message, key="costs.overlap_tp")
-    _check_optimizer(model, options)
-    part = shard(model, request)
-    if options.spread:
-        devices = request.tp * request.cp * request.dp * request.ranks
-        device = device.slowed(1 + options.spread * expected_maximum(devices))
-    groups = groups_of(request, part, device, options)
-    stages = stages_of(model, request.stages)
-    peak = device.peak(model.precision)
-    boundary = part.split_tokens * model.hidden * model.element_bytes
-    if options.scatter_gather and part.split_tokens == part.tokens:
-        boundary = -(-boundary // part.tp)
-    tower = tower_of(model, request, options)
-    held = _kept(model, part, stages, tower)
-    columns = {
-        **_times(model, part, device, options, groups, stages, tower),
-        "activation_bytes": [kept.activation for kept in held],
-        "weight_activation_bytes": [kept.weight_part for kept in held],
-        **state_of(model, part, device, options, groups, stages, request, tower),
-    }
-    kept = columns["activation_bytes"]
-    passed = _passed(stages, boundary, tower)
-    before = [0, *passed[:-1]]
-    columns["checkpoint_bytes"] = [min(own, size) for own, size in zip(before, kept, strict=True)]
-    if device.host_bandwidth:
-        copies = [-(-size * _NS // device.host_bandwidth) for size in kept]
-        columns |= {"offload_ns": copies, "reload_ns": copies}
-    _check_range([*(value for column in columns.values() for value in column), boundary])
-    arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
-    sequences = request.global_batch or request.microbatches * request.micro * request.dp
-    workload = Workload(
-        **arrays,
-        boundary_bytes=_boundaries(request, passed),
-        reserved_bytes=options.reserved + max(kept.transient for kept in held),
-        reserved_permille=round(1000 * (options.fragmentation or 0)),
-        capacity_bytes=device.memory,
-        tokens=sequences * request.sequence,
-        model_flops=step_flops(model, sequences, request.sequence) + (tower.flops(sequences) if tower else 0),
-        peak_flops=peak * request.tp * request.cp * request.dp * request.ranks,
-        notes=_notes(model, device, options, request),
-        kernels=_listing(model, part, device, options, stages, tower, columns),
-    )
-    if not options.segments:
-        return workload
-    costing = Costing(
-        model=model, shard=part, device=device, groups=groups, grad=gradient_bytes(options),
-        delay_wgrad=options.delay_wgrad, host_ns=options.host,
-    )  # fmt: skip
-    return workload.segmented(_segments(costing, stages, options), overlapped=options.alone == "overlapped")
 
 
 def _check_optimizer(model: Transformer, options: RooflineOptions) -> None:
@@ -122,110 +112,135 @@ def _check_optimizer(model: Transformer, options: RooflineOptions) -> None:
         raise ConfigError("only bf16 weights share their bits with fp32: write fp32", key="costs.main_params")
 
 
-def _device(request: CostRequest, options: RooflineOptions) -> Accelerator:
-    """Return the device, with kernels by shape and measured products where the options say so."""
-    if options.kernels != "shapes":
-        if options.kernel_table:
-            raise ConfigError("measured products need kernels: shapes", key="costs.kernel_table")
-        return checked(Accelerator, request.device, "device")
-    device = checked(Shaped, request.device, "device")
-    if not options.kernel_table:
-        return device
-    return device.model_copy(update={"table": read_table(options.kernel_table, device)})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A model on a job's stages, whatever the device."""
 
+    request: CostRequest
+    model: Transformer
+    options: RooflineOptions
+    part: Shard
+    stages: Sequence[Stage]
+    tower: Tower | None
 
-def _listing(
-    model: Transformer,
-    part: Shard,
-    device: Accelerator,
-    options: RooflineOptions,
-    stages: Sequence[Stage],
-    tower: Tower | None,
-    columns: Mapping[str, Sequence[int]],
-) -> Listing:
-    """Return what lists the kernels of the stages' actions when somebody asks."""
-    return Listing(
-        model=model, shard=part, device=device, gradient_bytes=gradient_bytes(options), stages=tuple(stages),
-        tower=tower,
-        taken_ns=tuple(tuple(columns[f"{kind.name.lower()}_ns"]) for kind in PASSES),
-        collective_ns=tuple(tuple(columns[f"{kind.name.lower()}_collective_ns"]) for kind in PASSES),
-    )  # fmt: skip
+    def columns(self, devices: Devices, kept: Sequence[int]) -> dict[str, list[int]]:
+        """Return times and training state of each stage, as on its device."""
+        found = {device: self._columns_on(device, kept) for device in devices.distinct}
+        names = next(iter(found.values()))
+        return {
+            name: [found[device][name][stage] for stage, device in enumerate(devices.of_stages)] for name in names
+        }
 
+    def _columns_on(self, device: Accelerator, kept: Sequence[int]) -> dict[str, list[int]]:
+        """Return what :meth:`columns` does, as if all stages were on one device."""
+        groups = self._groups(device)
+        rate = device.host_bandwidth
+        copies = [-(-size * _NS // rate) for size in kept] if rate else [0] * len(kept)
+        return {
+            **self._times(device, groups),
+            **state_of(self.model, self.part, device, self.options, groups, self.stages, self.request, self.tower),
+            "offload_ns": copies,
+            "reload_ns": copies,
+        }
 
-def _segments(
-    costing: Costing, stages: Sequence[Stage], options: RooflineOptions
-) -> dict[Kind, list[tuple[Segment, ...]]]:
-    by_stage = [stage_segments(costing, stage, stage_host_ns(options, stage)) for stage in stages]
-    return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
+    def _groups(self, device: Accelerator) -> Groups:
+        return groups_of(self.request, self.part, device, self.options)
 
+    def _times(self, device: Accelerator, groups: Groups) -> dict[str, list[int]]:
+        model, part, options, stages = self.model, self.part, self.options, self.stages
+        grad = gradient_bytes(options)
 
-def _times(
-    model: Transformer,
-    part: Shard,
-    device: Accelerator,
-    options: RooflineOptions,
-    groups: Groups,
-    stages: Sequence[Stage],
-    tower: Tower | None,
-) -> dict[str, list[int]]:
-    grad = gradient_bytes(options)
+        def layer(kind: Layer) -> timing.Cost:
+            return timing.layer_cost(model, part, device, groups, kind, options)
 
-    def layer(kind: Layer) -> timing.Cost:
-        return timing.layer_cost(model, part, device, groups, kind, options)
+        items = items_of(
+            model, stages, layer=layer,
+            embedding=timing.embedding_cost(model, part, device, groups, grad),
+            prediction=timing.prediction_cost(model, part, device, grad),
+            head=timing.head_cost(model, part, device, groups, grad),
+        )  # fmt: skip
+        if self.tower:
+            items = in_front(items, stages, *self.tower.costs(device, groups, options, grad))
+        costs = [
+            summed(timing.Cost(), own).at_least(stage_host_ns(options, stage), apart=options.segments)
+            for own, stage in zip(items, stages, strict=True)
+        ]
+        added = [
+            memory.accumulation_ns(model, device, options, held_by(model, part, s, self.tower)) for s in stages
+        ]
+        return {
+            "f_ns": [cost.f for cost in costs],
+            "b_ns": [cost.i + cost.w + add for cost, add in zip(costs, added, strict=True)],
+            "i_ns": [cost.i for cost in costs],
+            "w_ns": [cost.w + add for cost, add in zip(costs, added, strict=True)],
+            "f_collective_ns": [cost.f_collective for cost in costs],
+            "b_collective_ns": [cost.i_collective for cost in costs],
+            "i_collective_ns": [cost.i_collective for cost in costs],
+            "w_collective_ns": [0 for _ in costs],
+            "recompute_ns": [0 if model.recompute == "full" else cost.f for cost in costs],
+        }
 
-    items = items_of(
-        model, stages, layer=layer,
-        embedding=timing.embedding_cost(model, part, device, groups, grad),
-        prediction=timing.prediction_cost(model, part, device, grad),
-        head=timing.head_cost(model, part, device, groups, grad),
-    )  # fmt: skip
-    if tower:
-        items = in_front(items, stages, *tower.costs(device, groups, options, grad))
-    costs = [
-        summed(timing.Cost(), own).at_least(stage_host_ns(options, stage), apart=options.segments)
-        for own, stage in zip(items, stages, strict=True)
-    ]
-    added = [memory.accumulation_ns(model, device, options, held_by(model, part, s, tower)) for s in stages]
-    return {
-        "f_ns": [cost.f for cost in costs],
-        "b_ns": [cost.i + cost.w + add for cost, add in zip(costs, added, strict=True)],
-        "i_ns": [cost.i for cost in costs],
-        "w_ns": [cost.w + add for cost, add in zip(costs, added, strict=True)],
-        "f_collective_ns": [cost.f_collective for cost in costs],
-        "b_collective_ns": [cost.i_collective for cost in costs],
-        "i_collective_ns": [cost.i_collective for cost in costs],
-        "w_collective_ns": [0 for _ in costs],
-        "recompute_ns": [0 if model.recompute == "full" else cost.f for cost in costs],
-    }
+    def kept(self) -> list[activations.Kept]:
+        """Return what each stage keeps of a microbatch."""
+        model, part = self.model, self.part
 
+        def layer(kind: Layer) -> activations.Kept:
+            return activations.layer_kept(model, part, experts=kind.experts, again=kind.again)
 
-def _kept(model: Transformer, part: Shard, stages: Sequence[Stage], tower: Tower | None) -> list[activations.Kept]:
-    """Return what each stage keeps of a microbatch."""
+        items = items_of(
+            model, self.stages, layer=layer, embedding=activations.embedding_kept(model, part),
+            prediction=activations.prediction_kept(model, part), head=activations.head_kept(model, part),
+        )  # fmt: skip
+        if model.recompute_method == "uniform":
+            for stage, own in zip(self.stages, items, strict=True):
+                layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
+                own[layers] = activations.grouped(own[layers], model.recompute_num_layers or 1)
+        if self.tower:
+            items = in_front(items, self.stages, *self.tower.kept())
+        return [summed(activations.Kept(), own) for own in items]
 
-    def layer(kind: Layer) -> activations.Kept:
-        return activations.layer_kept(model, part, experts=kind.experts, again=kind.again)
+    def passed(self) -> list[int]:
+        """Return the bytes of a microbatch that each stage passes on."""
+        part, tower = self.part, self.tower
+        boundary = part.split_tokens * self.model.hidden * self.model.element_bytes
+        if self.options.scatter_gather and part.split_tokens == part.tokens:
+            boundary = -(-boundary // part.tp)
+        if tower is None or not tower.encoder.stages:
+            return [boundary for _ in self.stages]
+        first = tower.encoder.stages
+        return [
+            tower.boundary_bytes(last=stage.projector) if at < first else boundary
+            for at, stage in enumerate(self.stages)
+        ]
 
-    items = items_of(
-        model, stages, layer=layer, embedding=activations.embedding_kept(model, part),
-        prediction=activations.prediction_kept(model, part), head=activations.head_kept(model, part),
-    )  # fmt: skip
-    if model.recompute_method == "uniform":
-        for stage, own in zip(stages, items, strict=True):
-            layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
-            own[layers] = activations.grouped(own[layers], model.recompute_num_layers or 1)
-    if tower:
-        items = in_front(items, stages, *tower.kept())
-    return [summed(activations.Kept(), own) for own in items]
+    def flops(self, sequences: int) -> int:
+        """Return the model FLOPs of a step."""
+        own = step_flops(self.model, sequences, self.request.sequence)
+        return own + (self.tower.flops(sequences) if self.tower else 0)
 
+    def listing(self, devices: Devices, columns: Mapping[str, Sequence[int]]) -> Listing:
+        """Return what lists the kernels of the stages' actions when somebody asks."""
+        return Listing(
+            model=self.model, shard=self.part, devices=devices.of_stages,
+            gradient_bytes=gradient_bytes(self.options), stages=tuple(self.stages), tower=self.tower,
+            taken_ns=tuple(tuple(columns[f"{kind.name.lower()}_ns"]) for kind in PASSES),
+            collective_ns=tuple(tuple(columns[f"{kind.name.lower()}_collective_ns"]) for kind in PASSES),
+        )  # fmt: skip
 
-def _passed(stages: Sequence[Stage], boundary: int, tower: Tower | None) -> list[int]:
-    """Return the bytes of a microbatch that each stage passes on."""
-    if tower is None or not tower.encoder.stages:
-        return [boundary for _ in stages]
-    first = tower.encoder.stages
-    return [
-        tower.boundary_bytes(last=stages[at].projector) if at < first else boundary for at in range(len(stages))
-    ]
+    def segments(self, devices: Devices) -> dict[Kind, list[tuple[Segment, ...]]]:
+        """Return the segments of each stage's actions by kind, as on its device."""
+        costings = {
+            device: Costing(
+                model=self.model, shard=self.part, device=device, groups=self._groups(device),
+                grad=gradient_bytes(self.options), delay_wgrad=self.options.delay_wgrad, host_ns=self.options.host,
+            )
+            for device in devices.distinct
+        }  # fmt: skip
+        by_stage = [
+            stage_segments(costings[device], stage, stage_host_ns(self.options, stage))
+            for device, stage in zip(devices.of_stages, self.stages, strict=True)
+        ]
+        return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
 
 
 def _boundaries(request: CostRequest, passed: Sequence[int]) -> NDArray[np.int64]:
@@ -240,7 +255,7 @@ def _check_range(values: Sequence[int]) -> None:
 
 
 def _notes(
-    model: Transformer, device: Accelerator, options: RooflineOptions, request: CostRequest
+    model: Transformer, devices: Devices, options: RooflineOptions, request: CostRequest
 ) -> tuple[str, ...]:
     skipped = model.causal and model.flash_attention
     memory_kept = f"{format_size(options.reserved)} reserved"
@@ -258,11 +273,13 @@ def _notes(
         notes.append(
             "Each kernel takes what its shape says: tiles and waves of products, blocks of attention, bytes."
         )
+    if not devices.are_alike:
+        notes.append("Ranks have unlike devices: stages take what they do on theirs, and MFU counts all peaks.")
     if options.spread:
         notes.append("Computation takes as long as on the slowest of the job's devices, in expectation.")
     if model.again == {"core_attn"} and model.flash_attention:
         notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
-    return (*notes, *_network_notes(device, request))
+    return (*notes, *_network_notes(devices, request))
 
 
 def _adam(options: RooflineOptions) -> str:
@@ -271,7 +288,7 @@ def _adam(options: RooflineOptions) -> str:
     return f"Adam in {kept[0] if len(set(kept)) == 1 else ', '.join(kept)}"
 
 
-def _network_notes(device: Accelerator, request: CostRequest) -> list[str]:
+def _network_notes(devices: Devices, request: CostRequest) -> list[str]:
     if request.collectives is not None:
         used = "Collectives and the reduction of gradients are timed on the cluster's links"
         return [f"{used}; the device's scale-up figures and data_parallel are not used."]
@@ -279,7 +296,7 @@ def _network_notes(device: Accelerator, request: CostRequest) -> list[str]:
     if request.dp > 1 and not request.data_parallel:
         notes.append("The data-parallel network is not described: reducing gradients over it takes no time.")
     wide = max(request.tp * request.cp, (request.etp or request.tp) * request.ep)
-    if wide > device.scale_up_size:
+    if wide > devices.scale_up_size:
         place = "the data-parallel network" if request.data_parallel else "links taken to be as fast as the node's"
-        notes.append(f"Groups that span {wide} devices pass the node's {device.scale_up_size} and use {place}.")
+        notes.append(f"Groups that span {wide} devices pass the node's {devices.scale_up_size} and use {place}.")
     return notes

@@ -94,7 +94,7 @@ def command(
             click.echo(line)
         return
     setting, table = setting_of(config, sets, registry, warm, placement)
-    limits = options.memory or (setting.workload.capacity_bytes,)
+    limits = options.memory or (max(setting.capacities, default=setting.workload.capacity_bytes),)
     work = Work(setting, options, kept, config, sets, registry, table)
     if pareto:
         _sweep(work, limits, plot, as_json=as_json)

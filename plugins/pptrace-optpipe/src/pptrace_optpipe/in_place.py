@@ -130,7 +130,7 @@ def _limits(request: ScheduleRequest, placement: Placement, played: PlayedTable 
         return played.room_bytes or (NO_LIMIT,) * request.ranks
     if not request.device_bytes:
         return (request.memory_limit_bytes or NO_LIMIT,) * request.ranks
-    room = [request.device_bytes] * request.ranks
+    room = list(request.rank_bytes or [request.device_bytes] * request.ranks)
     for stage, size in enumerate(request.stage_bytes):
         room[placement.rank_of(stage, 0)] -= size
     return tuple(max(one, 0) for one in room)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConfigError, PptraceError, ScheduleError, load, prepare
-from pptrace_optpipe.setting import setting_in, simulated
+from pptrace_optpipe.setting import keeps, setting_in, simulated
 from pptrace_optpipe.sharing import pairs
 from pptrace_optpipe.tables import rows_of_table
 
@@ -57,8 +57,11 @@ class Rival:
         return max(self.simulated.peak_bytes)
 
     def fits(self, memory: int) -> bool:
-        """Return whether every rank keeps a limit; 0 is none."""
-        return not memory or self.peak_bytes <= memory
+        """Return whether every rank keeps a limit and its own device's, where they differ; 0 is none."""
+        return keeps(self.simulated.peak_bytes, self.capacities, memory)
+
+    capacities: tuple[int, ...] = ()
+    """Shape (ranks,): memory of each rank's device where they differ; empty where they do not."""
 
     def rows(self) -> Rows | None:
         """Return its rows; None where a search here cannot split them."""
@@ -85,23 +88,34 @@ def rivals(
     time, with those that there is time to copy; where forwards may be computed again, once more, with all of them.
     """
     problem, work = setting.problem(memory), _work(setting.prepared)
+    limits = _limits(setting.prepared, memory) if memory else []
     ways = {"": [], COPIED: _copied(setting) * problem.copies, AGAIN: [_AGAIN] * problem.recomputes}
     for name in sorted(registry.schedules):
         for suffix, more in ways.items() if name != _OWN else ():
             if suffix and not more:
                 continue
-            prepared = _prepared(config, [*sets, *more], registry, name, memory)
+            prepared = _prepared(config, [*sets, *more], registry, name, limits)
             if prepared is None or not _is_a_table(prepared) or not is_as_much(_work(prepared), work):
                 continue
             try:
                 yield Rival(
                     name=f"{name}{suffix}", table=prepared.schedule,
                     simulated=simulated(prepared, prepared.schedule),
+                    capacities=setting.capacities,
                     of=partial(setting_in, prepared, setting.remade, recompute=setting.recompute,
                                shared=setting.shared),
                 )  # fmt: skip
             except PptraceError:
                 continue
+
+
+def _limits(prepared: Prepared, memory: int) -> list[list[str]]:
+    """Return settings of which the first that costs read limits every rank's memory."""
+    device = prepared.resolved.experiment.device
+    unlike = device.limited(memory) if device else {}
+    if unlike:
+        return [[f"{key}={value}" for key, value in unlike.items()]]
+    return [[f"{key}={memory} B"] for key in _LIMITS]
 
 
 def _copied(setting: Setting) -> list[str]:
@@ -130,10 +144,9 @@ def _work(prepared: Prepared) -> int:
 
 
 def _prepared(
-    config: Path | None, sets: Sequence[str], registry: Registry, name: str, memory: int
+    config: Path | None, sets: Sequence[str], registry: Registry, name: str, limits: Sequence[list[str]]
 ) -> Prepared | None:
     """Return a schedule with what it runs in, the limit too if costs can say it; None if it cannot run."""
-    limits = [[f"{key}={memory} B"] for key in _LIMITS] if memory else []
     for limit in [*limits, []]:
         try:
             return prepare(load(config, [*sets, *limit], {"schedule": name}), registry)

@@ -64,6 +64,17 @@ def simulated(prepared: Prepared, table: Schedule) -> Simulated:
     return Simulated(int(metrics.step_ns), float(metrics.bubble), peak)
 
 
+def _limits(capacities: tuple[int, ...], ranks: int, memory: int) -> tuple[int, ...]:
+    """Return what each rank may hold under a limit: where devices differ, no more than its own has."""
+    return tuple(min(memory, own) for own in capacities) or (memory,) * ranks
+
+
+def keeps(peak_bytes: tuple[int, ...], capacities: tuple[int, ...], memory: int) -> bool:
+    """Return whether every rank keeps a limit and, where devices differ, its own device's; 0 is none."""
+    limits = _limits(capacities, len(peak_bytes), memory)
+    return not memory or all(peak <= limit for peak, limit in zip(peak_bytes, limits, strict=True))
+
+
 class Ground(Protocol):
     """What a search searches in: a placement of stages, its costs and limits, and the simulator."""
 
@@ -130,8 +141,13 @@ class Setting:
         return policy.program is None and policy.name is PolicyName.ASYNC
 
     def fits(self, simulated: Simulated, memory: int) -> bool:
-        """Return whether every rank keeps a limit; 0 is none."""
-        return not memory or max(simulated.peak_bytes) <= memory
+        """Return whether every rank keeps a limit and its own device's, where they differ; 0 is none."""
+        return keeps(simulated.peak_bytes, self.capacities, memory)
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """Shape (ranks,): memory of each rank's device where they differ; empty where they do not."""
+        return tuple(self.workload.rank_capacity_bytes.tolist())
 
     def problem(self, memory: int) -> Problem:
         """Return what there is to search for within so many bytes per rank, weights included; 0 for any.
@@ -139,13 +155,16 @@ class Setting:
         Raises:
             ConstraintError: a rank has no room for what is always there, or for one microbatch.
         """
-        limit = tuple(memory - static if memory else NO_LIMIT for static in self.static_bytes)
+        limits = _limits(self.capacities, len(self.static_bytes), memory)
+        limit = tuple(
+            own - static if memory else NO_LIMIT for own, static in zip(limits, self.static_bytes, strict=True)
+        )
         worst = min(range(len(limit)), key=limit.__getitem__)
         if memory and limit[worst] < 0:
             need = self.static_bytes[worst]
             raise ConstraintError(
-                f"{format_size(memory)} is {format_size(need - memory)} less than the weights and all else that "
-                f"rank {worst} always holds", nearest=format_size(need), key="--memory",
+                f"{format_size(limits[worst])} is {format_size(need - limits[worst])} less than the weights "
+                f"and all else that rank {worst} always holds", nearest=format_size(need), key="--memory",
             )  # fmt: skip
         return problem_of(self.workload, self.placement, limit, self.transfers, recompute=self.recompute,
                           shared=self.shared)  # fmt: skip

@@ -115,7 +115,7 @@ def watch(
     watched = Watch(run, output, sets, registry)
 
     def search(setting: Setting, config: Path, last: Schedule | None) -> Optimised:
-        limit = options.memory[0] if options.memory else setting.workload.capacity_bytes
+        limit = next(iter(options.memory), max(setting.capacities, default=setting.workload.capacity_bytes))
         return Work(setting, options, cache, config, sets, registry, last).search(limit)[0]
 
     while rounds is None or rounds > 0:

@@ -70,7 +70,8 @@ def _limit(request: ScheduleRequest, placement: Placement) -> Int64s | None:
         limits.append(np.full(request.ranks, int(request.options["memory"])))
     if request.device_bytes:
         static = np.array(request.stage_bytes or [0] * request.stages, dtype=np.int64)
-        limits.append(request.device_bytes - _on_ranks(static, placement))
+        device = np.array(request.rank_bytes or [request.device_bytes] * request.ranks, dtype=np.int64)
+        limits.append(device - _on_ranks(static, placement))
     elif request.memory_limit_bytes:
         limits.append(np.full(request.ranks, request.memory_limit_bytes))
     return np.min(limits, axis=0).astype(np.int64) if limits else None
