@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["in_parts"]
 
 _BY_BYTES = (
-    "activation_bytes", "weight_activation_bytes", "boundary_bytes", "offload_bytes", "checkpoint_bytes",
+    "activation_bytes", "weight_activation_bytes", "boundary_bytes", "boundary_gradient_bytes", "offload_bytes",
+    "checkpoint_bytes",
     "offload_ns", "reload_ns",
 )  # fmt: skip
 """What parts of unlike times have alike."""

@@ -27,7 +27,7 @@ _PER_STAGE = (
 )  # fmt: skip
 _PER_MICROBATCH = (
     *_PER_STAGE[:10], "boundary_bytes", "offload_ns", "reload_ns", "recompute_ns", "offload_bytes",
-    "checkpoint_bytes",
+    "checkpoint_bytes", "boundary_gradient_bytes",
 )  # fmt: skip
 _OPTIONAL = (
     "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
@@ -80,7 +80,7 @@ class Workload:
     w_collective_ns: Int64s
     """The same part of ``w_ns``."""
     boundary_bytes: Int64s
-    """Shape (edges,): bytes of one microbatch over each edge of the stages' graph; gradients weigh the same."""
+    """Shape (edges,): bytes of one microbatch over each edge of the stages' graph, forward."""
     activation_bytes: Int64s
     """Bytes that one microbatch's forward leaves until its backward."""
     weight_activation_bytes: Int64s
@@ -106,6 +106,9 @@ class Workload:
     checkpoint_bytes: Int64s = field(default_factory=_none)
     """The part of ``activation_bytes`` that stays until a forward is computed again by an action of its own: its
     input. Zero unless given."""
+    boundary_gradient_bytes: Int64s = field(default_factory=_none)
+    """Shape (edges,): bytes of one microbatch's gradient back over each edge; as ``boundary_bytes`` where empty. A
+    gradient that nobody needs, in front of frozen stages, has none: its message takes a latency alone."""
     one_copy_stream: bool = False
     """Whether copies to host memory and back follow one another, in the order of their row."""
     unshard_ns: Int64s = field(default_factory=_none)
@@ -167,7 +170,12 @@ class Workload:
                 raise ValueError(msg)
             spread = np.broadcast_to(filled, (self.stages,)) if np.size(filled) else filled
             object.__setattr__(self, name, _checked(name, spread))
-        object.__setattr__(self, "rank_capacity_bytes", _checked("rank_capacity_bytes", self.rank_capacity_bytes))
+        for name in ("rank_capacity_bytes", "boundary_gradient_bytes"):
+            object.__setattr__(self, name, _checked(name, getattr(self, name)))
+        if self.boundary_gradient_bytes.size not in {0, self.boundary_bytes.size}:
+            own, edges = self.boundary_gradient_bytes.size, self.boundary_bytes.size
+            msg = f"boundary_gradient_bytes has {own} values for {edges} edges: one each"
+            raise ValueError(msg)
         for name in _WHOLE:
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 0:
@@ -306,6 +314,12 @@ class Workload:
     def copied_bytes(self) -> Int64s:
         """Bytes that a copy of one microbatch's activations to host memory moves, on each stage."""
         return self.offload_bytes if self.offload_bytes.size else self.activation_bytes
+
+    @property
+    def edge_bytes(self) -> Int64s:
+        """Bytes of one microbatch's messages, shape (2, edges): forward, and gradients back."""
+        back = self.boundary_gradient_bytes if self.boundary_gradient_bytes.size else self.boundary_bytes
+        return np.stack([self.boundary_bytes, back])
 
     @property
     def static_bytes(self) -> Int64s:

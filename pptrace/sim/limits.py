@@ -45,7 +45,7 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
         values = getattr(workload, field.name)
         if isinstance(values, np.ndarray) and values.size:
             _check_column(field.name, values, widest)
-    message = int(workload.boundary_bytes.max(initial=0)) * widest
+    message = int(workload.edge_bytes.max(initial=0)) * widest
     if message * BYTE >= LARGEST:
         raise ScheduleError(f"a message of {message} bytes is too large: check the costs' units")
     if _most_bytes(schedule, workload) >= LARGEST:
@@ -72,7 +72,7 @@ def _check_column(name: str, values: Int64s, widest: int) -> None:
     if int(values[low]) >= 0 and int(values[high]) * widest < LARGEST:
         return
     row, fault = (low, "below zero") if values[low] < 0 else (high, "too large")
-    of = "boundary" if name == "boundary_bytes" else "stage"
+    of = "boundary" if name.startswith("boundary") else "rank" if name.startswith("rank") else "stage"
     raise ScheduleError(f"the costs' {name} of {of} {row} is {fault} ({values[row]}): check its unit")
 
 

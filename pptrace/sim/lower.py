@@ -266,7 +266,7 @@ def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
         classes=len(classes), width=len(Kind) * graph.stages,
         class_of=workload.microbatch_class if len(classes) > 1 else np.zeros(0, dtype=np.int32),
         duration_ns=np.concatenate(by_kind[0]), collective_ns=np.concatenate(by_kind[1]),
-        boundary_bytes=np.concatenate([one.boundary_bytes for one in classes]),
+        boundary_bytes=np.concatenate([one.edge_bytes.ravel() for one in classes]),
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class CostColumns(NamedTuple):
     collective_ns: Int64s
     """The part in which the rank's own group communicates."""
     boundary_bytes: Int64s
-    """Bytes of one microbatch over each edge, by class and edge."""
+    """Bytes of one microbatch over each edge, by class, direction (forward first) and edge."""
 
 
 class RouteColumns(NamedTuple):

@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pptrace.config.resolve import load
 from pptrace.errors import PptraceError
+from pptrace.experiment.prepare import prepare
+from pptrace.experiment.run import run_prepared
+from pptrace.hooks.registry import Registry
+from pptrace.model.kinds import Kind, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pptrace.experiment.run import Run
     from pptrace.model.workload import Workload
 
 VISION = {"layers": 6, "hidden": 512, "heads": 8, "ffn": 2048, "tokens": 256, "items": 2, "merge": 4}
@@ -18,11 +24,13 @@ ITEM = 2 * 256
 """Its tokens of a microbatch."""
 PROJECTED = ITEM // 4
 PROJECTOR = 4 * 512 * 1024 + 1024 * 1024
+REGISTRY = Registry.load()
+OWN = ("stages_of_its_own", "recompute", "frozen", "frozen_projector")
 DECODER = {"flash_attention": True, "dropout": False}
 
 
 def seen(costs: Callable[..., Workload], *, stages: int = 4, **sizes: Any) -> Workload:
-    own = {key: sizes.pop(key) for key in [*sizes] if key in VISION or key in {"stages_of_its_own", "recompute"}}
+    own = {key: sizes.pop(key) for key in [*sizes] if key in {*VISION, *OWN}}
     own["stages"] = own.pop("stages_of_its_own", 0)
     return costs({**DECODER, "encoder": {**VISION, **own}}, stages=stages, ranks=stages, **sizes)
 
@@ -82,13 +90,127 @@ def test_its_layers_are_computed_again_where_it_says_so(costs: Callable[..., Wor
     assert full.i_ns[0] - none.i_ns[0] == none.f_ns[0]
 
 
+FROZEN = [(False, False), (True, False), (False, True), (True, True)]
+
+
+@pytest.mark.parametrize(("frozen", "projector"), FROZEN)
+@pytest.mark.parametrize("sizes", [
+    {}, {"tp": 2, "recompute": "full"}, {"tp": 4, "sequence_parallel": True, "stages_of_its_own": 2, "stages": 6},
+])  # fmt: skip
+def test_its_segments_take_what_its_actions_do(
+    costs: Callable[..., Workload], *, frozen: bool, projector: bool, sizes: dict[str, Any]
+) -> None:
+    plain, parts = (
+        seen(costs, frozen=frozen, frozen_projector=projector, options={"segments": segments}, **sizes)
+        for segments in (False, True)
+    )
+
+    for name in ("f", "b", "i", "w", "recompute"):
+        assert (getattr(plain, f"{name}_ns") == getattr(parts, f"{name}_ns")).all(), name
+    for name in ("f_collective_ns", "b_collective_ns", "i_collective_ns"):
+        assert (getattr(plain, name) == getattr(parts, name)).all(), name
+    found = [one.name for one in parts.segments[Kind.F][0]]
+    assert found.count("encoder-attention") == found.count("encoder-mlp") == 6 // sizes.get("stages_of_its_own", 1)
+    assert found.count("all-reduce") == (2 * 6 + 1 + 2 * 2 + 1) * (sizes.get("tp") == 2)
+
+
+def ran(encoder: dict[str, Any], schedule: str, **sections: Any) -> Run:
+    model = {**DECODER, "layers": 8, "hidden": 1024, "heads": 16, "ffn": 4096, "vocabulary": 32000}
+    chunks = 1 if schedule in {"1f1b", "gpipe", "zb-h1"} else 2
+    return run_prepared(prepare(load({
+        "model": {**model, "encoder": {**VISION, **encoder}}, "parallel": {"pp": 2, "vp": chunks, "tp": 2},
+        "batch": {"microbatches": 8, "sequence": 2048}, "schedule": schedule, "device": "h100-sxm", **sections,
+    }), REGISTRY), REGISTRY)  # fmt: skip
+
+
+def test_pairs_hide_its_collectives() -> None:
+    costs = {"name": "roofline", "segments": True}
+    parts, whole = (ran({"stages": 2}, "dualpipe-v", costs=own) for own in (costs, "roofline"))
+    hidden = {group.stream: int(group.hidden_ns.sum()) for group in parts.metrics.groups}
+
+    assert hidden[Stream.TENSOR_PARALLEL] > 0
+    assert parts.metrics.step_ns < whole.metrics.step_ns
+
+
+@pytest.mark.parametrize("options", [{}, {"zero": 1, "kernels": "shapes"}])
+def test_frozen_layers_have_weights_and_a_forward_alone(
+    costs: Callable[..., Workload], options: dict[str, Any]
+) -> None:
+    sizes: dict[str, Any] = {"stages": 6, "stages_of_its_own": 2, "dp": 2, "tp": 2, "options": options}
+    trained, frozen = seen(costs, **sizes), seen(costs, frozen=True, **sizes)
+
+    for name in ("f_ns", "weights_bytes", "boundary_bytes"):
+        assert (getattr(trained, name) == getattr(frozen, name)).all(), name
+    for name in ("b_ns", "i_ns", "w_ns", "activation_bytes", "weight_activation_bytes", "gradients_bytes",
+                 "optimizer_bytes", "reduce_ns", "optimizer_ns", "recompute_ns", "checkpoint_bytes"):  # fmt: skip
+        assert getattr(frozen, name)[0] == 0 <= getattr(trained, name)[0], name
+        assert (getattr(frozen, name)[2:] == getattr(trained, name)[2:]).all(), name
+    assert frozen.boundary_gradient_bytes.tolist() == [0, *trained.boundary_bytes[1:]]
+    assert frozen.gradients_bytes[1] == 4 * PROJECTOR // 2
+    assert frozen.activation_bytes[1] == 2 * PROJECTED * (4 * 512 + 1024 // 2)
+    assert 0 < frozen.i_ns[1] < frozen.w_ns[1] < trained.w_ns[1]
+    listed = frozen.kernels() if frozen.kernels else ()
+    backward = {(one.kind, one.part) for one in listed if one.stage < 2 and one.kind is not Kind.F}
+    assert {one for one in backward if one[1] != "all"} == {(Kind.I, "projector"), (Kind.W, "projector")}
+
+
+def test_a_frozen_projector_passes_gradients_to_layers_that_are_trained(costs: Callable[..., Workload]) -> None:
+    sizes = {"stages": 6, "stages_of_its_own": 2}
+    trained, passing = seen(costs, **sizes), seen(costs, frozen_projector=True, **sizes)
+
+    assert (passing.i_ns == trained.i_ns).all()
+    assert trained.gradients_bytes[1] - passing.gradients_bytes[1] == 4 * PROJECTOR
+    assert trained.activation_bytes[1] - passing.activation_bytes[1] == 2 * PROJECTED * 4 * 512
+    assert passing.weight_activation_bytes[1] == trained.weight_activation_bytes[0]
+    assert passing.boundary_gradient_bytes.size == 0
+    both = seen(costs, frozen=True, frozen_projector=True, **sizes)
+    assert both.b_ns[:2].tolist() == both.activation_bytes[:2].tolist() == [0, 0]
+    assert both.boundary_gradient_bytes[:2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("frozen", "projector"), FROZEN)
+def test_model_flops_are_those_of_what_is_needed(
+    costs: Callable[..., Workload], *, frozen: bool, projector: bool
+) -> None:
+    tokens, sequences = 8 * ITEM, 8
+    layers = 6 * (2 * tokens * (4 * 512 * 512 + 2 * 512 * 2048) + 4 * tokens * 256 * 512)
+    first, second = (2 * sequences * PROJECTED * 1024 * inputs for inputs in (4 * 512, 1024))
+    back = first + second if not frozen else second * (not projector)
+    weight = (first + second) * (not projector)
+
+    found = seen(costs, frozen=frozen, frozen_projector=projector).model_flops - costs(DECODER).model_flops
+    assert found == layers * (1 if frozen else 3) + first + second + back + weight
+
+
+def test_frozen_weights_are_sharded_and_gathered_as_others_are(costs: Callable[..., Workload]) -> None:
+    sizes: dict[str, Any] = {"stages": 6, "stages_of_its_own": 2, "dp": 4, "options": {"zero": 3}}
+    network = {"rate_kbps": 25_000_000, "latency_ns": 5_000}
+    trained, frozen = (seen(costs, frozen=own, data_parallel=network, **sizes) for own in (False, True))
+
+    for name in ("weights_bytes", "gathered_bytes", "unshard_ns"):
+        assert getattr(frozen, name)[0] == getattr(trained, name)[0] > 0, name
+    assert (frozen.unreduced_bytes[0], frozen.reduce_ns[0]) == (0, 0)
+    assert frozen.unshard_ns[1] == trained.unshard_ns[1]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-v", "interleaved-1f1b", "dualpipe-v"])
+def test_every_schedule_runs_stages_without_a_backward(schedule: str) -> None:
+    run = ran({"stages": 1, "frozen": True, "frozen_projector": True}, schedule)
+    work, step = run.prepared.workload, run.metrics.step_ns
+
+    assert work.b_ns[0] == work.activation_bytes[0] == 0
+    if schedule == "1f1b":
+        assert step == work.f_ns[0] + 8 * (work.f_ns[1] + work.b_ns[1]) + work.optimizer_ns[1]
+        assert run.metrics.memory.peak_activation_bytes[0] == 0
+
+
 @pytest.mark.parametrize(("own", "sizes", "said"), [
     ({"heads": 7}, {}, "model.encoder.heads: 7 do not divide hidden (512)"),
     ({"merge": 3}, {}, "model.encoder.merge: 3 does not divide tokens x items (512)"),
     ({"stages_of_its_own": 7}, {}, "model.encoder.stages: 7 are more than layers (6)"),
     ({"stages_of_its_own": 4}, {}, "model.encoder.stages: 4 of 4 stages leave none for the decoder"),
     ({"heads": 4}, {"tp": 8}, "parallel.tp: 8 does not divide model.encoder.heads (4)"),
-    ({}, {"options": {"segments": True}}, "costs.segments: an encoder has no segments: take segments away"),
+    ({"frozen": 2}, {}, "model.encoder.frozen: input should be a valid boolean"),
     ({"layers": 0}, {}, "model.encoder.layers: input should be greater than or equal to 1"),
 ])  # fmt: skip
 def test_a_wrong_encoder_is_one_line(

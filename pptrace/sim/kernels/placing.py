@@ -151,14 +151,15 @@ def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, route
     sends = kinds.role[k] == SENDS
     other = lanes.peer[row]
     path = routes.pair_of[rank * graph.ranks + other] if sends else routes.pair_of[other * graph.ranks + rank]
-    index = ((0 if kinds.direction[k] == FORWARD else graph.edges) + e) * graph.microbatches + u
+    way = (0 if kinds.direction[k] == FORWARD else graph.edges) + e
+    index = way * graph.microbatches + u
     if routes.ways > 1:
         path += (index + 1) * MIX_FIRST % MODULUS * MIX_SECOND % MODULUS % routes.ways
-    carried = costs.boundary_bytes[e] * n
+    carried = costs.boundary_bytes[way] * n
     if costs.classes > 1:
         carried = 0
         for i in range(u, u + n):
-            carried += costs.boundary_bytes[costs.class_of[i] * graph.edges + e]
+            carried += costs.boundary_bytes[costs.class_of[i] * 2 * graph.edges + way]
     took = routes.overhead_ns[path]
     if routes.rate_kbps[path] > 0:
         took += (carried * BYTE + routes.rate_kbps[path] - 1) // routes.rate_kbps[path]

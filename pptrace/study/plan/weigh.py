@@ -40,6 +40,7 @@ _COLUMNS = (
     "boundary_bytes", "activation_bytes", "weight_activation_bytes", "weights_bytes", "gradients_bytes",
     "optimizer_bytes", "reduce_ns", "optimizer_ns", "offload_ns", "reload_ns", "recompute_ns", "unshard_ns",
     "offload_bytes", "checkpoint_bytes", "microbatch_class", "gathered_bytes", "unreduced_bytes",
+    "boundary_gradient_bytes",
 )  # fmt: skip
 
 

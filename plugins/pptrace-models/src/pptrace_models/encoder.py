@@ -35,8 +35,18 @@ class Encoder(Parameters):
     """Neighbouring tokens that the projector makes one of."""
     recompute: Literal["none", "full"] = "none"
     """Whether the backward computes layers again."""
+    frozen: bool = False
+    """Whether its layers are not trained: they have no backward, no gradients or optimizer state, and keep
+    nothing."""
+    frozen_projector: bool = False
+    """Whether its projector is not trained; gradients pass it where the layers are."""
     stages: Annotated[int, Field(ge=0, le=100_000)] = 0
     """First stages that have the encoder and nothing else; with 0 it is on the decoder's first stage."""
+
+    @property
+    def passes_back(self) -> bool:
+        """Whether the projector has a backward: something in it or before it is trained."""
+        return not (self.frozen and self.frozen_projector)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

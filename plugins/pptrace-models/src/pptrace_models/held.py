@@ -39,10 +39,14 @@ def state_of(
     for stage in {*stages}:
         items = _items_held(model, part, stage, tower)
         held = summed(memory.Held(), items)
-        few = summed(memory.Held(), sorted(items, key=memory.Held.total)[-_BUFFERED:])
+        gathered, reduced = (
+            summed(memory.Held(), sorted(items, key=size)[-_BUFFERED:])
+            for size in (memory.Held.total, memory.Held.trained)
+        )
         states_of[stage] = memory.state(
             model, part, device, options, groups, held,
-            gathered=few if request.reshard == "always" else held, reduced=few if request.reduce_each else None,
+            gathered=gathered if request.reshard == "always" else held,
+            reduced=reduced if request.reduce_each else None,
         )  # fmt: skip
     states = [states_of[stage] for stage in stages]
     return {

@@ -75,7 +75,8 @@ class Listing:
         model, shard, grad = self.model, self.shard, self.gradient_bytes
         if self.tower and (stage.tower or stage.projector):
             encoder = replace(self, model=self.tower.model, shard=self.tower.shard, tower=None)
-            yield from encoder.of_encoder(stage, kind, self.tower.projection(grad))
+            frozen = self.tower.encoder.frozen
+            yield from encoder.of_encoder(stage, kind, self.tower.projection(grad), frozen=frozen)
         if stage.embedding:
             yield from self._rows("embedding", [flops.embedding(model, shard, grad)], kind, 1)
         layers = Counter((*stage.layers, *[model.layer(model.layers)] * stage.mtp))
@@ -92,11 +93,12 @@ class Listing:
         if stage.head:
             yield from self._rows("head", flops.head(model, shard, grad), kind, 1 + model.mtp)
 
-    def of_encoder(self, stage: Stage, kind: Kind, projection: Operation) -> Iterable[KernelCost]:
+    def of_encoder(self, stage: Stage, kind: Kind, projection: Operation, *, frozen: bool) -> Iterable[KernelCost]:
         """Yield the kernels of an encoder, whose model and share this list has, on a stage."""
         operations = flops.layer(self.model, self.shard, self.gradient_bytes, self.model.layer(0))
-        yield from self._rows("encoder", operations, kind, stage.tower)
-        if kind is Kind.I:
+        if kind is Kind.F or not frozen:
+            yield from self._rows("encoder", operations, kind, stage.tower)
+        if kind is Kind.I and not frozen:
             yield from self._again(operations, stage.tower, experts=False)
         if stage.projector:
             yield from self._rows("projector", [projection], kind, 1)

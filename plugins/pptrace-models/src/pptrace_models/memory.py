@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -41,13 +41,21 @@ class Held:
     """Those that each data and context parallel replica holds."""
     experts: int = 0
     """Those of experts, which fewer replicas hold."""
+    frozen: int = 0
+    """Those that are not trained, which the replicas of dense ones hold: weights alone."""
 
     def __add__(self, other: Held) -> Held:
-        return Held(dense=self.dense + other.dense, experts=self.experts + other.experts)
+        return Held(
+            dense=self.dense + other.dense, experts=self.experts + other.experts, frozen=self.frozen + other.frozen
+        )
+
+    def trained(self) -> int:
+        """Return those that are trained."""
+        return self.dense + self.experts
 
     def total(self) -> int:
         """Return all of them."""
-        return self.dense + self.experts
+        return self.trained() + self.frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,22 +135,26 @@ def state(
     """
     master = model.precision != "fp32"
     kept = optimizer_bytes(options, master=master)
-    gradient, count = gradient_bytes(options), held.dense + held.experts
+    gradient, count = gradient_bytes(options), held.trained()
     owned = _owned(shard, held) if options.zero else count
     shards_gradients, shards_weights = options.zero >= _GRADIENTS, options.zero >= _WEIGHTS
     # Read the gradient, read and write moments and main weights, write the weights that the model multiplies,
     # which are read, too, where main weights are but what they lack.
     passes = 2 if not master or options.main_params == "remainder" else 1
     touched = gradient + 2 * kept + passes * model.element_bytes
+    frozen = -(-held.frozen // shard.replicas) if shards_weights else held.frozen
+    renewed = replace(held, dense=held.dense + held.frozen * shards_weights)
     return State(
-        weights=(owned if shards_weights else count) * model.element_bytes,
+        weights=((owned if shards_weights else count) + frozen) * model.element_bytes,
         gradients=(owned if shards_gradients else count) * gradient,
         optimizer=owned * kept,
         reduce_ns=_reduce_ns(model, options, groups, held),
         optimizer_ns=_update_ns(device, owned * touched),
-        unshard_ns=_replicas_ns(groups, held, [("all-gather", model.element_bytes)]) if shards_gradients else 0,
+        unshard_ns=_gather_ns(model, groups, renewed) if shards_gradients else 0,
         gathered=_shared(shard, gathered) * model.element_bytes if shards_weights else 0,
-        unreduced=(_shared(shard, reduced) if reduced else count - owned) * gradient if shards_gradients else 0,
+        unreduced=(_shared(shard, replace(reduced, frozen=0)) if reduced else count - owned) * gradient
+        if shards_gradients
+        else 0,
     )
 
 
@@ -153,14 +165,14 @@ def _owned(shard: Shard, held: Held) -> int:
 
 def _shared(shard: Shard, held: Held) -> int:
     """Return the parameters that other devices hold, too."""
-    return held.dense * (shard.replicas > 1) + held.experts * (shard.expert_replicas > 1)
+    return (held.dense + held.frozen) * (shard.replicas > 1) + held.experts * (shard.expert_replicas > 1)
 
 
 def accumulation_ns(model: Transformer, device: Accelerator, options: RooflineOptions, held: Held) -> int:
     """Return the time to add up a microbatch's gradients by kernels of their own."""
     if options.accumulation == "fused":
         return 0
-    return _update_ns(device, (held.dense + held.experts) * (model.element_bytes + 2 * gradient_bytes(options)))
+    return _update_ns(device, held.trained() * (model.element_bytes + 2 * gradient_bytes(options)))
 
 
 def _reduce_ns(model: Transformer, options: RooflineOptions, groups: Groups, held: Held) -> int:
@@ -172,8 +184,14 @@ def _reduce_ns(model: Transformer, options: RooflineOptions, groups: Groups, hel
     return _replicas_ns(groups, held, [("reduce-scatter", gradient), *gather])
 
 
+def _gather_ns(model: Transformer, groups: Groups, held: Held) -> int:
+    return _replicas_ns(groups, held, [("all-gather", model.element_bytes)])
+
+
 def _replicas_ns(groups: Groups, held: Held, parts: Sequence[tuple[str, int]]) -> int:
     """Return the time of collectives, with bytes of a parameter, of dense parameters and then of experts."""
+    if held.frozen and not held.trained():
+        return 0
     return sum(
         groups.replicas_ns(collective, count, size_bytes, experts=experts)
         for count, experts in ((held.dense, False), (held.experts, True))

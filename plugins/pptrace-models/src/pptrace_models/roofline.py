@@ -55,7 +55,7 @@ def build(request: CostRequest) -> Workload:
     peaks = devices.peaks(model.precision)
     job = _Job(
         request=request, model=model, options=options, part=part, stages=stages_of(model, request.stages),
-        tower=tower_of(model, request, options),
+        tower=tower_of(model, request),
     )  # fmt: skip
     held = job.kept()
     columns = job.columns(devices, [kept.activation for kept in held])
@@ -64,6 +64,7 @@ def build(request: CostRequest) -> Workload:
         "weight_activation_bytes": [kept.weight_part for kept in held],
     }
     passed = job.passed()
+    back = job.passed_back(passed)
     kept_bytes = columns["activation_bytes"]
     columns["checkpoint_bytes"] = [min(own, size) for own, size in zip([0, *passed[:-1]], kept_bytes, strict=True)]
     _check_range([*(value for column in columns.values() for value in column), *passed])
@@ -72,6 +73,7 @@ def build(request: CostRequest) -> Workload:
     workload = Workload(
         **arrays,
         boundary_bytes=_boundaries(request, passed),
+        boundary_gradient_bytes=_boundaries(request, back) if back != passed else np.zeros(0, dtype=np.int64),
         reserved_bytes=options.reserved + max(kept.transient for kept in held),
         reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=min(devices.memories),
@@ -160,11 +162,16 @@ class _Job:
             head=timing.head_cost(model, part, device, groups, grad),
         )  # fmt: skip
         if self.tower:
-            items = in_front(items, stages, *self.tower.costs(device, groups, options, grad))
+            front = self.tower.costs(device, groups, options, grad)
+            items = in_front(items, stages, *front)
         costs = [
             summed(timing.Cost(), own).at_least(stage_host_ns(options, stage), apart=options.segments)
             for own, stage in zip(items, stages, strict=True)
         ]
+        without_backward = [0] * len(stages)
+        if self.tower:
+            once = [0 if self.tower.has_backward(projector=of) else front[of].f for of in (False, True)]
+            without_backward = [sum(own) for own in in_front([[0] for _ in stages], stages, *once)]
         added = [
             memory.accumulation_ns(model, device, options, held_by(model, part, s, self.tower)) for s in stages
         ]
@@ -177,7 +184,10 @@ class _Job:
             "b_collective_ns": [cost.i_collective for cost in costs],
             "i_collective_ns": [cost.i_collective for cost in costs],
             "w_collective_ns": [0 for _ in costs],
-            "recompute_ns": [0 if model.recompute == "full" else cost.f for cost in costs],
+            "recompute_ns": [
+                0 if model.recompute == "full" else cost.f - once
+                for cost, once in zip(costs, without_backward, strict=True)
+            ],
         }
 
     def kept(self) -> list[activations.Kept]:
@@ -213,6 +223,14 @@ class _Job:
             for at, stage in enumerate(self.stages)
         ]
 
+    def passed_back(self, passed: Sequence[int]) -> list[int]:
+        """Return the bytes of a microbatch's gradient that each stage is sent: 0 where it needs none."""
+        own = self.tower.encoder.stages if self.tower else 0
+        return [
+            0 if self.tower and at < own and not self.tower.reaches_back(stage) else size
+            for at, (stage, size) in enumerate(zip(self.stages, passed, strict=True))
+        ]
+
     def flops(self, sequences: int) -> int:
         """Return the model FLOPs of a step."""
         own = step_flops(self.model, sequences, self.request.sequence)
@@ -233,6 +251,7 @@ class _Job:
             device: Costing(
                 model=self.model, shard=self.part, device=device, groups=self._groups(device),
                 grad=gradient_bytes(self.options), delay_wgrad=self.options.delay_wgrad, host_ns=self.options.host,
+                tower=self.tower,
             )
             for device in devices.distinct
         }  # fmt: skip

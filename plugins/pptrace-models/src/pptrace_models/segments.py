@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import Kind, Segment, Stream
 from pptrace_models import collectives, flops
-from pptrace_models.stages import items_of
+from pptrace_models.stages import in_front, items_of
 from pptrace_models.timing import again_ns, work_ns
+from pptrace_models.transformer import Layer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from pptrace_models.groups import Groups
     from pptrace_models.shard import Shard
     from pptrace_models.stages import Stage
-    from pptrace_models.transformer import Layer, Transformer
+    from pptrace_models.tower import Tower
+    from pptrace_models.transformer import Transformer
     from pptrace_models.work import Operation
 
 __all__ = ["Costing", "is_attention", "stage_segments"]
@@ -89,6 +91,8 @@ class Costing:
 
     host_ns: int = 0
     """What the host takes to issue a forward of a layer with experts."""
+    tower: Tower | None = None
+    """The encoder in front, where there is one."""
 
     def passes(self, operations: Iterable[Operation]) -> _Passes:
         """Return what operations take in each pass."""
@@ -107,10 +111,12 @@ def stage_segments(costing: Costing, stage: Stage, host_ns: int = 0) -> dict[Kin
         stage: what lies on it.
         host_ns: what the host takes to issue a forward; what that is beyond computation comes first, as ``host``.
     """
-    (order,) = items_of(
+    (order,) = units = items_of(
         costing.model, [stage], layer=lambda kind: _layer(costing, kind), embedding=_embedding(costing),
         prediction=_prediction(costing), head=_head(costing),
     )  # fmt: skip
+    if costing.tower:
+        (order,) = in_front(units, [stage], _encoder(costing, costing.tower), _projector(costing, costing.tower))
     forward = [part for one in order for part in one.forward]
     backward = [part for one in reversed(order) for part in one.backward]
     waits = _waits(_computed(forward, backward), host_ns)
@@ -123,7 +129,8 @@ def stage_segments(costing: Costing, stage: Stage, host_ns: int = 0) -> dict[Kin
         Kind.W: _chained([part._replace(for_weights=False) for part in backward if part.for_weights]),
     }
     if costing.model.recompute != "full":
-        found[Kind.RECOMPUTE] = found[Kind.F]
+        again = [part for one in order if one.backward for part in one.forward]
+        found[Kind.RECOMPUTE] = _chained([forward[0], *again])
     return found
 
 
@@ -232,6 +239,34 @@ def _again(
         around = (*(part for part in forward if part.name == "key-value-gather"), *around)
     name = "core" if model.again == {"core_attn"} else "modules"
     return (*around, _Part(f"recompute-{name}", again_ns(operations, model, costing.device, kind)))
+
+
+def _encoder(costing: Costing, tower: Tower) -> _Unit:
+    """Return a layer of the encoder, of its own shape; a frozen one has no backward."""
+    own = _layer(replace(costing, model=tower.model, shard=tower.shard, tower=None), Layer())
+
+    def named(parts: Iterable[_Part]) -> tuple[_Part, ...]:
+        return tuple(
+            part._replace(name=f"encoder-{part.name}") if part.stream is Stream.COMPUTE else part for part in parts
+        )
+
+    return _Unit(
+        forward=named(own.forward), backward=named(own.backward) if tower.has_backward(projector=False) else ()
+    )
+
+
+def _projector(costing: Costing, tower: Tower) -> _Unit:
+    """Return the projector with its sums; without a backward where nothing in it or before it is trained."""
+    own = replace(costing, model=tower.model).passes([tower.projection(costing.grad)])
+    group = tower.projector_collectives(costing.groups)
+    forward, backward = (
+        _Part("all-reduce", took, Stream.TENSOR_PARALLEL) for took in (group.forward_ns, group.backward_ns)
+    )
+    weight = _Part("projector-weight", own.w, for_weights=True)
+    return _Unit(
+        forward=(_Part("projector", own.f), forward),
+        backward=(_Part("projector-input", own.i), backward, weight) if tower.encoder.passes_back else (),
+    )
 
 
 def _prediction(costing: Costing) -> _Unit:

@@ -16,6 +16,7 @@ from pptrace_models import activations, flops, memory, timing
 from pptrace_models.collectives import Passes
 from pptrace_models.shard import Shard, shard
 from pptrace_models.transformer import Layer, Transformer
+from pptrace_models.work import Work
 
 if TYPE_CHECKING:
     from pptrace.plugin import CostRequest
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pptrace_models.groups import Groups
     from pptrace_models.matrices import Linear
     from pptrace_models.options import RooflineOptions
+    from pptrace_models.stages import Stage
     from pptrace_models.work import Operation
 
 __all__ = ["Tower", "tower_of"]
@@ -60,29 +62,68 @@ class Tower:
         )
 
     def projection(self, grad: int) -> Operation:
-        """Return the projector's products as one operation."""
-        return flops.product("projector", self.projections, self.model.element_bytes, grad)
+        """Return the projector's products as one operation, its backward no more than something trained needs.
+
+        Where the layers before it are frozen, the first matrix has no gradient of its input; where it is itself
+        frozen, no matrix has one of its weights.
+        """
+        whole = flops.product("projector", self.projections, self.model.element_bytes, grad)
+        if not self.encoder.frozen:
+            back = whole.input_gradient
+        elif self.encoder.frozen_projector:
+            back = Work()
+        else:
+            second = flops.product("projector", self.projections[1:], self.model.element_bytes, grad)
+            back = second.input_gradient
+        weight = Work() if self.encoder.frozen_projector else whole.weight_gradient
+        return replace(whole, input_gradient=back, weight_gradient=weight)
+
+    def projector_collectives(self, groups: Groups) -> Passes:
+        """Return the projector's sums over the tensor-parallel group: of what it puts out, and of a gradient."""
+        reduce = groups.ns("tp", self.projected * self.width * self.model.element_bytes, "all-reduce")
+        return Passes(forward_ns=reduce, backward_ns=0 if self.encoder.frozen else reduce)
 
     def costs(
         self, device: Accelerator, groups: Groups, options: RooflineOptions, grad: int
     ) -> tuple[timing.Cost, timing.Cost]:
         """Return the time of a layer and of the projector."""
         layer = timing.layer_cost(self.model, self.shard, device, groups, _LAYER, options)
-        reduce = groups.ns("tp", self.projected * self.width * self.model.element_bytes, "all-reduce")
-        passes = Passes(forward_ns=reduce, backward_ns=reduce)
+        if self.encoder.frozen:
+            layer = timing.Cost(f=layer.f, f_collective=layer.f_collective)
+        passes = self.projector_collectives(groups)
         return layer, timing.operations_cost([self.projection(grad)], passes, self.model, device)
+
+    def has_backward(self, *, projector: bool) -> bool:
+        """Return whether its layers have a backward, or its projector."""
+        return self.encoder.passes_back if projector else not self.encoder.frozen
+
+    def reaches_back(self, stage: Stage) -> bool:
+        """Return whether a gradient goes back to one of its own stages: something up to there is trained."""
+        return self.has_backward(projector=stage.projector)
 
     def kept(self) -> tuple[activations.Kept, activations.Kept]:
         """Return what a layer and the projector keep of a microbatch: the inputs of its matrices."""
-        inputs = sum(one.tokens * one.inputs for one in self.projections) * self.model.element_bytes
-        outputs = sum(one.tokens * one.outputs for one in self.projections) * self.model.element_bytes
-        projector = activations.Kept(activation=inputs, weight_part=inputs + outputs)
+        if not self.encoder.passes_back:
+            return activations.Kept(), activations.Kept()
+        # Of frozen matrices, no gradient asks for inputs; the second's is what the activation function left.
+        read = self.projections[1:] if self.encoder.frozen_projector else self.projections
+        inputs = sum(one.tokens * one.inputs for one in read) * self.model.element_bytes
+        outputs = sum(one.tokens * one.outputs for one in read) * self.model.element_bytes
+        projector = activations.Kept(
+            activation=inputs, weight_part=0 if self.encoder.frozen_projector else inputs + outputs
+        )
+        if self.encoder.frozen:
+            return activations.Kept(), projector
         return activations.layer_kept(self.model, self.shard, experts=False), projector
 
     def held(self) -> tuple[memory.Held, memory.Held]:
         """Return the parameters of a layer and of the projector."""
         layer = memory.layer_held(self.model, self.shard, experts=False)
-        return layer, memory.Held(dense=sum(one.weights for one in self.projections))
+        projector = sum(one.weights for one in self.projections)
+        return (
+            memory.Held(frozen=layer.dense) if self.encoder.frozen else layer,
+            memory.Held(frozen=projector) if self.encoder.frozen_projector else memory.Held(dense=projector),
+        )
 
     def boundary_bytes(self, *, last: bool) -> int:
         """Return the bytes of a microbatch that one of its stages passes on, or the last of them."""
@@ -90,26 +131,30 @@ class Tower:
         return (self.projected * self.width if last else tokens) * self.model.element_bytes
 
     def flops(self, sequences: int) -> int:
-        """Return the model FLOPs of its part of a step."""
+        """Return the model FLOPs of its part of a step: the forward, and the backward that is needed."""
         items, width = sequences * self.encoder.items, self.model.hidden
         tokens = items * self.encoder.tokens
         head = 3 * 2 * tokens * width  # of the one token in the vocabulary that it does not have
-        projector = 3 * 2 * (tokens // self.encoder.merge) * self.width * (width * self.encoder.merge + self.width)
-        return flops.step_flops(self.model, items, self.encoder.tokens) - head + projector
+        layers = flops.step_flops(self.model, items, self.encoder.tokens) - head
+        first, second = (
+            2 * (tokens // self.encoder.merge) * self.width * inputs
+            for inputs in (width * self.encoder.merge, self.width)
+        )
+        weight = 0 if self.encoder.frozen_projector else first + second
+        back = first + second if not self.encoder.frozen else second * self.encoder.passes_back
+        return (layers // 3 if self.encoder.frozen else layers) + first + second + back + weight
 
 
-def tower_of(model: Transformer, request: CostRequest, options: RooflineOptions) -> Tower | None:
+def tower_of(model: Transformer, request: CostRequest) -> Tower | None:
     """Return a model's encoder; None where it has none.
 
     Raises:
-        ConfigError: segments, which it has none of.
+        ConfigError: a merge that does not divide a device's tokens.
         ConstraintError: parallel sizes that do not divide its own.
     """
     encoder = model.encoder
     if encoder is None:
         return None
-    if options.segments:
-        raise ConfigError("an encoder has no segments: take segments away", key="costs.segments")
     own = Transformer(
         layers=encoder.layers, hidden=encoder.hidden, heads=encoder.heads, ffn=encoder.ffn, gated=encoder.gated,
         vocabulary=1, causal=False, bias=True, flash_attention=model.flash_attention, precision=model.precision,

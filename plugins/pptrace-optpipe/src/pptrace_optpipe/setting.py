@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pptrace.plugin import Prepared, Registry, Workload
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["Ground", "Setting", "Simulated", "alone", "setting_in", "setting_of", "simulated"]
+__all__ = ["Ground", "Setting", "Simulated", "alone", "keeps", "setting_in", "setting_of", "simulated"]
 
 
 class Simulated(NamedTuple):

@@ -32,7 +32,7 @@ class Room:
 
     def sets(self, placement: Placement) -> Int64s:
         """Return how often each rank has room for one microbatch on all its stages."""
-        whole: Int64s = self.rank // _on_ranks(self.taken, placement)
+        whole: Int64s = self.rank // np.maximum(_on_ranks(self.taken, placement), 1)
         return whole
 
 
