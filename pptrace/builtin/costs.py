@@ -131,9 +131,7 @@ class TableOptions(BaseModel):
         "it computes beside its own communication what does not need that, as Megatron-LM's backward does.",
     )
     reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
-    capacity: _Bytes | list[_Bytes] = Field(
-        default=0, description="Memory of a rank's device, or one of each rank; 0 B where unknown."
-    )
+    capacity: _Bytes | list[_Bytes] = Field(default=0, description="Memory of a device, or each's; 0 B: unknown.")
 
 
 def unit(request: CostRequest) -> Workload:
@@ -206,6 +204,7 @@ def table(request: CostRequest) -> Workload:
 def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str], Any]) -> Workload:
     """Return the costs of one microbatch of the batch that the figures are for, its actions in one piece."""
     options, zero = request.options, np.zeros(request.stages, dtype=np.int64)
+    room = _given(options, "capacity", request.ranks, "ranks")
     columns = {
         "activation_bytes": "activation", "weight_activation_bytes": "weight_activation",
         "checkpoint_bytes": "checkpoint",
@@ -217,14 +216,9 @@ def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str],
         **times, f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
         boundary_bytes=_given(options, "boundary", _edges(request), "boundaries"),
         **{column: spread(key) for column, key in columns.items()},
-        sync_ns=options["sync"], reserved_bytes=options["reserved"], **_capacity(request),
-        tokens=request.global_batch * request.sequence,
+        sync_ns=options["sync"], reserved_bytes=options["reserved"], capacity_bytes=int(room.min()),
+        tokens=request.global_batch * request.sequence, rank_capacity_bytes=room if np.ptp(room) else room[:0],
     )  # fmt: skip
-
-
-def _capacity(request: CostRequest) -> dict[str, Any]:
-    sizes = _given(request.options, "capacity", request.ranks, "ranks")
-    return {"capacity_bytes": int(sizes.min()), "rank_capacity_bytes": sizes if np.ptp(sizes) else ()}
 
 
 def _given(options: Any, key: str, count: int, what: str) -> Any:

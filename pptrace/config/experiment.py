@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.config.choices import CopyStream, PolicyName, Receive, Sharing, StreamPer
 from pptrace.config.data_parallel import DataParallel
 from pptrace.config.flags import FLAGS
-from pptrace.config.quantity import Size, parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from pptrace.config.open_sections import Device, NamedChoice, OpenSection, Preset
+from pptrace.config.quantity import Size
 
 __all__ = [
     "Batch",
@@ -39,64 +36,6 @@ _Speed = Annotated[float, Field(ge=0.001, le=1)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _OpenSection(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What stands beside the section's own key, for a plugin to check."""
-        return dict(self.__pydantic_extra__ or {})
-
-
-class Preset(_OpenSection):
-    """A model or device: a preset's name, its parameters, or a preset with some changed."""
-
-    preset: str | None = Field(
-        default=None,
-        description="A preset that a plugin offers, or a file of parameters (.yaml), whose name stands for it; "
-        "keys beside it change it.",
-    )
-
-
-class Device(Preset):
-    """A device, and those of other pipeline ranks where they are unlike."""
-
-    ranks: dict[str, str | dict[str, Any]] | None = Field(
-        default=None,
-        description="Devices of some pipeline ranks, by rank or range of ranks: a preset's name, or parameters. "
-        "With a preset among them they are a device of their own, else they change the one beside ranks, which "
-        "all other ranks have.",
-        examples=[{"4-7": "a100-sxm"}, {"3": {"compute_efficiency": 0.5}}],
-    )
-
-    def limited(self, size_bytes: int, written: Device | None = None) -> dict[str, str]:
-        """Return settings by which no device has more memory than a limit; none without ``ranks``.
-
-        Args:
-            size_bytes: the limit.
-            written: the section before presets' values were filled in, for settings as short as it is; this one
-                has them filled in.
-        """
-        if not self.ranks:
-            return {}
-
-        def least(values: Mapping[str, Any]) -> str:
-            return f"{min(size_bytes, parse_size(values['memory']))} B"
-
-        ranks = {}
-        for key, one in self.ranks.items():
-            own = written.ranks.get(key, one) if written and written.ranks else one
-            given = {"preset": own} if isinstance(own, str) else own
-            ranks[key] = {**given, "memory": least(one if isinstance(one, dict) else self.values)}
-        return {"device.memory": least(self.values), "device.ranks": json.dumps(ranks)}
-
-
-class NamedChoice(_OpenSection):
-    """A network or cost model by name, with its options beside the name."""
-
-    name: str = Field(description="Name that a plugin offers; its options stand beside it.")
 
 
 class _Modifier(_Section):
@@ -222,7 +161,7 @@ class Batch(_Section):
         return self.microbatches or 0
 
 
-class NetworkPart(_OpenSection):
+class NetworkPart(OpenSection):
     """A part of a cluster: a network by name, with its options beside the name."""
 
     name: str | None = Field(

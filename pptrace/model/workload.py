@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.model.columns import Int32s, Int64s, column
+from pptrace.model.per_stage import OPTIONAL, PER_MICROBATCH, PER_STAGE, WHOLE, checked, none
 from pptrace.model.segments import Segment, check_segments, overlapped_ns
 
 if TYPE_CHECKING:
@@ -19,40 +20,6 @@ if TYPE_CHECKING:
     from pptrace.model.kinds import Kind
 
 __all__ = ["Workload"]
-
-_PER_STAGE = (
-    "f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "b_collective_ns", "i_collective_ns", "w_collective_ns",
-    "activation_bytes", "weight_activation_bytes", "weights_bytes", "gradients_bytes", "optimizer_bytes",
-    "reduce_ns", "optimizer_ns",
-)  # fmt: skip
-_PER_MICROBATCH = (
-    *_PER_STAGE[:10], "boundary_bytes", "offload_ns", "reload_ns", "recompute_ns", "offload_bytes",
-    "checkpoint_bytes", "boundary_gradient_bytes",
-)  # fmt: skip
-_OPTIONAL = (
-    "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
-    "unreduced_bytes", "released_ns",
-)  # fmt: skip
-_WHOLE = (
-    "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
-    "unit_time_ns",
-)  # fmt: skip
-
-
-def _none() -> Int64s:
-    return np.zeros(0, dtype=np.int64)
-
-
-def _checked(name: str, values: object) -> Int64s:
-    try:
-        array = column(values, np.int64)  # type: ignore[arg-type] # what a plugin gave may be anything
-    except ValueError as error:
-        msg = f"{name}: {error}"
-        raise ValueError(msg) from None
-    if array.ndim != 1:
-        msg = f"{name} has {array.ndim} dimensions: one value per stage, or per edge"
-        raise ValueError(msg)
-    return array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,29 +62,29 @@ class Workload:
     """Reduction of the stage's gradients over its data-parallel replicas; 0 where there are none."""
     optimizer_ns: Int64s
     """Optimizer update of the stage."""
-    offload_ns: Int64s = field(default_factory=_none)
+    offload_ns: Int64s = field(default_factory=none)
     """Copy of one microbatch's activations to host memory; zero unless given, as the three below."""
-    reload_ns: Int64s = field(default_factory=_none)
+    reload_ns: Int64s = field(default_factory=none)
     """Copy of one microbatch's activations back."""
-    recompute_ns: Int64s = field(default_factory=_none)
+    recompute_ns: Int64s = field(default_factory=none)
     """One microbatch's forward computed again by an action of its own."""
-    offload_bytes: Int64s = field(default_factory=_none)
+    offload_bytes: Int64s = field(default_factory=none)
     """The part of ``activation_bytes`` that copies to host memory free, and copies back take; all where empty."""
-    checkpoint_bytes: Int64s = field(default_factory=_none)
+    checkpoint_bytes: Int64s = field(default_factory=none)
     """The part of ``activation_bytes`` that stays until a forward is computed again by an action of its own: its
     input. Zero unless given."""
-    boundary_gradient_bytes: Int64s = field(default_factory=_none)
+    boundary_gradient_bytes: Int64s = field(default_factory=none)
     """Shape (edges,): bytes of one microbatch's gradient back over each edge; as ``boundary_bytes`` where empty. A
     gradient that nobody needs, in front of frozen stages, has none: its message takes a latency alone."""
     one_copy_stream: bool = False
     """Whether copies to host memory and back follow one another, in the order of their row."""
-    unshard_ns: Int64s = field(default_factory=_none)
+    unshard_ns: Int64s = field(default_factory=none)
     """Gathering the stage's sharded weights."""
-    gathered_bytes: Int64s = field(default_factory=_none)
+    gathered_bytes: Int64s = field(default_factory=none)
     """What that takes until they are freed, beside ``weights_bytes``; zero unless given, as the one below."""
-    unreduced_bytes: Int64s = field(default_factory=_none)
+    unreduced_bytes: Int64s = field(default_factory=none)
     """Whole gradients, from the first backward behind a reduction to the next one's end, likewise."""
-    released_ns: Int64s = field(default_factory=_none)
+    released_ns: Int64s = field(default_factory=none)
     """When the last of the other replicas has computed the stage's gradients, before which they are not reduced:
     from the step's start, and 0 where all replicas are alike."""
     sync_ns: int = 0
@@ -128,7 +95,7 @@ class Workload:
     """What the allocator holds beyond all that is allocated at a rank's peak, in thousandths of that."""
     capacity_bytes: int = 0
     """Memory of the rank's device, of the smallest one where ranks have unlike devices; 0 where unknown."""
-    rank_capacity_bytes: Int64s = field(default_factory=_none)
+    rank_capacity_bytes: Int64s = field(default_factory=none)
     """Shape (ranks,): memory of each rank's device where they differ; empty where all have ``capacity_bytes``."""
     tokens: int = 0
     """Tokens that the whole job trains on in one step; 0 where unknown."""
@@ -155,12 +122,12 @@ class Workload:
     where they are scaled."""
 
     def __post_init__(self) -> None:
-        for name in (*_PER_STAGE, "boundary_bytes"):
-            object.__setattr__(self, name, _checked(name, getattr(self, name)))
+        for name in (*PER_STAGE, "boundary_bytes"):
+            object.__setattr__(self, name, checked(name, getattr(self, name)))
             if name != "boundary_bytes" and getattr(self, name).size != self.stages:
                 msg = f"{name} has {getattr(self, name).size} values for {self.stages} stages: one each"
                 raise ValueError(msg)
-        for name in (*_OPTIONAL, "offload_bytes"):
+        for name in (*OPTIONAL, "offload_bytes"):
             values = getattr(self, name)
             filled = (
                 values if np.size(values) or name == "offload_bytes" else np.zeros(self.stages, dtype=np.int64)
@@ -169,14 +136,14 @@ class Workload:
                 msg = f"{name} has {np.size(filled)} values for {self.stages} stages: one each"
                 raise ValueError(msg)
             spread = np.broadcast_to(filled, (self.stages,)) if np.size(filled) else filled
-            object.__setattr__(self, name, _checked(name, spread))
+            object.__setattr__(self, name, checked(name, spread))
         for name in ("rank_capacity_bytes", "boundary_gradient_bytes"):
-            object.__setattr__(self, name, _checked(name, getattr(self, name)))
+            object.__setattr__(self, name, checked(name, getattr(self, name)))
         if self.boundary_gradient_bytes.size not in {0, self.boundary_bytes.size}:
             own, edges = self.boundary_gradient_bytes.size, self.boundary_bytes.size
             msg = f"boundary_gradient_bytes has {own} values for {edges} edges: one each"
             raise ValueError(msg)
-        for name in _WHOLE:
+        for name in WHOLE:
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 0:
                 msg = f"{name} is {value!r}: a whole number from 0"
@@ -277,7 +244,7 @@ class Workload:
         half = np.asarray(given["b_ns"]) // 2
         given.setdefault("i_ns", np.asarray(given["b_ns"]) - np.asarray(given.get("w_ns", half)))
         given.setdefault("w_ns", np.asarray(given["b_ns"]) - np.asarray(given["i_ns"]))
-        for name in _PER_STAGE:
+        for name in PER_STAGE:
             given[name] = np.broadcast_to(np.asarray(given.get(name, 0), dtype=np.int64), (stages,))
         count = stages - 1 if edges < 0 else edges
         return cls(boundary_bytes=np.full(max(count, 0), boundary_bytes, dtype=np.int64), **given)
@@ -295,7 +262,7 @@ class Workload:
         [4]
         """
         columns: dict[str, Any] = {"classes": tuple(one.scaled(share) for one in self.classes), "kernels": None}
-        for name in _PER_MICROBATCH:
+        for name in PER_MICROBATCH:
             columns[name] = np.array(
                 [int(value * share) for value in getattr(self, name).tolist()], dtype=np.int64
             )

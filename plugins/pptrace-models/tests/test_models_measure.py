@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -56,6 +58,124 @@ def test_what_the_script_measures_the_cost_model_reads(config: Path) -> None:
         simulate(config, device="b200", sets=sets)
     with pytest.raises(ConfigError, match="it has 132 multiprocessors, this one 114"):
         simulate(config, sets=[*sets, "device.multiprocessors=114"])
+
+
+class Torch:
+    """As much of PyTorch as the script asks of a GPU on which each product takes 2 us and one cannot run."""
+
+    int8 = bfloat16 = None
+
+    def __init__(self, **properties: Any) -> None:
+        self.clock, self.calls = 0.0, list[str]()
+        self.properties = {
+            "multi_processor_count": 132,
+            "name": "H100",
+            "L2_cache_size": 2**30,
+            "bf16": True,
+        } | properties
+        self.cuda = self
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_bf16_supported(self) -> bool:
+        return bool(self.properties["bf16"])
+
+    def set_device(self, device: Any) -> None:
+        self.calls.append(f"set_device {device}")
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_properties(self, device: int) -> Any:
+        assert device == 0
+        return SimpleNamespace(**self.properties)
+
+    def empty(self, *shape: int, **kind: Any) -> Any:
+        assert kind["device"] == "cuda:1"
+        self.calls.append(f"empty {shape}")
+        return SimpleNamespace(zero_=lambda: self.calls.append("flush"))
+
+    def randn(self, *shape: int, **kind: Any) -> tuple[int, ...]:
+        assert kind["device"] == "cuda:1"
+        return shape
+
+    def matmul(self, left: tuple[int, ...], right: tuple[int, ...], out: Any) -> None:
+        assert (left[-1], out is not None) == (right[-2], True)
+        if left[-1] == 13:
+            raise RuntimeError("out of memory\nand more lines")
+        self.calls.append("matmul")
+        self.clock += 2e-3
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+    def empty_cache(self) -> None:
+        self.calls.append("empty_cache")
+
+    def Event(self, *, enable_timing: bool) -> Any:  # noqa: N802 - PyTorch's name
+        assert enable_timing
+        event = SimpleNamespace(at=0.0)
+        event.record = lambda: setattr(event, "at", self.clock)
+        event.elapsed_time = lambda end: end.at - event.at
+        return event
+
+
+def on_gpu(config: Path, torch: Torch, monkeypatch: pytest.MonkeyPatch, **about: int) -> dict[str, Any]:
+    """Run the script's main on a device that stands for a GPU; return the table."""
+    file = script(config)
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type] # stands for the module
+    monkeypatch.setattr(
+        sys, "argv", [str(file), "--device", "cuda:1", "-o", str(config.with_name("kernels.json"))]
+    )
+    own: dict[str, Any] = {"__name__": "script"}
+    exec(compile(file.read_text(), str(file), "exec"), own)  # noqa: S102 - the script is ours
+    own["MEASURED"]["products"] = [[1, 64, 64, 64], [1, 64, 64, 13], [4, 32, 64, 64]]
+    own["MEASURED"]["device"] |= about
+    own["main"]()
+    found: dict[str, Any] = json.loads(config.with_name("kernels.json").read_text())
+    return found
+
+
+def test_on_a_gpu_events_time_products_with_cold_caches_and_what_fails_is_recorded(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = Torch()
+    table = on_gpu(config, torch, monkeypatch)
+    shares = table["accelerator"]["op"]["matmul"]["accurate_efficient_factor"]
+
+    assert shares == pytest.approx({
+        "b=1, m=64, k=64, n=64": 2 * 64**3 / 2e-6 / 989.5e12,
+        "b=4, m=32, k=64, n=64": 2 * 4 * 32 * 64**2 / 2e-6 / 989.5e12,
+    })  # fmt: skip
+    assert table["failed"] == {"b=1, m=64, k=13, n=64": "RuntimeError: out of memory"}
+    assert torch.calls[:2] == ["set_device cuda:1", f"empty ({4 * 2**30},)"]
+    product = ["empty (64, 64)", *["matmul"] * 3, "synchronize", *["flush", "matmul"] * 20, "synchronize"]
+    assert torch.calls[2:48] == product
+    assert torch.calls[48:51] == ["empty (64, 64)", "synchronize", "empty_cache"]
+    sets = [
+        "costs.name=roofline",
+        "costs.kernels=shapes",
+        f"costs.kernel_table={config.with_name('kernels.json')}",
+    ]
+    monkeypatch.undo()
+    assert simulate(config, sets=sets).metrics.step_ns > 0
+
+
+def test_a_gpu_that_cannot_measure_or_is_another_one_is_named(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="this GPU has no BF16, in which products are measured"):
+        on_gpu(config, Torch(bf16=False), monkeypatch)
+    monkeypatch.undo()
+    with pytest.raises(SystemExit, match="nothing could be measured"):
+        on_gpu(config, Torch(), monkeypatch, peak_bf16=1)
+    assert "of the peak that the configuration gives: this is another device" in capsys.readouterr().err
+    assert not config.with_name("kernels.json").exists()
+    monkeypatch.undo()
+    table = on_gpu(config, Torch(multi_processor_count=108), monkeypatch)
+    assert "this GPU has 108 multiprocessors and the configuration's device 132" in capsys.readouterr().err
+    assert table["device"]["multiprocessors"] == 108
 
 
 def test_each_product_of_a_step_is_measured_once(config: Path) -> None:

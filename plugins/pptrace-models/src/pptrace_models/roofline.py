@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.plugin import ConfigError, Workload, format_size
+from pptrace.plugin import ConfigError, Workload
 from pptrace_models import activations, memory, timing
 from pptrace_models.checked import checked
 from pptrace_models.flops import step_flops
 from pptrace_models.groups import groups_of
 from pptrace_models.held import held_by, state_of
 from pptrace_models.listing import PASSES, Listing
+from pptrace_models.notes import notes_of
 from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
 from pptrace_models.ranks import Devices, devices_of
 from pptrace_models.segments import Costing, stage_segments
@@ -81,7 +82,7 @@ def build(request: CostRequest) -> Workload:
         tokens=sequences * request.sequence,
         model_flops=job.flops(sequences),
         peak_flops=peaks * request.tp * request.cp * request.dp,
-        notes=_notes(model, devices, options, request),
+        notes=notes_of(model, devices, options, request),
         kernels=job.listing(devices, columns),
     )  # fmt: skip
     if not options.segments:
@@ -271,51 +272,3 @@ def _boundaries(request: CostRequest, passed: Sequence[int]) -> NDArray[np.int64
 def _check_range(values: Sequence[int]) -> None:
     if max(values) >= _LARGEST:
         raise ConfigError("a stage's time or memory passes 2^62 ns or bytes; take smaller sizes", key="model")
-
-
-def _notes(
-    model: Transformer, devices: Devices, options: RooflineOptions, request: CostRequest
-) -> tuple[str, ...]:
-    skipped = model.causal and model.flash_attention
-    memory_kept = f"{format_size(options.reserved)} reserved"
-    if options.fragmentation:
-        memory_kept += f" and {options.fragmentation:.1%} of what is allocated that the allocator holds besides"
-    notes = [
-        f"MFU counts forward and twice that, nothing computed again, against the dense {model.precision} peak"
-        + (", with causal attention halved." if model.causal else "."),
-        f"Times count {'half of the' if skipped else 'the whole'} attention core"
-        + (", whose masked half flash attention skips." if skipped else "."),
-        "Collectives of the rank's own group are exposed, in the forward and in the input-gradient backward.",
-        f"Memory holds {options.gradients} gradients, {_adam(options)} (ZeRO {options.zero}), {memory_kept}.",
-    ]
-    if options.kernels == "shapes":
-        notes.append(
-            "Each kernel takes what its shape says: tiles and waves of products, blocks of attention, bytes."
-        )
-    if not devices.are_alike:
-        notes.append("Ranks have unlike devices: stages take what they do on theirs, and MFU counts all peaks.")
-    if options.spread:
-        notes.append("Computation takes as long as on the slowest of the job's devices, in expectation.")
-    if model.again == {"core_attn"} and model.flash_attention:
-        notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
-    return (*notes, *_network_notes(devices, request))
-
-
-def _adam(options: RooflineOptions) -> str:
-    """Return the optimizer with the precisions of its main weights and moments, one where they are the same."""
-    kept = [options.main_params or "fp32", options.exp_avg or "fp32", options.exp_avg_sq or "fp32"]
-    return f"Adam in {kept[0] if len(set(kept)) == 1 else ', '.join(kept)}"
-
-
-def _network_notes(devices: Devices, request: CostRequest) -> list[str]:
-    if request.collectives is not None:
-        used = "Collectives and the reduction of gradients are timed on the cluster's links"
-        return [f"{used}; the device's scale-up figures and data_parallel are not used."]
-    notes = []
-    if request.dp > 1 and not request.data_parallel:
-        notes.append("The data-parallel network is not described: reducing gradients over it takes no time.")
-    wide = max(request.tp * request.cp, (request.etp or request.tp) * request.ep)
-    if wide > devices.scale_up_size:
-        place = "the data-parallel network" if request.data_parallel else "links taken to be as fast as the node's"
-        notes.append(f"Groups that span {wide} devices pass the node's {devices.scale_up_size} and use {place}.")
-    return notes

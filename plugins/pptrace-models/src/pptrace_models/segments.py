@@ -10,10 +10,11 @@ left out. Durations sum to what :mod:`pptrace_models.timing` says.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pptrace.plugin import Kind, Segment, Stream
 from pptrace_models import collectives, flops
+from pptrace_models.parts import Part, Passes, Unit, tensor_parallel
 from pptrace_models.stages import in_front, items_of
 from pptrace_models.timing import again_ns, work_ns
 from pptrace_models.transformer import Layer
@@ -33,43 +34,6 @@ __all__ = ["Costing", "is_attention", "stage_segments"]
 
 _SECOND_HALF = {"mlp", "moe", "moe_act", "shared_experts"}
 _ATTENTION = {"attention projections", "attention core", "rotary embedding", "compression", "expansion", "router"}
-
-
-class _Part(NamedTuple):
-    """A part of an action, before it has its place there."""
-
-    name: str
-    ns: int
-    stream: Stream = Stream.COMPUTE
-    for_weights: bool = False
-
-
-class _Passes(NamedTuple):
-    """Times of a group of operations in the forward, for the input gradient and for the weight gradient."""
-
-    f: int = 0
-    i: int = 0
-    w: int = 0
-
-    def plus(self, other: _Passes) -> _Passes:
-        return _Passes(self.f + other.f, self.i + other.i, self.w + other.w)
-
-    def minus(self, other: _Passes) -> _Passes:
-        return _Passes(self.f - other.f, self.i - other.i, self.w - other.w)
-
-    def share(self, part: int, whole: int) -> _Passes:
-        """Return a part of the forward and of the input gradient, rounded down."""
-        return _Passes(self.f * part // whole, self.i * part // whole)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unit:
-    """The parts of the forward and of the backward of a layer, the embedding or the LM head."""
-
-    forward: tuple[_Part, ...] = ()
-    """In the forward."""
-    backward: tuple[_Part, ...] = ()
-    """In the whole backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +58,12 @@ class Costing:
     tower: Tower | None = None
     """The encoder in front, where there is one."""
 
-    def passes(self, operations: Iterable[Operation]) -> _Passes:
+    def passes(self, operations: Iterable[Operation]) -> Passes:
         """Return what operations take in each pass."""
-        total = _Passes()
+        total = Passes()
         for one in operations:
             works = (one.forward, one.input_gradient, one.weight_gradient)
-            total = total.plus(_Passes(*(work_ns(work, one.unit, self.model, self.device) for work in works)))
+            total = total.plus(Passes(*(work_ns(work, one.unit, self.model, self.device) for work in works)))
         return total
 
 
@@ -120,8 +84,8 @@ def stage_segments(costing: Costing, stage: Stage, host_ns: int = 0) -> dict[Kin
     forward = [part for one in order for part in one.forward]
     backward = [part for one in reversed(order) for part in one.backward]
     waits = _waits(_computed(forward, backward), host_ns)
-    forward.insert(0, _Part("host", waits.f))
-    backward[:0] = (_Part("host", waits.i), _Part("host-weight", waits.w, for_weights=True))
+    forward.insert(0, Part("host", waits.f))
+    backward[:0] = (Part("host", waits.i), Part("host-weight", waits.w, for_weights=True))
     found = {
         Kind.F: _chained(forward),
         Kind.B: _chained(backward, delay_wgrad=costing.delay_wgrad),
@@ -139,7 +103,7 @@ def is_attention(operation: str) -> bool:
     return operation in _ATTENTION
 
 
-def _chained(parts: Sequence[_Part], *, delay_wgrad: bool = True) -> tuple[Segment, ...]:
+def _chained(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment, ...]:
     """Return parts one behind the other, but those for weights beside what follows the input part before them.
 
     Without ``delay_wgrad``, exchanges and the action's result wait for the weight gradients before them.
@@ -167,7 +131,7 @@ def _chained(parts: Sequence[_Part], *, delay_wgrad: bool = True) -> tuple[Segme
     return tuple(found)
 
 
-def _layer(costing: Costing, kind: Layer) -> _Unit:
+def _layer(costing: Costing, kind: Layer) -> Unit:
     model, shard = costing.model, costing.shard
     operations = flops.layer(model, shard, costing.grad, kind)
     each = collectives.layer_collectives(model, shard, costing.groups, experts=kind.experts)
@@ -176,53 +140,53 @@ def _layer(costing: Costing, kind: Layer) -> _Unit:
     whole = costing.passes(operations)
     waits = _waits(whole, costing.host_ns if kind.experts else 0)
     if whole.f and whole.i and whole.w:
-        own = own.plus(_Passes(*(wait * part // all_ for wait, part, all_ in zip(waits, own, whole, strict=True))))
+        own = own.plus(Passes(*(wait * part // all_ for wait, part, all_ in zip(waits, own, whole, strict=True))))
     inner = whole.plus(waits).minus(own)
     name = "experts" if kind.experts else "mlp"
     split = collectives.is_split(shard)
-    gather, reduce = _tensor_parallel(each.gather_ns, each.reduce_ns, split=split)
-    second_gather, second_reduce = _tensor_parallel(each.second_gather_ns, each.second_reduce_ns, split=split)
-    keys = _Part("key-value-gather", each.keys_ns, Stream.CONTEXT_PARALLEL)
-    key_gradients = _Part("key-value-scatter", each.key_gradients_ns, Stream.CONTEXT_PARALLEL)
-    dispatch, combine = (_Part(way, each.exchange_ns, Stream.EXPERT_PARALLEL) for way in ("dispatch", "combine"))
-    before = _projections(costing, operations).plus(norms.share(1, 2)) if each.keys_ns else _Passes()
+    gather, reduce = tensor_parallel(each.gather_ns, each.reduce_ns, split=split)
+    second_gather, second_reduce = tensor_parallel(each.second_gather_ns, each.second_reduce_ns, split=split)
+    keys = Part("key-value-gather", each.keys_ns, Stream.CONTEXT_PARALLEL)
+    key_gradients = Part("key-value-scatter", each.key_gradients_ns, Stream.CONTEXT_PARALLEL)
+    dispatch, combine = (Part(way, each.exchange_ns, Stream.EXPERT_PARALLEL) for way in ("dispatch", "combine"))
+    before = _projections(costing, operations).plus(norms.share(1, 2)) if each.keys_ns else Passes()
     rest = own.minus(before)
-    second = (dispatch, second_gather, _Part(name, inner.f), second_reduce, combine)
-    forward = (gather, _Part("projections", before.f), keys, _Part("attention", rest.f), reduce, *second)
+    second = (dispatch, second_gather, Part(name, inner.f), second_reduce, combine)
+    forward = (gather, Part("projections", before.f), keys, Part("attention", rest.f), reduce, *second)
     once_more = _again(costing, kind, operations, forward, second)
-    weight = _Part(f"{name}-weight", inner.w, for_weights=True)
+    weight = Part(f"{name}-weight", inner.w, for_weights=True)
     backward = (
-        combine, second_gather, _Part(f"{name}-input", inner.i), second_reduce,
+        combine, second_gather, Part(f"{name}-input", inner.i), second_reduce,
         *((dispatch, weight) if costing.delay_wgrad else (weight, dispatch)),
-        gather, keys, _Part("attention-input", rest.i), key_gradients, _Part("projections-input", before.i),
-        reduce, _Part("attention-weight", own.w, for_weights=True),
+        gather, keys, Part("attention-input", rest.i), key_gradients, Part("projections-input", before.i),
+        reduce, Part("attention-weight", own.w, for_weights=True),
     )  # fmt: skip
     early = model.recompute == "full" or bool(model.again & _SECOND_HALF)
     at = 0 if early else max(_place(backward, f"{name}-weight"), _place(backward, "dispatch"))
-    return _Unit(forward=forward, backward=(*backward[:at], *once_more, *backward[at:]))
+    return Unit(forward=forward, backward=(*backward[:at], *once_more, *backward[at:]))
 
 
-def _waits(whole: _Passes, host_ns: int) -> _Passes:
+def _waits(whole: Passes, host_ns: int) -> Passes:
     """Return what a layer's computation waits for the host that issues it, as :meth:`Cost.at_least` has it."""
     backward = max(0, 2 * host_ns - whole.i - whole.w)
-    return _Passes(max(0, host_ns - whole.f), backward // 2, backward - backward // 2)
+    return Passes(max(0, host_ns - whole.f), backward // 2, backward - backward // 2)
 
 
-def _computed(forward: Iterable[_Part], backward: Iterable[_Part]) -> _Passes:
+def _computed(forward: Iterable[Part], backward: Iterable[Part]) -> Passes:
     """Return what the computations among parts take."""
     f = sum(part.ns for part in forward if part.stream is Stream.COMPUTE)
     own = [part for part in backward if part.stream is Stream.COMPUTE]
     w = sum(part.ns for part in own if part.for_weights)
-    return _Passes(f, sum(part.ns for part in own) - w, w)
+    return Passes(f, sum(part.ns for part in own) - w, w)
 
 
 def _again(
     costing: Costing,
     kind: Layer,
     operations: Sequence[Operation],
-    forward: Sequence[_Part],
-    second: Sequence[_Part],
-) -> tuple[_Part, ...]:
+    forward: Sequence[Part],
+    second: Sequence[Part],
+) -> tuple[Part, ...]:
     """Return what the backward computes again: the whole forward, or modules with the collectives inside them."""
     model = costing.model
     if model.recompute == "full":
@@ -232,64 +196,57 @@ def _again(
             part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part
             for part in forward
         )
-    around: tuple[_Part, ...] = ()
+    around: tuple[Part, ...] = ()
     if ("moe" if kind.experts else "mlp") in model.again:
         around = tuple(part for part in second if part.stream is not Stream.COMPUTE)
     if "core_attn" in model.again:
         around = (*(part for part in forward if part.name == "key-value-gather"), *around)
     name = "core" if model.again == {"core_attn"} else "modules"
-    return (*around, _Part(f"recompute-{name}", again_ns(operations, model, costing.device, kind)))
+    return (*around, Part(f"recompute-{name}", again_ns(operations, model, costing.device, kind)))
 
 
-def _encoder(costing: Costing, tower: Tower) -> _Unit:
+def _encoder(costing: Costing, tower: Tower) -> Unit:
     """Return a layer of the encoder, of its own shape; a frozen one has no backward."""
     own = _layer(replace(costing, model=tower.model, shard=tower.shard, tower=None), Layer())
 
-    def named(parts: Iterable[_Part]) -> tuple[_Part, ...]:
+    def named(parts: Iterable[Part]) -> tuple[Part, ...]:
         return tuple(
             part._replace(name=f"encoder-{part.name}") if part.stream is Stream.COMPUTE else part for part in parts
         )
 
-    return _Unit(
+    return Unit(
         forward=named(own.forward), backward=named(own.backward) if tower.has_backward(projector=False) else ()
     )
 
 
-def _projector(costing: Costing, tower: Tower) -> _Unit:
+def _projector(costing: Costing, tower: Tower) -> Unit:
     """Return the projector with its sums; without a backward where nothing in it or before it is trained."""
     own = replace(costing, model=tower.model).passes([tower.projection(costing.grad)])
     group = tower.projector_collectives(costing.groups)
     forward, backward = (
-        _Part("all-reduce", took, Stream.TENSOR_PARALLEL) for took in (group.forward_ns, group.backward_ns)
+        Part("all-reduce", took, Stream.TENSOR_PARALLEL) for took in (group.forward_ns, group.backward_ns)
     )
-    weight = _Part("projector-weight", own.w, for_weights=True)
-    return _Unit(
-        forward=(_Part("projector", own.f), forward),
-        backward=(_Part("projector-input", own.i), backward, weight) if tower.encoder.passes_back else (),
+    weight = Part("projector-weight", own.w, for_weights=True)
+    return Unit(
+        forward=(Part("projector", own.f), forward),
+        backward=(Part("projector-input", own.i), backward, weight) if tower.encoder.passes_back else (),
     )
 
 
-def _prediction(costing: Costing) -> _Unit:
+def _prediction(costing: Costing) -> Unit:
     own = costing.passes(flops.prediction(costing.model, costing.shard, costing.grad))
-    return _Unit(
-        forward=(_Part("prediction", own.f),),
-        backward=(_Part("prediction-input", own.i), _Part("prediction-weight", own.w, for_weights=True)),
+    return Unit(
+        forward=(Part("prediction", own.f),),
+        backward=(Part("prediction-input", own.i), Part("prediction-weight", own.w, for_weights=True)),
     )
 
 
-def _place(parts: Sequence[_Part], name: str) -> int:
+def _place(parts: Sequence[Part], name: str) -> int:
     """Return the place behind a part."""
     return 1 + next(place for place, part in enumerate(parts) if part.name == name)
 
 
-def _tensor_parallel(gather_ns: int, reduce_ns: int, *, split: bool) -> tuple[_Part, _Part]:
-    return (
-        _Part("all-gather", gather_ns, Stream.TENSOR_PARALLEL),
-        _Part("reduce-scatter" if split else "all-reduce", reduce_ns, Stream.TENSOR_PARALLEL),
-    )
-
-
-def _projections(costing: Costing, operations: Iterable[Operation]) -> _Passes:
+def _projections(costing: Costing, operations: Iterable[Operation]) -> Passes:
     """Return what projecting queries, keys and values takes of a layer's projections, by their widths."""
     shard = costing.shard
     whole = costing.passes(one for one in operations if one.name == "attention projections")
@@ -298,26 +255,24 @@ def _projections(costing: Costing, operations: Iterable[Operation]) -> _Passes:
     return latent if costing.model.kv_rank else whole.share(inward, inward + shard.output)
 
 
-def _embedding(costing: Costing) -> _Unit:
+def _embedding(costing: Costing) -> Unit:
     own = costing.passes([flops.embedding(costing.model, costing.shard, costing.grad)])
     group = collectives.embedding_ns(costing.model, costing.shard, costing.groups)
     split = collectives.is_split(costing.shard)
-    gather, reduce = _tensor_parallel(group.backward_ns, group.forward_ns, split=split)
-    return _Unit(
-        forward=(_Part("embedding", own.f), reduce),
-        backward=(gather, _Part("embedding-gradient", own.i)),
+    gather, reduce = tensor_parallel(group.backward_ns, group.forward_ns, split=split)
+    return Unit(
+        forward=(Part("embedding", own.f), reduce),
+        backward=(gather, Part("embedding-gradient", own.i)),
     )
 
 
-def _head(costing: Costing) -> _Unit:
+def _head(costing: Costing) -> Unit:
     model, shard = costing.model, costing.shard
     own = costing.passes(flops.head(model, shard, costing.grad))
     group = collectives.head_ns(model, shard, costing.groups)
     loss = collectives.loss_ns(shard, costing.groups)
-    gather, reduce = _tensor_parallel(
-        group.forward_ns - loss, group.backward_ns, split=collectives.is_split(shard)
-    )
-    return _Unit(
-        forward=(gather, _Part("head", own.f), _Part("loss", loss, Stream.TENSOR_PARALLEL)),
-        backward=(_Part("head-input", own.i), reduce, _Part("head-weight", own.w, for_weights=True)),
+    gather, reduce = tensor_parallel(group.forward_ns - loss, group.backward_ns, split=collectives.is_split(shard))
+    return Unit(
+        forward=(gather, Part("head", own.f), Part("loss", loss, Stream.TENSOR_PARALLEL)),
+        backward=(Part("head-input", own.i), reduce, Part("head-weight", own.w, for_weights=True)),
     )
