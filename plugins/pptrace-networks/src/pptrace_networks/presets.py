@@ -57,7 +57,8 @@ _MACHINES = (
             "fabric": {"name": _FAT_TREE, "generation": "ndr"},
         },
         device="gb200",
-        source="NVIDIA GB200 NVL72 data sheet: 72 GPUs, 130 TB/s of NVLink; 18 trays of 4 ConnectX-7 400 Gb/s",
+        source="NVIDIA GB200 NVL72 data sheet: 72 GPUs, 130 TB/s of NVLink; DGX GB200 user guide, hardware: 18"
+        " trays of 4 GPUs and 4 single-port ConnectX-7 400 Gb/s",
     ),
     ClusterOffer(
         name="gb300-nvl72",
@@ -67,8 +68,9 @@ _MACHINES = (
             "fabric": {"name": _FAT_TREE, "generation": "xdr"},
         },
         device="gb300",
-        source="NVIDIA GB300 NVL72 data sheet: 72 GPUs, 130 TB/s of NVLink, a ConnectX-8 800 Gb/s for each GPU; "
-        "ConnectX-8 data sheet: PCI Express 6",
+        source="NVIDIA Enterprise Reference Architecture, NVL72 AI Factory, components: 72 GPUs, 130 TB/s of "
+        "NVLink, 4 ConnectX-8 in a tray of 4 GPUs; Google Cloud, networking and GPU machines, A4X Max: "
+        "4 ConnectX-8 reach 3,200 Gb/s; ConnectX-8 data sheet: PCI Express 6",
     ),
     ClusterOffer(
         name="dgx-b200",
@@ -78,7 +80,8 @@ _MACHINES = (
             "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
         },
         device="b200",
-        source="NVIDIA DGX B200 user guide: 8 single-port ConnectX-7 400 Gb/s, 1.8 TB/s of NVLink per GPU",
+        source="NVIDIA DGX B200 user guide, component descriptions: 8 single-port ConnectX-7 of up to 400 "
+        "Gb/s, 14.4 TB/s of NVLink for 8 GPUs; rails as DGX H100's, an assumption",
     ),
     ClusterOffer(
         name="dgx-b300",
@@ -88,7 +91,9 @@ _MACHINES = (
             "fabric": {"name": _FAT_TREE, "generation": "xdr", "rails": True},
         },
         device="b300",
-        source="NVIDIA DGX B300 user guide: 8 ConnectX-8 of 800 Gb/s; 1.8 TB/s of NVLink per GPU",
+        source="NVIDIA DGX B300 user guide, as others quote it (the guide itself was not at hand): 8 "
+        "ConnectX-8 with a port of 800 Gb/s each; NVLink as DGX B200's; rails as DGX H100's, an "
+        "assumption",
     ),
     ClusterOffer(
         name="aws-p5",
@@ -98,8 +103,9 @@ _MACHINES = (
             "fabric": {"name": _FAT_TREE, "generation": "ndr"},
         },
         device="h100-sxm",
-        source="AWS EC2 P5 documentation: 32 network cards of 100 Gb/s, 3,200 Gb/s for 8 GPUs; a GPU's four, over "
-        "which the NCCL plugin spreads each message, stand as one; the tree between them is not published",
+        source="Amazon EC2 user guide, EFA on accelerated instances: 32 network cards and 3,200 Gb/s for the 8"
+        " GPUs of a P5; that a GPU's four stand as one, over which each message is spread, is an "
+        "assumption; the tree between them is not published",
     ),
     ClusterOffer(
         name="gcp-a3-mega",
@@ -109,8 +115,9 @@ _MACHINES = (
             "fabric": {"name": _FAT_TREE, "generation": "hdr"},
         },
         device="h100-sxm",
-        source="Google Cloud GPU machine types, A3 Mega: 8 GPU NICs of 200 Gb/s beside the host's; the tree "
-        "between them is not published",
+        source="Google Cloud, networking and GPU machines, A3 Mega: 1,800 Gb/s, in another version 1,600, "
+        "which are 8 NICs of 200 Gb/s for GPUs, with or without the host's; the tree between them is "
+        "not published",
     ),
     ClusterOffer(
         name="h800-8x100",
@@ -131,9 +138,9 @@ _MACHINES = (
             "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
         },
         device="mi300x",
-        source="AMD Instinct MI300X platform data sheet: 7 links of 64 GB/s per GPU; AMD ROCm blog, Understanding "
-        "RCCL Bandwidth and xGMI Performance (2025): about 48 GB/s of each reached; AMD's reference cluster "
-        "design: a 400 Gb/s NIC for each GPU",
+        source="AMD ROCm blog, Understanding RCCL Bandwidth and xGMI Performance (2025): a link of 64 GB/s to "
+        "each of 7 GPUs, of which about 48 are reached; AMD Instinct MI3XX reference design: NICs in "
+        "rails; 400 Gb/s for each GPU as for MI355X, not checked for MI300X",
     ),
     ClusterOffer(
         name="mi355x-8gpu",
@@ -143,8 +150,9 @@ _MACHINES = (
             "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
         },
         device="mi355x",
-        source="AMD Instinct MI355X platform data sheet: 7 links of 76.8 GB/s per GPU; what is reached of each: "
-        "the share of MI300X's, an assumption; Pensando Pollara 400: 400 Gb/s for each GPU",
+        source="AMD ROCm documentation, distributed inference with MoRI: 8 MI355X with a Pensando Pollara 400 "
+        "each, of 400 Gb/s; MI355X platform data sheet, as others quote it: 7 links of 153.6 GB/s both "
+        "ways, 76.8 each; what is reached of each: the share of MI300X's, an assumption",
     ),
     ClusterOffer(
         name="pcie-8gpu",
