@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -125,9 +124,9 @@ class _Judge:
         """Play what searches start from, where messages cost what a search does not see."""
         if self.ground.messages_are_simple:
             return
-        until = time.monotonic() + effort.seconds * _SHARE
+        until = effort.clock() + effort.seconds * _SHARE
         for one in sorted(started(self.problem), key=lambda one: one.played.step):
-            if time.monotonic() > until or effort.stopped():
+            if effort.clock() > until or effort.stopped():
                 return
             self.play(one.rows)
 
@@ -154,7 +153,7 @@ def optimise(
         ScheduleError: nothing that fits was found in time.
         ConstraintError: nothing can fit.
     """
-    began = time.monotonic()
+    began = effort.clock()
     known = sorted((one for one in rivals if one.fits(memory)), key=lambda one: one.simulated.step_ns)
     first = known[0] if known else None
     best = None if first is None else _of_rival(first)
@@ -162,14 +161,14 @@ def optimise(
     rows = [rows_of_table(warm)] if warm is not None else []
     part = effort if other is None else replace(effort, seconds=effort.seconds / 2)
     best = _searched(_Judge(ground, memory, best, tell), part, cache, [*rows, *_starts(ground, known)], warn)
-    left = effort.seconds - (time.monotonic() - began)
+    left = effort.seconds - (effort.clock() - began)
     if other is not None and best is not None and best.rival and left > 0 and not effort.stopped():
         with suppress(PptraceError):
             judge = _Judge(other, memory, best, tell)
             best = _searched(judge, replace(effort, seconds=left), cache, _starts(other, known), warn)
     if best is None:
         raise ScheduleError("nothing that fits was found in time: allow more time or memory")
-    return replace(best, seconds=time.monotonic() - began)
+    return replace(best, seconds=effort.clock() - began)
 
 
 def _searched(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,8 @@ from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import coarsened
 from pptrace_optpipe.repair import repaired
 from pptrace_optpipe.solving import solve
-from pptrace_optpipe.starting import Schedule, better, start
+from pptrace_optpipe.starting import Schedule, better, fitted, start
+from pptrace_optpipe.steady import steady_rows
 from pptrace_optpipe.windows import MOST_OPS, improved
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ _WHOLE = 200
 """Computations up to which the whole model is solved."""
 _STARTS = 0.5
 """The part of the time that goes to schedules to start from, at most."""
+_STEADY = 0.25
+"""The part that goes to schedules that repeat, at most; one period gets half of that."""
 _UNITS = 4_000
 """Units of time that a rank's work has in what the solver is given: coarse enough to be quick."""
 _FRUITLESS = 3
@@ -56,14 +58,14 @@ class _Search:
     def __init__(self, problem: Problem, effort: Effort, tell: Callable[[Found], None]) -> None:
         self.problem, self.effort, self.tell = problem, effort, tell
         self.coarse, self.unit = coarsened(problem, _UNITS)
-        self.began = time.monotonic()
+        self.began = effort.clock()
         self.bound = bound(problem)
         self.best: Schedule | None = None
         self.random = random.Random(effort.seed)  # noqa: S311 - which window is next, not a secret
 
     def left(self) -> float:
         """Return the seconds that are left."""
-        return 0.0 if self.effort.stopped() else self.effort.seconds - (time.monotonic() - self.began)
+        return 0.0 if self.effort.stopped() else self.effort.seconds - (self.effort.clock() - self.began)
 
     def is_over(self) -> bool:
         """Return whether there is nothing left to do, or no time."""
@@ -73,7 +75,7 @@ class _Search:
         """Return what is known."""
         if self.best is None:
             return None
-        return Found(schedule=self.best, bound=self.bound, seconds=time.monotonic() - self.began)
+        return Found(schedule=self.best, bound=self.bound, seconds=self.effort.clock() - self.began)
 
     def take(self, rows: Rows | None) -> bool:
         """Take rows if they fit and are better, and return whether they were."""
@@ -101,6 +103,20 @@ class _Search:
         now = self.found()
         if now is not None:
             self.tell(now)
+
+    def repeat(self) -> None:
+        """Take schedules that repeat a period, for a part of the time."""
+        if self.is_over() or len(self.problem.ops()) <= _WHOLE:
+            return
+        least = self.left() - self.effort.seconds * _STEADY
+        each = replace(self.part(self.effort.seconds * _STEADY / 2), stopped=lambda: self.left() <= least)
+        for rows in steady_rows(self.problem, each):
+            played = play(self.problem, rows)
+            if played is not None:
+                for one in fitted(self.problem, rows, played):
+                    self.take(one.rows)
+            if self.is_over() or self.left() <= least:
+                return
 
     def raise_bound(self, least: int) -> None:
         """Take a bound that is higher."""
@@ -195,6 +211,7 @@ def search(
     if only:
         return one.found()
     start(problem, one.bound, lambda: one.left() <= effort.seconds * (1 - _STARTS), one.begin)
+    one.repeat()
     one.relax()
     one.solve_whole()
     one.windows()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["Schedule", "better", "start", "started"]
+__all__ = ["Schedule", "better", "fitted", "start", "started"]
 
 _AHEAD = (Fraction(1), Fraction(9, 8), Fraction(5, 4), Fraction(3, 2), Fraction(7, 4), Fraction(2), Fraction(5, 2),
           Fraction(3), Fraction(4), Fraction(6))  # fmt: skip
@@ -86,14 +86,14 @@ def started(problem: Problem) -> Iterator[Schedule]:
         played = play(problem, tried)
         if played is None:
             continue
-        if played.fits(problem):
-            yield Schedule(tried, played)
-            continue
-        yield from _fitted(problem, tried, played)
+        yield from fitted(problem, tried, played)
 
 
-def _fitted(problem: Problem, rows: Rows, played: Played) -> Iterator[Schedule]:
-    """Yield rows that fit once activations go to the host, or are computed again, or either rank by rank."""
+def fitted(problem: Problem, rows: Rows, played: Played) -> Iterator[Schedule]:
+    """Yield rows that fit as they are, or with activations on the host, computed again, or either by rank."""
+    if played.fits(problem):
+        yield Schedule(rows, played)
+        return
     copied = with_copies(problem, rows, played) if problem.copies else None
     made = [copied]
     if problem.recomputes:
