@@ -48,7 +48,7 @@ class OtherTables:
         Raises:
             PptraceError: the table cannot run.
         """
-        prepared = self._around(table)
+        prepared = self.prepared(table)
         reduction = prepared.resolved.experiment.data_parallel
         timeline = simulate(
             prepared.schedule, prepared.workload, prepared.network, prepared.policy,
@@ -65,6 +65,14 @@ class OtherTables:
             room_bytes=tuple(room.tolist()) if work.capacity_bytes else (),
             work_ns=int((work.f_ns + work.i_ns + work.w_ns).sum()) * table.microbatches,
         )
+
+    def prepared(self, table: Schedule) -> Prepared:
+        """Return the configuration with a table, made ready to run.
+
+        Raises:
+            PptraceError: the table cannot run.
+        """
+        return self._around(table)
 
     def others(self) -> Iterator[tuple[str, Schedule, ScheduleRequest]]:
         """Yield name, table and request of each other schedule that takes these sizes."""

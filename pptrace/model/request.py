@@ -61,6 +61,14 @@ class TableSimulator(Protocol):
         """
         ...
 
+    def prepared(self, table: Any) -> Any:
+        """Return the configuration with a table, ready to run: a :class:`~pptrace.experiment.prepare.Prepared`.
+
+        Raises:
+            PptraceError: the table cannot run.
+        """
+        ...
+
     def others(self) -> Iterator[tuple[str, Any, ScheduleRequest]]:
         """Yield name, table and request of each other installed schedule that takes the sizes.
 

@@ -83,23 +83,28 @@ COSTS = {
 }  # fmt: skip
 
 
+CLUSTER = {
+    "gpus": 4, "nics": 1, "node": {"name": "pcie", "gpus_per_switch": 2},
+    "fabric": {"name": "fat-tree", "generation": "hdr"},
+}  # fmt: skip
+"""Ranks 0 and 1 are behind one switch, and so are 2 and 3."""
+
+
 @pytest.mark.parametrize(
     ("copies", "cluster"),
-    [("pair", None), ("direction", None), ("cluster", {"gpus": 4, "gpus_per_switch": 2}), ("cluster", None)],
+    [("pair", None), ("direction", None), ("cluster", CLUSTER), ("cluster", None)],
 )
 def test_the_command_searches_for_the_channels_that_there_are(
-    copies: str, cluster: dict[str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    copies: str, cluster: dict[str, object] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "schedules,stp")
     step = {"parallel": {"pp": 4}, "batch": {"microbatches": 8}, "costs": COSTS}
     if cluster:
         pytest.importorskip("pptrace_networks")
-        node = {"name": "pcie", "gpus_per_switch": cluster["gpus_per_switch"]}
-        fabric = {"name": "fat-tree", "generation": "hdr"}
-        step["cluster"] = {"gpus": cluster["gpus"], "nics": 1, "node": node, "fabric": fabric}
+        step["cluster"] = cluster
     (tmp_path / "step.yaml").write_text(json.dumps(step), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    given = ["step.yaml", "--memory", "8GiB", "--time", "0.4s", "--copies", copies, "--no-cache", "-o", "best.csv"]
+    given = ["step.yaml", "--memory", "8GiB", "--time", "0.8s", "--copies", copies, "--no-cache", "-o", "best.csv"]
 
     values = json.loads(CliRunner().invoke(command, [*given, "--json"], catch_exceptions=False).stdout)
     played = run("step.yaml", schedule="best.csv")
@@ -108,3 +113,21 @@ def test_the_command_searches_for_the_channels_that_there_are(
     assert max(values["peak_bytes"]) <= 8 * 2**30
     assert any(map(any, values["offloaded"]))
     assert (overlaps(played.timeline) == 0) == (copies == "pair" or cluster is not None)
+
+
+@pytest.mark.parametrize(("copies", "cluster"), [("cluster", CLUSTER), ("pair", None), ("direction", CLUSTER)])
+def test_a_search_in_place_knows_the_channels_that_there_are(
+    copies: str, cluster: dict[str, object] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "schedules,stp")
+    if cluster:
+        pytest.importorskip("pptrace_networks")
+    options = {"time": "0.4s", "cache": False, "copies": copies, "activations": "5 GiB"}
+    played = run(
+        schedule={"name": "optpipe", "options": options}, parallel={"pp": 4}, batch={"microbatches": 8},
+        costs=COSTS, **({"cluster": cluster} if cluster else {}),
+    )  # fmt: skip
+
+    assert (played.timeline.kind == Kind.OFFLOAD).any()
+    assert max(played.metrics.memory.peak_activation_bytes) <= 5 * 2**30
+    assert (overlaps(played.timeline) == 0) == (copies != "direction")

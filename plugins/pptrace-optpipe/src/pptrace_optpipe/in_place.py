@@ -16,6 +16,7 @@ from pptrace_optpipe.posing import again_of, check_room
 from pptrace_optpipe.problem import NO_LIMIT, Problem
 from pptrace_optpipe.rivals import Rival, is_as_much
 from pptrace_optpipe.setting import Simulated, alone
+from pptrace_optpipe.sharing import pairs, shared_of
 from pptrace_optpipe.tables import rows_of_table, table_of
 
 if TYPE_CHECKING:
@@ -40,14 +41,16 @@ def searched_in_place(request: ScheduleRequest, effort: Effort, cache: Cache | N
     """
     simulator = request.simulator
     placement = Placement.looped(request.ranks, request.microbatches, request.chunks)
-    limit = _limits(request, placement)
+    limit, copies = _limits(request, placement), request.options.get("copies", "cluster")
+    shared: tuple[tuple[int, ...], ...] = pairs(request.ranks) if copies == "pair" else ()
     if simulator is None:
-        return optimise(_Asked(request, placement, None, limit), 0, effort, cache).table
+        return optimise(_Asked(request, placement, None, limit, shared), 0, effort, cache).table
     began = time.monotonic()
     with suppress(PptraceError):  # a policy may take only some orders
-        played = simulator.play(table_of(alone(placement, placement.microbatches), placement))
-        limit = _limits(request, placement, played)
-    ground = _Asked(request, placement, simulator, limit)
+        one = table_of(alone(placement, placement.microbatches), placement)
+        limit = _limits(request, placement, simulator.play(one))
+        shared = shared_of(simulator.prepared(one), copies)
+    ground = _Asked(request, placement, simulator, limit, shared)
     rivals = list(_rivals(ground, simulator, effort))
     took = min(time.monotonic() - began, effort.seconds * _SHARE)
     return optimise(ground, 0, replace(effort, seconds=effort.seconds - took), cache, rivals=rivals).table
@@ -68,7 +71,7 @@ def _rivals(own: _Asked, simulator: TableSimulator, effort: Effort) -> Iterator[
         except PptraceError:
             continue
         request = replace(asked, options=own.request.options)
-        ground = _Asked(request, table.placement, simulator, _limits(request, table.placement, played))
+        ground = _Asked(request, table.placement, simulator, _limits(request, table.placement, played), own.shared)
         said = Simulated(played.step_ns, 0.0, played.activation_bytes)
         if is_as_much(played.work_ns, work) and ground.fits(said, 0):
             yield Rival(name=name, table=table, simulated=said, of=partial(_searchable, ground, table))
@@ -88,6 +91,8 @@ class _Asked:
     placement: Placement
     simulator: TableSimulator | None
     limit: tuple[int, ...]
+    shared: tuple[tuple[int, ...], ...] = ()
+    """Groups of ranks whose GPUs copy to the host by one channel."""
 
     @property
     def messages_are_simple(self) -> bool:
@@ -97,7 +102,7 @@ class _Asked:
     def problem(self, memory: int) -> Problem:
         """Return the problem."""
         del memory
-        problem = problem_asked(self.request, self.placement, self.limit)
+        problem = problem_asked(self.request, self.placement, self.limit, self.shared)
         check_room(problem)
         return problem
 
@@ -136,7 +141,12 @@ def _limits(request: ScheduleRequest, placement: Placement, played: PlayedTable 
     return tuple(max(one, 0) for one in room)
 
 
-def problem_asked(request: ScheduleRequest, placement: Placement, limit: tuple[int, ...]) -> Problem:
+def problem_asked(
+    request: ScheduleRequest,
+    placement: Placement,
+    limit: tuple[int, ...],
+    shared: tuple[tuple[int, ...], ...] = (),
+) -> Problem:
     """Return the problem that a request poses; every part takes 1, and memory does not matter, where unknown."""
     stages = request.stages
     ones, none, message = (1,) * stages, (0,) * stages, request.transfer_ns
@@ -160,4 +170,5 @@ def problem_asked(request: ScheduleRequest, placement: Placement, limit: tuple[i
         backward_transfer=between,
         offload=request.offload_ns if copies else (),
         reload=request.reload_ns if copies else (),
+        shared=shared,
     )

@@ -25,6 +25,11 @@ class _Effort(BaseModel):
     recompute: bool = Field(
         default=False, description="Whether forwards may be computed again where memory is short."
     )
+    copies: Literal["cluster", "direction", "pair"] = Field(
+        default="cluster",
+        description="What has a channel for copies to the host and one back: what the cluster says, a rank, or "
+        "ranks 2i and 2i + 1.",
+    )
 
 
 class OptpipeOptions(_Effort):
@@ -43,10 +48,5 @@ class OptpipeOptions(_Effort):
 class OptimizeOptions(_Effort):
     """What ``pptrace optimize`` takes."""
 
-    copies: Literal["cluster", "direction", "pair"] = Field(
-        default="cluster",
-        description="What has a channel for copies to the host and one back: what the cluster says, a rank, or "
-        "ranks 2i and 2i + 1.",
-    )
     time: Duration = Field(default=60_000_000_000, description=_TIME)
     memory: tuple[Size, ...] = Field(default=(), description=_MEMORY)
