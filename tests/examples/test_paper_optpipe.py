@@ -30,7 +30,7 @@ def test_a_recorded_table_takes_its_step_within_its_limit(name: str) -> None:
 
 
 def test_all_searches_of_the_study_are_recorded() -> None:
-    assert list(ROWS) == [case[0] for case in (*STUDY["TOY"], *STUDY["TIGHT"], *STUDY["GPT"])]
+    assert list(ROWS) == [case[0] for case in (*STUDY["TOY"], *STUDY["TIGHT"], *STUDY["GPT"], *STUDY["V"])]
 
 
 @pytest.mark.needs_plugins
