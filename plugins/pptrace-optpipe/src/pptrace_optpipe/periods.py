@@ -65,7 +65,7 @@ def least_period(problem: Problem) -> int:
     return least
 
 
-def pattern_of(problem: Problem, period: int, effort: Effort) -> Pattern | None:
+def pattern_of(problem: Problem, period: int, effort: Effort, *, first: bool = False) -> Pattern | None:
     """Return a steady state with a period and without copies; None where the solver finds none in its time.
 
     Of those it looks for the one that takes a microbatch through the pipeline soonest.
@@ -74,10 +74,12 @@ def pattern_of(problem: Problem, period: int, effort: Effort) -> Pattern | None:
         problem: what to schedule, in units coarse enough for a solver.
         period: how long it takes.
         effort: the solver's.
+        first: whether to take the first that it finds.
     """
     model = _Period(problem, period)
     solver = solver_of(effort)
     solver.parameters.max_deterministic_time = _WORK
+    solver.parameters.stop_after_first_solution = first
     if run_solver(solver, model.cp, effort) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return Pattern(period=period, start={op: int(solver.value(begin)) for op, begin in model.start.items()})

@@ -29,7 +29,7 @@ _WHOLE = 200
 _STARTS = 0.5
 """The part of the time that goes to schedules to start from, at most."""
 _STEADY = 0.25
-"""The part that goes to schedules that repeat, at most; one period gets half of that."""
+"""The part that goes to schedules that repeat, at most."""
 _UNITS = 4_000
 """Units of time that a rank's work has in what the solver is given: coarse enough to be quick."""
 _FRUITLESS = 3
@@ -109,7 +109,7 @@ class _Search:
         if self.is_over() or len(self.problem.ops()) <= _WHOLE:
             return
         least = self.left() - self.effort.seconds * _STEADY
-        each = replace(self.part(self.effort.seconds * _STEADY / 2), stopped=lambda: self.left() <= least)
+        each = replace(self.part(self.effort.seconds * _STEADY), stopped=lambda: self.left() <= least)
         for rows in steady_rows(self.problem, each):
             played = play(self.problem, rows)
             if played is not None:

@@ -55,22 +55,22 @@ def shortest_pattern(problem: Problem, effort: Effort) -> Pattern | None:
         effort: for each period that is tried.
     """
     low = least_period(problem)
-    best = pattern_of(problem, low, effort)
+    best = pattern_of(problem, low, effort, first=True)
     apart = 1
     while best is None and apart < (_LONGEST - 1) * low and not effort.stopped():
-        best = pattern_of(problem, low + apart, effort)
+        best = pattern_of(problem, low + apart, effort, first=True)
         apart *= 2
     if best is None:
         return None
     failed = best.period - apart // 4 if apart > 1 else best.period - 1
     while best.period - failed > 1 and not effort.stopped():
         middle = (failed + best.period) // 2
-        found = pattern_of(problem, middle, effort)
+        found = pattern_of(problem, middle, effort, first=True)
         if found is None:
             failed = middle
         else:
             best = found
-    return best
+    return pattern_of(problem, best.period, effort) or best
 
 
 def _in_units(problem: Problem) -> Problem:
