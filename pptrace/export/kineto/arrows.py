@@ -72,4 +72,4 @@ class Arrows:
         at = microseconds(self.points.at_ns[points], whole=False)
         phase = words(self.points.phase[points], _PHASES)
         named = words(self.points.on_path[points].astype(np.int8), _NAMED)
-        return [b'\n{"ph":', phase, b',"id":', flow, place, *at, b',"cat":', named, b"},"]
+        return [b'\n{"ph":', phase, b',"id":', flow, place, at, b',"cat":', named, b"},"]

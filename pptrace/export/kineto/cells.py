@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["Block", "Choice", "Part", "Some", "fraction", "microseconds", "number", "pieces", "stacked", "words"]
+__all__ = ["Block", "Choice", "Part", "Some", "alike", "microseconds", "number", "pieces", "stacked", "words"]
 
 Block: TypeAlias = NDArray[np.uint8]
 """Shape (lines, width)."""
@@ -24,8 +24,8 @@ Part: TypeAlias = "bytes | Block | Some"
 """What a line is made of: the same bytes on each line, or a cell per line or per some of the lines."""
 
 _BLANK, _MINUS, _ZERO = b" -0"
-_AT_ONCE = 1 << 20
-"""Bytes of a piece: about as many as the processor's nearer caches hold."""
+_AT_ONCE = 1 << 21
+"""Bytes of a piece: few enough for the processor's caches, enough that handing it on costs next to nothing."""
 _GROUP = 10_000
 _SHORT = 2**32 - 1
 
@@ -57,10 +57,14 @@ class Choice:
     @classmethod
     def of(cls, codes: NDArray[np.integer]) -> Self:
         """Find the codes that occur."""
+        if codes.size and alike(codes):
+            return cls(codes, [int(codes[0])])
         return cls(codes, np.flatnonzero(np.bincount(codes)).tolist())
 
     def among(self, texts: Sequence[bytes] | Mapping[int, bytes]) -> Part:
         """Return ``texts[code]`` per line; the text itself where all lines have the same."""
+        if len(self.used) == 1:
+            return texts[self.used[0]]
         words = {code: texts[code] for code in self.used}
         if len(set(words.values())) == 1:
             return next(iter(words.values()))
@@ -71,57 +75,33 @@ class Choice:
         return table.take(self.codes).view(np.uint8).reshape(-1, width)
 
 
-def number(values: NDArray[np.integer], negative: NDArray[np.bool_] | None = None) -> Block:
-    """Return decimal digits; ``negative`` says which get a minus sign where the sign is not theirs.
+def number(values: NDArray[np.integer]) -> Block:
+    """Return decimal digits, with a minus sign in front where a value is negative.
 
     >>> [bytes(row) for row in number(np.array([7, 12345, 0]))]
     [b'    7', b'12345', b'    0']
     """
     rest = values.astype(np.int64, copy=False)
-    if negative is None and rest.min(initial=0) < 0:
-        negative = rest < 0
+    negative = rest < 0 if rest.min(initial=0) < 0 else None
     # The magnitude of the lowest integer only fits unsigned.
-    rest = rest if negative is None else np.abs(rest).view(np.uint64)
-    most = int(rest.max(initial=0))
-    rest = rest.astype(np.uint32 if most <= _SHORT else rest.dtype)
-    digits = len(str(most))
-    groups = -(-digits // 4)
-    ten_thousand = rest.dtype.type(_GROUP)
-    cells = np.empty((rest.size, groups), dtype=np.uint32)
-    for group in range(groups - 1, -1, -1):
-        digits_of = _digits(last=group == groups - 1)
-        if group == 0:
-            cells[:, 0] = digits_of.take(rest)
-            break
-        higher = rest // ten_thousand
-        rest -= (higher - (higher > 0)) * ten_thousand
-        cells[:, group] = digits_of.take(rest)
-        rest = higher
-    block = cells.view(np.uint8)
-    return block[:, 4 * groups - digits :] if negative is None else _with_sign(block, negative)
+    return _spelt(rest if negative is None else np.abs(rest).view(np.uint64), negative)
 
 
-def fraction(thousandths: NDArray[np.integer]) -> Block:
-    """Return a point and three decimals.
-
-    >>> bytes(fraction(np.array([7]))[0])
-    b'.007'
-    """
-    return _decimals().take(thousandths).reshape(-1, 1).view(np.uint8)
-
-
-def microseconds(times_ns: NDArray[np.int64], *, whole: bool) -> list[Part]:
+def microseconds(times_ns: NDArray[np.int64], *, whole: bool) -> Block:
     """Return exact microseconds: integers where all times are ``whole``, else three decimals.
 
-    >>> [bytes(part[0]) for part in microseconds(np.array([1234005]), whole=False)]
-    [b'1234', b'.005']
+    >>> bytes(microseconds(np.array([1234005]), whole=False)[0])
+    b'1234.005'
     """
     negative = times_ns < 0 if times_ns.min(initial=0) < 0 else None
     magnitude = times_ns if negative is None else np.abs(times_ns)
     units = magnitude // 1000
-    if whole:
-        return [number(units, negative)]
-    return [number(units, negative), fraction(magnitude - units * 1000)]
+    return _spelt(units, negative, None if whole else magnitude - units * 1000)
+
+
+def alike(values: NDArray[np.integer]) -> bool:
+    """Return whether all of some values, of which there is one at least, are the same."""
+    return bool((values == values[0]).all())
 
 
 def words(codes: NDArray[np.integer], texts: Sequence[bytes]) -> Part:
@@ -153,9 +133,9 @@ class _Layout:
 
     template: NDArray[np.uint8]
     """A line without its cells."""
-    cells: list[tuple[slice, NDArray[np.void]]]
-    """The bytes of a line that are a cell's, and the cell of each line."""
-    some: list[tuple[slice, NDArray[np.void], NDArray[np.integer]]]
+    cells: list[tuple[int, NDArray[np.void]]]
+    """Where on a line a cell begins, and the cell of each line."""
+    some: list[tuple[int, NDArray[np.void], NDArray[np.integer]]]
     """The same of cells that some lines have, with those lines."""
 
     @classmethod
@@ -164,29 +144,57 @@ class _Layout:
         cells, some, template = [], [], bytearray()
         for part in parts:
             at = len(template)
-            template += part if isinstance(part, bytes) else b" " * part.shape[1]
-            place = slice(at, len(template))
+            if isinstance(part, bytes):
+                template += part
+                continue
+            template += b" " * part.shape[1]
             if isinstance(part, Some):
-                some.append((place, _items(part.cells), part.lines))
-            elif not isinstance(part, bytes):
-                cells.append((place, _items(part)))
+                some.append((at, _items(part.cells), part.lines))
+            else:
+                cells.append((at, _items(part)))
         return cls(np.frombuffer(template, dtype=np.uint8), cells, some)
 
     def filled(self, start: int, stop: int) -> Block:
         """Return some of the lines."""
         block = np.empty((stop - start, self.template.size), dtype=np.uint8)
+        if start == stop:
+            return block
         block[:] = self.template
-        for place, items in self.cells:
-            _items(block[:, place])[:] = items[start:stop]
-        for place, items, lines in self.some:
+        count, step = block.shape
+        for at, items in self.cells:
+            np.ndarray((count,), items.dtype, block, at, (step,))[:] = items[start:stop]
+        for at, items, lines in self.some:
             first, last = np.searchsorted(lines, (start, stop))
-            _items(block[:, place])[lines[first:last] - start] = items[first:last]
+            np.ndarray((count,), items.dtype, block, at, (step,))[lines[first:last] - start] = items[first:last]
         return block
 
 
 def _items(block: Block) -> NDArray[np.void]:
     """View each line of a block as one item, which numpy copies many times faster than its bytes."""
-    return block.view(f"V{block.shape[1]}")
+    items: NDArray[np.void] = block.view(f"V{block.shape[1]}")[:, 0]
+    return items
+
+
+def _spelt(
+    values: NDArray[np.integer], negative: NDArray[np.bool_] | None, thousandths: NDArray[np.integer] | None = None
+) -> Block:
+    """Return decimal digits of magnitudes, with ``thousandths`` a point and three more."""
+    most = int(values.max(initial=0))
+    rest = values.astype(np.uint32 if most <= _SHORT else values.dtype)
+    digits = len(str(most))
+    groups = -(-digits // 4)
+    ten_thousand = rest.dtype.type(_GROUP)
+    cells = np.empty((rest.size, groups + (thousandths is not None)), dtype=np.uint32)
+    if thousandths is not None:
+        cells[:, groups] = _decimals().take(thousandths)
+    for group in range(groups - 1, 0, -1):
+        higher = rest // ten_thousand
+        rest -= (higher - (higher > 0)) * ten_thousand
+        cells[:, group] = _digits(last=group == groups - 1).take(rest)
+        rest = higher
+    cells[:, 0] = _digits(last=groups == 1).take(rest)
+    block = cells.view(np.uint8)
+    return block[:, 4 * groups - digits :] if negative is None else _with_sign(block, negative)
 
 
 def _with_sign(block: Block, minus: NDArray[np.bool_]) -> Block:

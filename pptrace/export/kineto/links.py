@@ -72,8 +72,8 @@ class LinkEncoder:
             "bytes": timeline.size_bytes[row],
         }
         lines: list[Part] = [
-            b'{"ph":"X","cat":"link","name":"', self.titles[message], place, *self._time(start),
-            b',"dur":', *self._time(took), b',"cname":', color_of(timeline, row, self.slices.color),
+            b'{"ph":"X","cat":"link","name":"', self.titles[message], place, self._time(start),
+            b',"dur":', self._time(took), b',"cname":', color_of(timeline, row, self.slices.color),
             b',"args":{"link":%d,"transfer":' % hops.lane_link[lane], number(row.astype(np.int64) + arrows.first),
             b',"kind":', words(timeline.kind[row], _KINDS),
         ]  # fmt: skip
@@ -83,7 +83,7 @@ class LinkEncoder:
         rows = len(timeline)
         return arrows.behind(lines, place, slice(rows + which.start, rows + which.stop))
 
-    def _time(self, times_ns: NDArray[np.int64]) -> list[Part]:
+    def _time(self, times_ns: NDArray[np.int64]) -> Block:
         return microseconds(times_ns, whole=self.slices.whole)
 
 

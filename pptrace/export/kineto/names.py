@@ -34,7 +34,8 @@ class Names:
     def of(cls, timeline: Timeline, *, segments: bool = False) -> Self:
         """Collect the pairs of microbatch and span that occur, with ``segments`` by the names of segments too."""
         parts = timeline.parts if segments else None
-        behind = [""] if parts is None else ["", *(f" {name}" for name in parts.names)]
+        segment_names = [""] if parts is None else ["", *(f" {name}" for name in parts.names)]
+        behind = [json.dumps(name)[1:] for name in segment_names]
         widest, count = int(timeline.span.max(initial=1)) + 1, len(behind)
         pair = (timeline.microbatch.astype(np.int64) + 1) * widest + timeline.span
         keys, end = _interned(pair if parts is None else pair * count + parts.name + 1)
@@ -70,9 +71,9 @@ def named(
     return [block]
 
 
-def _end(microbatch: int, span: int, segment: str) -> bytes:
+def _end(microbatch: int, span: int, behind: str) -> bytes:
     text = ("" if microbatch < 0 else str(microbatch)) + (f"+{span}" if span > 1 else "")
-    return text.encode() + json.dumps(segment)[1:].encode()
+    return (text + behind).encode()
 
 
 def _interned(keys: Int64s) -> tuple[Int64s, Int32s]:

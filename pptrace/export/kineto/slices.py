@@ -14,7 +14,7 @@ import numpy as np
 
 from pptrace.export import kinds
 from pptrace.export.kineto.arrows import Arrows
-from pptrace.export.kineto.cells import Block, Choice, Part, microseconds, number, words
+from pptrace.export.kineto.cells import Block, Choice, Part, alike, microseconds, number, words
 from pptrace.export.kineto.flows import flow_points
 from pptrace.export.kineto.lanes import HOST, process_of
 from pptrace.export.kineto.names import Names, named
@@ -99,16 +99,16 @@ class Encoder:
         host = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), HOST)
         device = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), lane.thread)
         lines = [
-            b'{"ph":"X","cat":"user_annotation","name":', *self._action(rows, ends), host, *enter,
+            b'{"ph":"X","cat":"user_annotation","name":', *self._action(rows, ends), host, enter,
             b',"dur":0,"args":{"External id":', row_id, b"}},\n",
-            b'{"ph":"X","cat":"cuda_runtime","name":', launch, host, *enter,
+            b'{"ph":"X","cat":"cuda_runtime","name":', launch, host, enter,
             b',"dur":0,"args":{"External id":', row_id, b',"correlation":', row_id, b"}},\n",
-            b'{"ph":"s","id":', row_id, host, *enter, b',"cat":"ac2g","name":"ac2g"},\n',
-            b'{"ph":"X","cat":', category, b',"name":', *kernel, device, *start,
-            b',"dur":', *dur, b',"cname":', color_of(timeline, rows, self.color),
+            b'{"ph":"s","id":', row_id, host, enter, b',"cat":"ac2g","name":"ac2g"},\n',
+            b'{"ph":"X","cat":', category, b',"name":', *kernel, device, start,
+            b',"dur":', dur, b',"cname":', color_of(timeline, rows, self.color),
             b',"args":{"device":0,"stream":%d,"correlation":' % lane.thread, row_id,
             b',"kind":', kind.among(_KIND), *self._facts(rows), *facts, b"}},\n",
-            b'{"ph":"f","id":', row_id, device, *start, b',"cat":"ac2g","name":"ac2g","bp":"e"},',
+            b'{"ph":"f","id":', row_id, device, start, b',"cat":"ac2g","name":"ac2g","bp":"e"},',
         ]  # fmt: skip
         return self.arrows.behind(lines, device, rows)
 
@@ -140,7 +140,7 @@ class Encoder:
         )
         return [name], launch, category, facts
 
-    def _time(self, times_ns: NDArray[np.int64]) -> list[Part]:
+    def _time(self, times_ns: NDArray[np.int64]) -> Block:
         return microseconds(times_ns, whole=self.whole)
 
     def _action(self, rows: slice, ends: Block) -> list[Part]:
@@ -192,12 +192,11 @@ def color_of(timeline: Timeline, rows: slice | Int32s, by: str) -> Part:
 
 def _distinct(values: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
     """Return the distinct values and each one's place among them."""
-    if (values == values[0]).all():
+    if alike(values):
         return values[:1], np.zeros(values.size, dtype=np.int64)
     return np.unique(values, return_inverse=True)
 
 
 def shared_number(values: NDArray[np.integer]) -> Part:
     """Return a cell per line, or the one number that all lines share."""
-    first = int(values[0])
-    return b"%d" % first if bool((values == first).all()) else number(values)
+    return b"%d" % values[0] if alike(values) else number(values)

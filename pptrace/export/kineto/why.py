@@ -99,7 +99,7 @@ class WhyEncoder:
         ])  # fmt: skip
 
     def _times(self, start_ns: Int64s, end_ns: Int64s) -> list[Part]:
-        return [*microseconds(start_ns, whole=False), b',"dur":', *microseconds(end_ns - start_ns, whole=False)]
+        return [microseconds(start_ns, whole=False), b',"dur":', microseconds(end_ns - start_ns, whole=False)]
 
     def _numbered(self, row: Int32s) -> Int64s:
         """Return what the file calls rows of the whole timeline, 0 for none."""

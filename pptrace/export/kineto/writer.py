@@ -15,7 +15,7 @@ import numpy as np
 
 from pptrace.errors import ConfigError
 from pptrace.export.hops import Hops
-from pptrace.export.kineto.cells import microseconds, number, pieces, stacked
+from pptrace.export.kineto.cells import microseconds, number, pieces
 from pptrace.export.kineto.header import header, named
 from pptrace.export.kineto.lanes import lanes_of, part_of, process_of
 from pptrace.export.kineto.links import LinkEncoder
@@ -107,8 +107,8 @@ def _flat(blocks: Iterable[Block]) -> Iterator[memoryview]:
 
 
 def _span(event: bytes, start: int, end: int, *, whole: bool) -> bytes:
-    times = [microseconds(np.array([time]), whole=whole) for time in (start, end - start)]
-    return stacked(1, [event, *times[0], b',"dur":', *times[1], b',"args":{}},\n']).tobytes()
+    times = [microseconds(np.array([time]), whole=whole).tobytes() for time in (start, end - start)]
+    return b"".join([event, times[0], b',"dur":', times[1], b',"args":{}},\n'])
 
 
 def _counted(counter: Counter, process: int, rows: slice) -> Iterator[Block]:
@@ -117,4 +117,4 @@ def _counted(counter: Counter, process: int, rows: slice) -> Iterator[Block]:
     name, unit = json.dumps(counter.name).encode(), json.dumps(counter.unit).encode()
     head = b'{"ph":"C","name":%s,"pid":%d,"ts":' % (name, process)
     value = number(counter.value[rows])
-    return pieces(at.size, [head, *microseconds(at, whole=False), b',"args":{%s:' % unit, value, b"}},\n"])
+    return pieces(at.size, [head, microseconds(at, whole=False), b',"args":{%s:' % unit, value, b"}},\n"])
