@@ -24,7 +24,7 @@ Part: TypeAlias = "bytes | Block | Some"
 """What a line is made of: the same bytes on each line, or a cell per line or per some of the lines."""
 
 _BLANK, _MINUS, _ZERO = b" -0"
-_AT_ONCE = 1 << 21
+_AT_ONCE = 1 << 22
 """Bytes of a piece: few enough for the processor's caches, enough that handing it on costs next to nothing."""
 _GROUP = 10_000
 _SHORT = 2**32 - 1

@@ -37,8 +37,8 @@ __all__ = ["COLOR_BY", "write"]
 COLOR_BY = ("kind", "microbatch")
 """What slices may be coloured by, where the viewer heeds ``cname``; Perfetto goes by their names."""
 
-_ROWS = 4096
-_IN_FLIGHT = 4
+_ROWS = 8192
+_IN_FLIGHT = 2
 
 
 def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:

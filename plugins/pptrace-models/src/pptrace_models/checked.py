@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import sys
+from functools import cache
+from inspect import cleandoc
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -9,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pptrace.plugin import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = ["Parameters", "checked", "divisors_near"]
 
@@ -19,7 +25,18 @@ _Model = TypeVar("_Model", bound=BaseModel)
 class Parameters(BaseModel):
     """A frozen set of parameters: no key beyond those declared, each described by its docstring."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Describe the fields.
+
+        ``use_attribute_docstrings`` does the same, but asks for the file of every module that is loaded to find
+        the class: a tenth of the time that a small simulation takes.
+        """
+        described = _docstrings(cls.__module__).get(cls.__name__, {})
+        for name, field in cls.model_fields.items():
+            field.description = field.description or described.get(name)
 
 
 def checked(model: type[_Model], values: Mapping[str, Any], key: str) -> _Model:
@@ -58,6 +75,24 @@ def divisors_near(size: int, *numbers: int) -> str:
     below = [d for d in common if d <= size][-1:]
     above = [d for d in common if d > size][:1]
     return " or ".join(map(str, below + above))
+
+
+@cache
+def _docstrings(module: str) -> dict[str, dict[str, str]]:
+    """Return the docstrings of the fields of each class of a module; none where it has no source."""
+    file = getattr(sys.modules[module], "__file__", None)
+    if file is None or not Path(file).is_file():
+        return {}
+    classes = [node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.ClassDef)]
+    return {node.name: dict(_described(node)) for node in classes}
+
+
+def _described(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a class that a string stands behind, with that string."""
+    for field, behind in pairwise(node.body):
+        match field, behind:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, cleandoc(text)
 
 
 def _common_divisors(numbers: Iterable[int]) -> list[int]:
