@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["cli", "main"]
 
+_COLLECTED = 50_000
+"""New objects after which garbage is looked for: Python's own 700 cost a small command a thirtieth of its time."""
 _TROUBLE = 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -98,6 +101,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line; every error that a user can cause is one line and exit code 2."""
     warnings.showwarning = _show_warning
+    gc.set_threshold(_COLLECTED, *gc.get_threshold()[1:])
     with plain_streams():
         code = _run()
     sys.exit(code)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pptrace_models import collectives, flops
@@ -99,10 +100,22 @@ def work_ns(work: Work, unit: str, model: Transformer, device: Accelerator) -> i
         return shaped_ns(work, unit, model.precision, device)
     if not work.flops and not work.size_bytes:
         return 0
-    compute = device.launch_latency + work.flops * _SECOND_NS / _flops_rate(unit, model, device)
-    memory_rate = device.memory_bandwidth * Fraction(str(device.memory_efficiency))
-    memory = device.memory_latency + work.size_bytes * _SECOND_NS / memory_rate
-    return -int(-max(compute, memory) // 1)
+    memory_rate = device.memory_bandwidth * _exact(device.memory_efficiency)
+    return max(
+        device.launch_latency + _taken_ns(work.flops, _flops_rate(unit, model, device)),
+        device.memory_latency + _taken_ns(work.size_bytes, memory_rate),
+    )
+
+
+def _taken_ns(amount: int, rate: Fraction) -> int:
+    """Return what an amount takes at a rate per second, in whole nanoseconds, rounded up."""
+    return -(-amount * _SECOND_NS * rate.denominator // rate.numerator)
+
+
+@cache
+def _exact(share: float) -> Fraction:
+    """Return a share as it was written."""
+    return Fraction(str(share))
 
 
 def layer_cost(
@@ -213,4 +226,4 @@ def _flops_rate(unit: str, model: Transformer, device: Accelerator) -> Fraction:
     if unit != "linear":
         precision = kept(precision)
     share = device.attention_efficiency if unit == "attention" else device.compute_efficiency
-    return device.peak(precision) * Fraction(str(share))
+    return device.peak(precision) * _exact(share)
