@@ -42,6 +42,8 @@ def printable(text: str) -> str:
     >>> printable("F\x1b[31m 0\u202e\n")
     'F\\u001b[31m 0\\u202e\n'
     """
+    if text.isascii() and text.isprintable():
+        return text
     return _CONTROLS.sub(_escaped, text)
 
 
