@@ -37,7 +37,7 @@ __all__ = ["COLOR_BY", "write"]
 COLOR_BY = ("kind", "microbatch")
 """What slices may be coloured by, where the viewer heeds ``cname``; Perfetto goes by their names."""
 
-_ROWS = 8192
+_ROWS = 4096
 _IN_FLIGHT = 2
 
 
