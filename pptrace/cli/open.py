@@ -52,6 +52,7 @@ pptrace open step.json.gz --ui perfetto/ui/out/dist
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--only", metavar="PART", multiple=True, help="Traces of ours: ranks=0,7 or microbatches=0:32.")
 @click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="The rank that is GPU N, and its peers.")
+@click.option("--replica", type=click.IntRange(min=0), metavar="N", help="Replica N, where replicas differ.")
 @click.option("--overview/--whole", default=None, help="How busy ranks are; what large traces show first.")
 def command(
     file: Path,
@@ -60,6 +61,7 @@ def command(
     timeout_s: int,
     only: tuple[str, ...],
     gpu: int | None,
+    replica: int | None,
     *,
     no_browser: bool,
     overview: bool | None,
@@ -71,7 +73,7 @@ def command(
     """
     from pptrace.cli.opened_part import Wanted, opened_part
 
-    with opened_part(file, Wanted(only=only, gpu=gpu, overview=overview), _say) as trace:
+    with opened_part(file, Wanted(only=only, gpu=gpu, replica=replica, overview=overview), _say) as trace:
         sniff.check(trace)
         _check_ui(ui, port)
         _serve(file, Site(trace=trace, ui=ui, arranged=_ours(trace)), port, timeout_s, no_browser=no_browser)

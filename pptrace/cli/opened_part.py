@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from pptrace.errors import PptraceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from pptrace.experiment.replicas import Replicas
     from pptrace.model.layout import Layout
     from pptrace.timeline.timeline import Timeline
 
@@ -23,6 +24,8 @@ _LARGE_BYTES = 300_000_000
 _PACKED = 6
 """How many times smaller gzip makes a trace, about."""
 _FEW = 8
+_REPLICAS = 64
+"""Replicas that an overview shows, of those that differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +36,15 @@ class Wanted:
     """Ranks and microbatches, as ``--only`` has them."""
     gpu: int | None = None
     """A GPU of the job, whose rank and those it exchanges messages with are shown."""
+    replica: int | None = None
+    """A replica of a job whose replicas differ, counted from 0; for None that of the GPU, or the trace's own."""
     overview: bool | None = None
     """Whether an overview is; None for where the trace is large."""
 
     @property
     def all_of_it(self) -> bool:
         """Whether nothing in particular is asked for."""
-        return not self.only and self.gpu is None and not self.overview
+        return not self.only and self.gpu is None and self.replica is None and not self.overview
 
 
 @contextmanager
@@ -71,20 +76,68 @@ def _write(timeline: Timeline, trace: Path, file: Path, wanted: Wanted, say: Cal
     title = file.resolve().name
     kept = parse_only([part for text in wanted.only for part in text.split()])
     ranks = kept.ranks
+    job = _replicas(timeline, file)
+    timeline = _of_replica(timeline, job, wanted, file, say)
     if wanted.gpu is not None:
-        rank, told = _rank_of_gpu(timeline, wanted.gpu, file)
+        rank, told = _rank_of_gpu(timeline, wanted.gpu, file, job)
         title = f"{title}: {told}"
         say(told)
         ranks = tuple(sorted({rank, *_partners(timeline, rank), *(ranks or ())}))
     if wanted.only or wanted.gpu is not None:
         perfetto.write(trim(timeline, ranks, kept.microbatches), trace, {"title": title})
         return
-    if not file.is_dir() or wanted.overview:
+    if wanted.overview or (wanted.replica is None and not file.is_dir()):
         from pptrace.export.perfetto.overview import write_overview
 
-        write_overview(timeline, trace, f"{title}: overview", _about(timeline))
+        write_overview(timeline, trace, f"{title}: overview", _about(timeline), _named(job))
         return
     perfetto.write(timeline, trace, {"title": title})
+
+
+def _replicas(timeline: Timeline, file: Path) -> Replicas | None:
+    """Return the job's replicas as its configuration has them; None where they are alike or were measured."""
+    configuration = timeline.provenance.get("configuration")
+    if not isinstance(configuration, dict) or _layout(timeline) is None:
+        return None
+    if not (configuration.get("batch") or {}).get("lengths"):
+        return None
+    from pptrace.experiment.replicas import replicas_of
+
+    try:
+        return replicas_of(configuration)
+    except PptraceError as error:
+        message = f"{file}: its replicas differ, and its configuration cannot be simulated here: {error}"
+        raise PptraceError(" ".join(message.split())) from error
+
+
+def _of_replica(
+    timeline: Timeline, job: Replicas | None, wanted: Wanted, file: Path, say: Callable[[str], None]
+) -> Timeline:
+    """Return the replica that is wanted, simulated again; the trace's own where none is."""
+    replica, layout = wanted.replica, _layout(timeline)
+    if job is None:
+        if replica is not None:
+            raise PptraceError(f"{file}: --replica {replica}: its replicas do not differ; leave it out")
+        return timeline
+    if wanted.gpu is not None and layout is not None and wanted.gpu < layout.gpus:
+        own = layout.place(wanted.gpu)["dp"]
+        if replica not in {None, own}:
+            raise PptraceError(f"--replica {replica}: GPU {wanted.gpu} is in replica {own}; name one of them")
+        replica = own
+    if replica is None:
+        return timeline
+    run = job.run(replica)
+    say(run.prepared.workload.notes[-1])
+    return run.traced()
+
+
+def _named(job: Replicas | None) -> Iterator[tuple[str, Timeline]]:
+    """Yield an overview's replicas, each with the numbers of those that are alike."""
+    from pptrace.timeline.why import why
+
+    for numbers, run in job.runs(_REPLICAS) if job else ():
+        few = ", ".join(map(str, numbers[:_FEW])) + (f", … {numbers[-1]}" if len(numbers) > _FEW else "")
+        yield f"replica{'s' * (len(numbers) != 1)} {few}", replace(run.timeline, why=why(run.timeline))
 
 
 def _is_large(file: Path) -> bool:
@@ -123,7 +176,7 @@ def _layout(timeline: Timeline) -> Layout | None:
     return Layout(**sizes, etp=int(parallel.get("etp") or 0), order=tuple(order))
 
 
-def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path) -> tuple[int, str]:
+def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path, job: Replicas | None) -> tuple[int, str]:
     layout = _layout(timeline)
     if layout is None:
         raise PptraceError(f"{file}: does not say which GPUs its ranks are; name one that pptrace simulate wrote")
@@ -131,6 +184,8 @@ def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path) -> tuple[int, str]:
         raise PptraceError(f"--gpu {gpu}: the job has the GPUs 0 to {layout.gpus - 1}")
     place = layout.place(gpu)
     rank, replicas = place["pp"], layout.gpus // layout.pp
+    if job is not None:
+        replicas = replicas // layout.dp * job.alike(place["dp"])
     where = ", ".join(f"{axis} {at}" for axis, at in place.items())
     return rank, f"GPU {gpu} is {where}: rank {rank}, which stands for {replicas:,} GPUs that do the same"
 

@@ -154,6 +154,12 @@ class Batch(_Section):
         "longest unless given.",
         examples=[[8192, 3072, 5120, 8192]],
     )
+    replica: int | None = Field(
+        default=None,
+        ge=0,
+        description="Which data-parallel replica of unlike lengths the step shows, from 0; the one that computes "
+        "longest unless given. The step takes the same time in all of them.",
+    )
 
     @property
     def known_microbatches(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.workload import Workload
 
-__all__ = ["lengths_of", "of_the_last_replica", "with_lengths"]
+__all__ = ["Unlike", "lengths_of", "of_the_last_replica", "unlike_replicas", "with_lengths"]
 
 _KEY = "batch.lengths"
 _NUMBER = re.compile(r"[^\s,;]+")
@@ -99,8 +99,34 @@ def with_lengths(
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlike:
+    """The replicas of a step that differ, each simulated alone."""
+
+    kind_of: Int64s
+    """Which of the following each replica is, shape (replicas,)."""
+    first: Int64s
+    """The first replica of each kind, shape (kinds,)."""
+    classes: Int32s
+    """The class of each microbatch, shape (kinds, microbatches)."""
+    ready_ns: Int64s
+    """When each stage's gradients are whole, shape (kinds, stages)."""
+    peak_bytes: Int64s
+    """The most memory of each rank, shape (kinds, ranks)."""
+
+    @property
+    def slowest(self) -> int:
+        """Return the kind that computes longest."""
+        return int(np.argmax(self.ready_ns.max(axis=1)))
+
+    def workload_of(self, workload: Workload, kind: int) -> Workload:
+        """Return a step's costs in replicas of one kind, whose reductions wait for all others."""
+        others = np.delete(self.ready_ns, kind, axis=0).max(axis=0)
+        return replace(workload, microbatch_class=self.classes[kind], released_ns=others)
+
+
 def of_the_last_replica(prepared: Prepared, lengths: Int64s) -> Prepared:
-    """Return the step of the replica that computes longest, whose reductions wait for the others.
+    """Return the step of the replica that computes longest, or of ``batch.replica``; its reductions wait for all.
 
     Reductions and meetings are the same moments for all replicas, so its step ends when theirs do.
 
@@ -109,42 +135,65 @@ def of_the_last_replica(prepared: Prepared, lengths: Int64s) -> Prepared:
         lengths: shape (replicas, microbatches).
 
     Raises:
+        ConfigError: replicas that are not alike would meet within the step, their microbatches are cut, or there
+            is no such replica.
+    """
+    asked = prepared.resolved.experiment.batch.replica
+    if asked is not None and asked >= len(lengths):
+        last = len(lengths) - 1
+        raise prepared.resolved.error("batch.replica", f"{asked}: the job has replicas 0 to {last}")
+    if len(np.unique(lengths, axis=0)) == 1:
+        return prepared
+    unlike = unlike_replicas(prepared, lengths)
+    shown = unlike.slowest if asked is None else int(unlike.kind_of[asked])
+    number = int(unlike.first[shown]) if asked is None else asked
+    workload = unlike.workload_of(prepared.workload, shown)
+    note = _note(unlike, shown, number)
+    return replace(prepared, workload=replace(workload, notes=(*workload.notes, note)))
+
+
+def unlike_replicas(prepared: Prepared, lengths: Int64s) -> Unlike:
+    """Simulate each replica that is like no other, alone.
+
+    Args:
+        prepared: a step whose costs are by :func:`with_lengths`.
+        lengths: shape (replicas, microbatches).
+
+    Raises:
         ConfigError: replicas that are not alike would meet within the step, or their microbatches are cut.
     """
-    unlike, first = np.unique(lengths, axis=0, return_index=True)
-    if len(unlike) == 1:
-        return prepared
+    unlike, first, kind_of = np.unique(lengths, axis=0, return_index=True, return_inverse=True)
     _check_unlike(prepared)
     workload, zero = prepared.workload, np.zeros(prepared.workload.stages, dtype=np.int64)
-    alone = replace(workload, reduce_ns=zero, optimizer_ns=zero, sync_ns=0)
-
-    def workload_of(classes: Int32s) -> Workload:
-        return replace(alone, microbatch_class=classes)
-
+    alone = replace(workload, reduce_ns=zero, optimizer_ns=zero, sync_ns=0, released_ns=zero[:0])
     used = (np.searchsorted(np.unique(lengths), unlike) + 1).astype(np.int32)
     ready = np.zeros((len(used), workload.stages), dtype=np.int64)
     peaks = np.zeros((len(used), prepared.schedule.ranks), dtype=np.int64)
     for own, peak, classes in zip(ready, peaks, used, strict=True):
+        costs = replace(alone, microbatch_class=classes)
         timeline = simulate(
-            prepared.schedule, workload_of(classes), prepared.network, prepared.policy,
-            contention=prepared.contention,
-        )  # fmt: skip
+            prepared.schedule, costs, prepared.network, prepared.policy, contention=prepared.contention
+        )
         rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
         np.maximum.at(own, timeline.stage[rows], timeline.end_ns[rows])
-        peak[:] = measure_memory(timeline, workload_of(classes)).peak_bytes
-    ends = ready.max(axis=1)
-    slowest = int(np.argmax(ends))
-    times = f"{format_duration(int(ends.max()))}, the fastest {format_duration(int(ends.min()))}"
-    note = f"Of {len(lengths)} replicas this is number {first[slowest]}, which computes longest: {times}."
+        peak[:] = measure_memory(timeline, costs).peak_bytes
+    return Unlike(kind_of=kind_of.ravel(), first=first, classes=used, ready_ns=ready, peak_bytes=peaks)
+
+
+def _note(unlike: Unlike, shown: int, number: int) -> str:
+    ends, peaks = unlike.ready_ns.max(axis=1), unlike.peak_bytes
+    longest, least = format_duration(int(ends.max())), format_duration(int(ends.min()))
+    says = f"Of {len(unlike.kind_of)} replicas this is number {number}, which computes"
+    if shown == unlike.slowest:
+        note = f"{says} longest: {longest}, the fastest {least}."
+    else:
+        slowest = unlike.first[unlike.slowest]
+        note = f"{says} {format_duration(int(ends[shown]))}; number {slowest} computes longest: {longest}."
     fullest, rank = (int(place) for place in np.unravel_index(peaks.argmax(), peaks.shape))
-    if peaks[fullest].max() > peaks[slowest].max():
+    if peaks[fullest].max() > peaks[shown].max():
         more = format_size(int(peaks[fullest, rank]))
-        note += f" Number {first[fullest]} needs the most memory: {more} on rank {rank}."
-    workload = replace(
-        workload, microbatch_class=used[slowest], notes=(*workload.notes, note),
-        released_ns=np.delete(ready, slowest, axis=0).max(axis=0),
-    )  # fmt: skip
-    return replace(prepared, workload=workload)
+        note += f" Number {unlike.first[fullest]} needs the most memory: {more} on rank {rank}."
+    return note
 
 
 def _check_unlike(prepared: Prepared) -> None:

@@ -35,9 +35,12 @@ def of_model(lengths: Any, *, dp: int = 1, **sections: Any) -> pptrace.Run:
     })  # fmt: skip
 
 
-def of_table(lengths: list[int], dp: int, *, overlap: bool, schedule: str = "1f1b", **costs: Any) -> pptrace.Run:
+def of_table(
+    lengths: list[int], dp: int, *, overlap: bool, schedule: str = "1f1b", replica: int | None = None, **costs: Any
+) -> pptrace.Run:
     return pptrace.simulate({
-        "parallel": {"pp": 2, "dp": dp}, "batch": {"microbatches": 4, "sequence": 10, "lengths": lengths},
+        "parallel": {"pp": 2, "dp": dp},
+        "batch": {"microbatches": 4, "sequence": 10, "lengths": lengths, "replica": replica},
         "schedule": schedule, "network": {"name": "hockney", "bandwidth": "1 GB/s", "latency": "100 ns"},
         "data_parallel": {"overlap": overlap}, "costs": {
             "name": "table", "forward": "1 us", "backward": ["2 us", "3 us"], "boundary": "1 kB",
@@ -109,6 +112,8 @@ def test_the_step_ends_as_that_of_all_replicas_in_one_table(
     )  # fmt: skip
 
     assert one.timeline.end_ns.max() == whole.end_ns.max()
+    last = of_table(lengths, dp, overlap=overlap, schedule=schedule, replica=dp - 1)
+    assert last.timeline.end_ns.max() == whole.end_ns.max()
 
 
 def test_the_slowest_replica_is_shown_and_named() -> None:

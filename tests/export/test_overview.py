@@ -11,6 +11,7 @@ import pytest
 from compared_steps import one_step
 from decoded_trace import Decoded
 
+import pptrace
 from pptrace.cli.opened_part import Wanted, opened_part
 from pptrace.errors import PptraceError
 from pptrace.export import perfetto
@@ -124,3 +125,46 @@ def test_a_gpu_that_is_not_there_is_one_line(trace: Path, timeline: Timeline, tm
     perfetto.write(replace(timeline, provenance={}), tmp_path / "plain.pftrace", {})
     with pytest.raises(PptraceError, match=r"plain.pftrace: does not say which GPUs its ranks are"):
         opened(tmp_path / "plain.pftrace", gpu=0)
+
+
+@pytest.fixture
+def unlike(tmp_path: Path) -> Path:
+    step = {
+        "parallel": {"pp": 2, "dp": 3}, "schedule": "1f1b", "network": {"name": "hockney", "bandwidth": "1 GB/s"},
+        "batch": {"microbatches": 3, "sequence": 9, "lengths": [4, 4, 4, 9, 9, 9, 4, 4, 4]},
+        "costs": {"name": "table", "forward": "1 us", "backward": "2 us", "reduction": "1 us"},
+    }  # fmt: skip
+    path = tmp_path / "job.pftrace"
+    pptrace.simulate(step).save(path)
+    return path
+
+
+def test_a_gpu_is_shown_in_its_own_replica_where_replicas_differ(unlike: Path) -> None:
+    slow, _ = opened(unlike, gpu=1)
+    fast, said = opened(unlike, gpu=2)
+
+    assert said[0].startswith("Of 3 replicas this is number 2, which computes")
+    assert said[1] == "GPU 2 is pp 0, dp 2, cp 0, tp 0: rank 0, which stands for 2 GPUs that do the same"
+    begun = [
+        {one.fields(event)["name"]: event.timestamp for event in one.events(BEGIN) if event.track_event.name_iid}
+        for one in (slow, fast)
+    ]
+    # A forward takes a ninth of a microsecond for each token.
+    assert begun[0]["F 1"] == 1000
+    assert begun[1]["F 1"] == 444
+
+
+def test_an_overview_has_a_track_for_each_replica_that_differs(unlike: Path) -> None:
+    shown, _ = opened(unlike, overview=True)
+
+    assert threads(shown) == {"critical path", "rank 0", "rank 1", "replica 1", "replicas 0, 2"}
+
+
+def test_a_replica_that_cannot_be_shown_is_one_line(unlike: Path, tmp_path: Path) -> None:
+    with pytest.raises(PptraceError, match=r"batch\.replica: 3: the job has replicas 0 to 2"):
+        opened(unlike, replica=3)
+    with pytest.raises(PptraceError, match="--replica 0: GPU 1 is in replica 1; name one of them"):
+        opened(unlike, replica=0, gpu=1)
+    perfetto.write(one_step(), tmp_path / "alike.pftrace", {})
+    with pytest.raises(PptraceError, match="--replica 1: its replicas do not differ"):
+        opened(tmp_path / "alike.pftrace", replica=1)

@@ -24,7 +24,7 @@ from pptrace.timeline.phases import phases
 from pptrace.timeline.window import window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackDescriptor
@@ -42,7 +42,13 @@ _WORDS = ((95, "busy"), (70, "mostly busy"), (30, "half idle"), (0, "idle"))
 """From how many percent on a part of a rank's step is called so."""
 
 
-def write_overview(timeline: Timeline, path: Path, title: str, about: Mapping[int, str]) -> None:
+def write_overview(
+    timeline: Timeline,
+    path: Path,
+    title: str,
+    about: Mapping[int, str],
+    replicas: Iterable[tuple[str, Timeline]] = (),
+) -> None:
     """Write the overview of a step that says why its ranks wait.
 
     Args:
@@ -50,6 +56,8 @@ def write_overview(timeline: Timeline, path: Path, title: str, about: Mapping[in
         path: the file.
         title: what the trace is called.
         about: what is said of ranks, such as which GPUs they are.
+        replicas: those that differ, with names, as long as the step; each becomes a track of how busy its ranks
+            are in the mean.
 
     Raises:
         OSError: the file cannot be written.
@@ -73,6 +81,8 @@ def write_overview(timeline: Timeline, path: Path, title: str, about: Mapping[in
         if rank in about:
             top.description = printable(about[rank])
         counters += _write_rank(head, tracks, top, timeline, rank, edges)
+    for number, (name, replica) in enumerate(replicas, max(ranks, default=0) + 1):
+        counters.append(_write_replica(head, tracks, tracks.thread(name, number), replica, edges))
     run = counter_run([counter for counter, _ in counters], [track for _, track in counters])
     write_packets(path, head.SerializeToString(), [run])
 
@@ -111,11 +121,7 @@ def _write_rank(
 ) -> Iterator[tuple[Counter, int]]:
     """Write a rank's slices; yield its counters and their tracks."""
     busy, idle = busy_percent(timeline, rank, edges)
-    words = np.searchsorted([-least for least, _ in _WORDS], -busy)
-    turns = np.flatnonzero(np.diff(words, prepend=-1))
-    ends = np.append(turns[1:], words.size)
-    for first, end in zip(turns.tolist(), ends.tolist(), strict=True):
-        _write_slice(head, top.uuid, int(edges[first]), int(edges[end]), _WORDS[words[first]][1])
+    _write_words(head, top, busy, edges)
     parts = [part for part in phases(timeline) if part.rank == rank]
     if parts:
         track = tracks.child(top, "phases", 0).uuid
@@ -130,6 +136,27 @@ def _write_rank(
         track = tracks.child(top, counter.name, place)
         track.counter.unit_name, track.counter.y_axis_share_key = counter.unit, counter.unit
         yield counter, track.uuid
+
+
+def _write_words(head: Trace, top: TrackDescriptor, busy: Int64s, edges: Int64s) -> None:
+    """Write a slice for each part of a step that is equally busy."""
+    words = np.searchsorted([-least for least, _ in _WORDS], -busy)
+    turns = np.flatnonzero(np.diff(words, prepend=-1))
+    ends = np.append(turns[1:], words.size)
+    for first, end in zip(turns.tolist(), ends.tolist(), strict=True):
+        _write_slice(head, top.uuid, int(edges[first]), int(edges[end]), _WORDS[words[first]][1])
+
+
+def _write_replica(
+    head: Trace, tracks: Tracks, top: TrackDescriptor, timeline: Timeline, edges: Int64s
+) -> tuple[Counter, int]:
+    """Write how busy a replica's ranks are in the mean; return that as a counter, with its track."""
+    ranks = sorted(set(timeline.lane_rank.tolist()))
+    busy: Int64s = np.sum([busy_percent(timeline, rank, edges)[0] for rank in ranks], axis=0) // len(ranks)
+    _write_words(head, top, busy, edges)
+    track = tracks.child(top, "busy", 1)
+    track.counter.unit_name = track.counter.y_axis_share_key = "%"
+    return Counter(rank=ranks[0], name="busy", unit="%", at_ns=edges[:-1], value=busy), track.uuid
 
 
 def _highest(counter: Counter, edges: Int64s) -> Counter:
