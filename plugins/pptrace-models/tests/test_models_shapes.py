@@ -98,9 +98,7 @@ def test_attention_fills_the_device_with_blocks_and_narrow_heads_attain_less() -
     assert rate(25, backward=True) == pytest.approx(0.85 * rate(25), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "content", ["[]", '{"accelerator": {"op": [1]}}', "[" * 100_000, '{"accelerator": {"op": {"matmul": 3}}}']
-)
+@pytest.mark.parametrize("content", ["[]", '{"accelerator": {"op": [1]}}', "[" * 100_000])
 def test_files_that_hold_no_table_are_refused(
     costs: Callable[..., Workload], tmp_path: Path, content: str
 ) -> None:
