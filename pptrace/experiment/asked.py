@@ -52,10 +52,10 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
         paths = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
         message = transfer_ns(workload.boundary_bytes[:1], paths.overhead_ns, paths.rate_kbps)
         transfer = int(message[0] + paths.latency_ns[0])
-    static = np.bincount(np.arange(workload.stages) % ranks, weights=_state(workload)).astype(np.int64)
+    static = np.bincount(np.arange(workload.stages) % ranks, weights=_state(workload), minlength=ranks)
     reserved = workload.reserved_bytes
     fits = (workload.capacities(ranks) - reserved) * 1000 // (1000 + workload.reserved_permille)
-    room = int((fits - static).min())
+    room = int((fits - static.astype(np.int64)).min())
     per_stage: dict[str, Any] = {
         name: () if workload.unit_time_ns else tuple(getattr(workload, name).tolist())
         for name in (

@@ -148,6 +148,13 @@ def test_a_tolerance_may_be_written_as_on_the_command_line(tmp_path: Path) -> No
         pptrace.diff(table, table, tolerance="two")
 
 
+def test_a_table_with_a_row_too_many_is_refused_with_the_cell(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("1F0,1B0\n1F0,1B0\n0F0,0B0\n")
+
+    with pytest.raises(pptrace.PptraceError, match=r"row 2, column 1, cell '1F0'.*stage 1 is on rank 0"):
+        pptrace.simulate(schedule=str(tmp_path / "table.csv"))
+
+
 SEARCHER = """\
 def make(simulator):
     tables = {name: table for name, table, _ in simulator.others()}

@@ -47,7 +47,7 @@ def planned(registry: Registry, **changed: Any) -> Any:
         ({"gpus": 0}, "--gpus: 0 is no number of GPUs: write 1 or more"),
         ({"top": 0}, "--top: 0 is nothing"),
         ({"objective": "tokns"}, r"--objective: 'tokns' is no objective \(did you mean 'tokens'"),
-        ({"memory": "2.2GiB"}, r"--memory: none of \d+ configurations fits: the least needs .* GiB \(.*\); give"),
+        ({"memory": "2.2GiB"}, r"--memory: none of \d+ configurations fits: .* GiB would do \(.*\); give"),
         ({"gpus": 2, "vary": {"pp": [2], "tp": [2]}}, "--gpus: a replica of the sizes named needs 4 GPUs, and"),
         ({"gpus": 7, "vary": {"pp": [2]}}, "--vary: no pp x tp x cp x dp of the sizes named makes 7 GPUs"),
         ({"vary": {"micro": MANY, "global": MANY}}, r"--vary: [0-9,]+ configur.*micro 799, global 799.*fewer"),

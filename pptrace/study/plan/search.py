@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pptrace.study.plan.candidate import Candidate
     from pptrace.study.plan.question import Worth
     from pptrace.study.plan.runner import Runner
-    from pptrace.study.plan.space import Space
+    from pptrace.study.plan.space import Layout, Space
 
 __all__ = ["Found", "Search"]
 
@@ -139,16 +139,36 @@ class Search:
             reasons = [one.reason for one in self.candidates if one.reason]
             most = max(dict.fromkeys(reasons), key=reasons.count, default="nothing varies")
             return ConfigError(f"none of {len(self.candidates):,} configurations can run: {most}", file="plan")
-        least = sorted(tight, key=lambda one: (one.bound.peak_bytes if one.bound else 0, one.number))[:_LEAST]
-        rows = self.runner.rows(least)
-        needs = [(int(row["peak_memory_bytes"] or 0), one) for one, row in zip(least, rows, strict=True)
-                 if not row.get("error")]  # fmt: skip
+        needs = self._needs(tight)
         if not needs:
             return ConfigError(f"none of {len(self.candidates):,} configurations fits", file="--memory")
         size, one = min(needs, key=lambda need: need[0])
-        told = f"the least needs {format_size(size)} ({one.name})"
+        told = f"{format_size(size)} would do ({one.name})"
         message = f"none of {len(self.candidates):,} configurations fits: {told}; give more GPUs, or more memory"
         return ConfigError(message, file="--memory")
+
+    def _needs(self, tight: Sequence[Candidate]) -> list[tuple[int, Candidate]]:
+        """Return what some need, simulated: those with the least bounds by their own tables, some per layout."""
+        layouts: dict[Layout, list[Candidate]] = {}
+        for one in sorted(tight, key=_need):
+            layouts.setdefault(one.layout, []).append(one)
+        likely = [one for group in layouts.values() for one in group[:_LEAST]]
+        for one in likely:
+            self.scales.refine(one)
+        likely = sorted((one for one in likely if one.fate in {Fate.MEMORY, Fate.SIMULATED}), key=_need)
+        needs: list[tuple[int, Candidate]] = []
+        for begin in range(0, len(likely), _LEAST):
+            batch = likely[begin : begin + _LEAST]
+            if needs and _need(batch[0])[0] >= min(size for size, _ in needs):
+                break
+            rows = self.runner.rows(batch)
+            needs += [(int(row["peak_memory_bytes"] or 0), one) for one, row in zip(batch, rows, strict=True)
+                      if not row.get("error")]  # fmt: skip
+        return needs
+
+
+def _need(candidate: Candidate) -> tuple[int, int]:
+    return candidate.bound.peak_bytes if candidate.bound else 0, candidate.number
 
 
 def _nobody(text: str) -> None:
