@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from compared_steps import MS, ROWS, one_step, side_of_step, slower_way, stretched
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.analysis.diff.divergence import Link, first_divergence
@@ -155,6 +155,7 @@ def test_a_host_that_hesitates_is_until_it_was_begun() -> None:
     )
 
 
+@settings(settings.get_profile("few"))
 @given(
     st.dictionaries(st.integers(0, 2), st.floats(0.5, 2)), st.integers(50_000, 2_000_000), st.integers(0, 20 * MS)
 )

@@ -11,7 +11,7 @@ import pytest
 from compared_steps import MS, ROWS, slower_way, stretched
 from compared_steps import one_step as step
 from compared_steps import side_of_step as side
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.analysis.diff.step_diff import diff
@@ -59,6 +59,7 @@ def test_all_steps_pooled_compare_the_median_of_every_action() -> None:
     assert (str(change.action), change.change_ns.value) == ("2F3", 31 * MS)
 
 
+@settings(settings.get_profile("few"))
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7))
 def test_a_pooled_duration_is_the_median(by_ms: list[int]) -> None:
     base = step()

@@ -34,6 +34,8 @@ SECONDS, GROWTH = 10, 512 << 20
 """Processor time that a small file may take, and memory beyond what the process began with."""
 OURS = re.compile(r"^pptrace: plugin .* raised \w", re.MULTILINE)
 """What is told where a plugin raises what is no refusal; here all plugins are ours."""
+FEW = 9
+"""Inputs for which loading in advance does not pay."""
 PATIENCE = 60
 """Seconds by the clock after which a process is taken to hang."""
 
@@ -73,7 +75,7 @@ def fuzz(name: str, seed: int, inputs: int, until: float, keep: Path) -> Counter
         whole = Path(scratch) / "whole"
         whole.mkdir()
         target = Path(apart(partial(form.write, whole))).name
-        for command in form.commands if form.warm else ():
+        for command in form.commands if form.warm and inputs > FEW else ():
             copy = shutil.copytree(whole, Path(scratch) / "warm", dirs_exist_ok=True)
             warm(command_line(command, whole, target), copy)
         number = 0

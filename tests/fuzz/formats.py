@@ -92,7 +92,7 @@ FORMATS = {
     "overlapped": Format(write=files.overlapped, change="configuration", commands=("simulate FILE -o out.json",)),
     "lengths": Format(write=files.lengths, change="bytes", commands=("simulate step.yaml",)),
     "kernel-table": Format(write=files.kernel_table, change="json", commands=("simulate step.yaml",)),
-    "rows": Format(write=files.rows, change="table", commands=("accuracy FILE --workers 1",)),
+    "rows": Format(write=files.rows, change="table", commands=("accuracy FILE --executor serial",)),
     "rules": Format(
         write=lambda folder: files.of_profiler("chrome")(folder).with_name("rules.yaml"), change="yaml",
         commands=("explain all.json --rules FILE",),
