@@ -90,7 +90,7 @@ def test_the_report_and_its_progress_are_lines() -> None:
 
     step, bound, memory, *ranks = result.stdout.splitlines()
     assert step.startswith("step     270.")
-    assert bound == "bound    270.078 ms: nothing is faster"
+    assert bound == "bound    270.078 ms: no order of these stages is faster"
     assert memory == "memory   30 GiB"
     assert [line.split()[:2] for line in ranks[-4:]] == [["rank", str(rank)] for rank in range(4)]
     assert "bound 270.078 ms  gap 0." in result.stderr

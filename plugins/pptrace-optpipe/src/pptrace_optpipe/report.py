@@ -55,7 +55,9 @@ def dots(rivals: Sequence[Rival]) -> list[dict[str, Any]]:
 def lines(found: Optimised, memory: int, rivals: Sequence[Rival] = ()) -> list[str]:
     """Return a short report."""
     step, bound = found.simulated.step_ns, found.bound_ns
-    verdict = f"{_ms(bound)}: " + ("nothing is faster" if found.proved else f"gap {found.gap:.2%}")
+    verdict = f"{_ms(bound)}: " + (
+        "no order of these stages is faster" if found.proved else f"gap {found.gap:.2%}"
+    )
     report = [
         f"step     {_ms(step)}, bubble {found.simulated.bubble:.2%}",
         f"bound    {verdict if bound else 'not known: stages are placed otherwise than was searched'}",
