@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -99,7 +99,8 @@ def _replicas(timeline: Timeline, file: Path) -> Replicas | None:
     configuration = timeline.provenance.get("configuration")
     if not isinstance(configuration, dict) or _layout(timeline) is None:
         return None
-    if not (configuration.get("batch") or {}).get("lengths"):
+    batch = configuration.get("batch")
+    if not isinstance(batch, dict) or not batch.get("lengths"):
         return None
     from pptrace.experiment.replicas import replicas_of
 
@@ -171,9 +172,11 @@ def _layout(timeline: Timeline) -> Layout | None:
     parallel = configuration.get("parallel") if isinstance(configuration, dict) else None
     if not isinstance(parallel, dict) or parallel.get("pp") != timeline.placement.ranks:
         return None
-    sizes = {axis: int(parallel.get(axis) or 1) for axis in ("pp", "dp", "cp", "ep", "tp")}
-    order = str(parallel.get("order", "tp-cp-ep-dp-pp")).split("-")
-    return Layout(**sizes, etp=int(parallel.get("etp") or 0), order=tuple(order))
+    order = tuple(str(parallel.get("order", "tp-cp-ep-dp-pp")).split("-"))
+    with suppress(TypeError, ValueError):  # a trace may say anything
+        sizes = {axis: int(parallel.get(axis) or 1) for axis in ("pp", "dp", "cp", "ep", "tp")}
+        return Layout(**sizes, etp=int(parallel.get("etp") or 0), order=order)
+    return None
 
 
 def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path, job: Replicas | None) -> tuple[int, str]:

@@ -24,6 +24,8 @@ DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, Arithmeti
 """What JSON and arrays raise where a file was tampered with."""
 _LATEST_NS = 2**62
 _MOST_RANKS = 2**20
+_MAPPINGS = ("configuration", "trimmed")
+"""Parts of a provenance that are mappings where they are there."""
 
 
 @contextmanager
@@ -44,8 +46,12 @@ def checked_timeline(timeline: Timeline) -> Timeline:
     """Return a timeline whose every column was found to point at something that is there.
 
     Raises:
-        ValueError: a rank, stage, microbatch, kind, stream, cause or time is out of its range.
+        ValueError: a rank, stage, microbatch, kind, stream, cause or time is out of its range, or what is said of
+            how it came about is no mapping.
     """
+    told = timeline.provenance
+    if not isinstance(told, dict) or not all(isinstance(told.get(name, {}), dict) for name in _MAPPINGS):
+        raise ValueError("its provenance is no mapping")
     placement, rows = timeline.placement, len(timeline)
     for name, values, low, limit in (
         ("rank of a stage", placement.stage_rank, -1, placement.ranks),

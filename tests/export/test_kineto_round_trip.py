@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -190,6 +191,9 @@ def test_our_files_are_recognised_and_a_profilers_are_not(timeline: Timeline, tm
         (lambda text: text.replace('"correlation"', '"corr"'), "not a trace that pptrace wrote"),
         (lambda text: text.replace('"cat":"cuda_runtime"', '"cat":"other"'), "not a trace that pptrace wrote"),
         (lambda text: text.replace('"kind":"F"', '"kind":"X"'), "not a trace that pptrace wrote"),
+        (lambda text: re.sub('"provenance": [{].*?[}]', '"provenance": 3', text), "provenance is no mapping"),
+        (lambda text: re.sub('"provenance": [{].*?[}]', '"provenance": {"configuration": 3}', text),
+         "provenance is no mapping"),
         (lambda _: '{"pptraceFormat": 1}', "not a trace that pptrace wrote"),
         (lambda _: "[]", "not a trace that pptrace wrote"),
         (lambda _: "", "was it cut short"),

@@ -156,7 +156,7 @@ def run(arguments: list[str], folder: Path) -> str:
 
 
 def is_note(line: str) -> bool:
-    return line.startswith(("note: ", "warning: "))
+    return line.startswith(("note: ", "warning: ", "pptrace: warning: "))
 
 
 def in_child(arguments: list[str], folder: Path) -> int:
