@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pptrace.model.columns import Int64s, column
@@ -32,14 +34,14 @@ def none() -> Int64s:
     return np.zeros(0, dtype=np.int64)
 
 
-def checked(name: str, values: object) -> Int64s:
+def checked(name: str, values: Any) -> Int64s:
     """Return what a plugin gave as a column.
 
     Raises:
         ValueError: it is no list of whole numbers.
     """
     try:
-        array = column(values, np.int64)  # type: ignore[arg-type] # what a plugin gave may be anything
+        array = column(values, np.int64)
     except ValueError as error:
         msg = f"{name}: {error}"
         raise ValueError(msg) from None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -113,23 +114,24 @@ class Torch:
     def empty_cache(self) -> None:
         self.calls.append("empty_cache")
 
-    def Event(self, *, enable_timing: bool) -> Any:  # noqa: N802 - PyTorch's name
+    def event(self, *, enable_timing: bool) -> Any:
         assert enable_timing
         event = SimpleNamespace(at=0.0)
         event.record = lambda: setattr(event, "at", self.clock)
         event.elapsed_time = lambda end: end.at - event.at
         return event
 
+    Event = event
+
 
 def on_gpu(config: Path, torch: Torch, monkeypatch: pytest.MonkeyPatch, **about: int) -> dict[str, Any]:
     """Run the script's main on a device that stands for a GPU; return the table."""
     file = script(config)
-    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type] # stands for the module
+    monkeypatch.setitem(sys.modules, "torch", cast("ModuleType", torch))
     monkeypatch.setattr(
         sys, "argv", [str(file), "--device", "cuda:1", "-o", str(config.with_name("kernels.json"))]
     )
-    own: dict[str, Any] = {"__name__": "script"}
-    exec(compile(file.read_text(), str(file), "exec"), own)  # noqa: S102 - the script is ours
+    own = runpy.run_path(str(file), run_name="script")
     own["MEASURED"]["products"] = [[1, 64, 64, 64], [1, 64, 64, 13], [4, 32, 64, 64]]
     own["MEASURED"]["device"] |= about
     own["main"]()

@@ -15,7 +15,7 @@ from pptrace_optpipe.periods import Pattern, least_period, pattern_of
 from pptrace_optpipe.problem import NO_LIMIT, coarsened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pptrace_optpipe.problem import Problem, Rows
     from pptrace_optpipe.solving import Effort
@@ -80,6 +80,11 @@ def _in_units(problem: Problem) -> Problem:
     times = -(-_FINE // max(work, 1))
     if times == 1:
         return coarse
-    columns = {name: tuple(times * value for value in getattr(coarse, name))
-               for name in ("f", "i", "w", "b", "forward_transfer", "backward_transfer")}  # fmt: skip
-    return replace(coarse, **columns)  # type: ignore[arg-type] # columns by name
+
+    def longer(values: Iterable[int]) -> tuple[int, ...]:
+        return tuple(times * value for value in values)
+
+    return replace(
+        coarse, f=longer(coarse.f), i=longer(coarse.i), w=longer(coarse.w), b=longer(coarse.b),
+        forward_transfer=longer(coarse.forward_transfer), backward_transfer=longer(coarse.backward_transfer),
+    )  # fmt: skip
