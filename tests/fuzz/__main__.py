@@ -36,7 +36,7 @@ OURS = re.compile(r"^pptrace: plugin .* raised \w", re.MULTILINE)
 """What is told where a plugin raises what is no refusal; here all plugins are ours."""
 FEW = 9
 """Inputs for which loading in advance does not pay."""
-PATIENCE = 60
+PATIENCE = 60.0
 """Seconds by the clock after which a process is taken to hang."""
 
 
@@ -188,14 +188,17 @@ def in_child(arguments: list[str], folder: Path) -> int:
 
 def waited(child: int) -> tuple[int, resource.struct_rusage]:
     """Wait for a process, and end one that hangs."""
-    until = time.monotonic() + PATIENCE
+    left, looked = PATIENCE, time.monotonic()
     while True:
         ended, status, usage = os.wait4(child, os.WNOHANG)
         if ended:
             return status, usage
-        if time.monotonic() > until:
+        now = time.monotonic()
+        left -= min(now - looked, 1)  # where this process was stopped for a while, so were its children
+        looked = now
+        if left < 0:
             os.kill(child, 9)
-            until += PATIENCE
+            left = PATIENCE
         time.sleep(0.002)
 
 
