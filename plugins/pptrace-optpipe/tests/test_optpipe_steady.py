@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_pipelines import table
+from toy_pipelines import table, v_shaped
 
 from pptrace_optpipe.ordering import rows_of
 from pptrace_optpipe.periods import Pattern, least_period, pattern_of
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from random import Random
 
 EFFORT = Effort(seconds=20)
-
-
-def v_shaped(ranks: int, microbatches: int, limit: int) -> Problem:
-    """Return two stages per rank, down and up; everything takes 1, and a limit counts stages' activations."""
-    ones, down = (1,) * (2 * ranks), tuple(range(ranks))
-    return Problem(
-        microbatches=microbatches, stage_rank=(*down, *down[::-1]), f=ones, i=ones, w=ones,
-        activation=(2,) * (2 * ranks), weight_activation=ones, limit=(2 * limit,) * ranks,
-    )  # fmt: skip
 
 
 def most_held(problem: Problem, pattern: Pattern, rank: int) -> int:

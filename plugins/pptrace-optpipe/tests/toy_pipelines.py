@@ -29,3 +29,12 @@ def again(
 def table(stages: int, microbatches: int, limit: float, *, copies: bool) -> Problem:
     """Return one as tables have it: a copy stream each way; the step counts."""
     return toy(stages, microbatches, limit, copies=copies, one_stream=False, span=False)
+
+
+def v_shaped(ranks: int, microbatches: int, limit: int) -> Problem:
+    """Return two stages per rank, down and up; everything takes 1, and a limit counts stages' activations."""
+    ones, down = (1,) * (2 * ranks), tuple(range(ranks))
+    return Problem(
+        microbatches=microbatches, stage_rank=(*down, *down[::-1]), f=ones, i=ones, w=ones,
+        activation=(2,) * (2 * ranks), weight_activation=ones, limit=(2 * limit,) * ranks,
+    )  # fmt: skip

@@ -1,0 +1,106 @@
+"""Bounds by argument: below every optimum that the solver proves, and what schedules made by hand take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_pipelines import toy, v_shaped
+
+import pptrace
+from pptrace_optpipe.bounds import bound, latest
+from pptrace_optpipe.problem import Problem
+from pptrace_optpipe.solving import Effort, solve
+from pptrace_optpipe.starting import start
+
+if TYPE_CHECKING:
+    from random import Random
+
+PLACEMENTS = [(0,), (0, 1), (0, 0), (0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2)]
+
+
+@settings(settings.get_profile("few"))
+@given(
+    st.sampled_from(PLACEMENTS), st.integers(2, 4), st.sampled_from(["", "copies", "again"]),
+    st.sampled_from(["step", "span"]), st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_no_schedule_of_any_costs_beats_the_bound(
+    rank_of: tuple[int, ...], microbatches: int, more: str, length: str, random: Random
+) -> None:
+    stages = len(rank_of)
+    microbatches = min(microbatches, 12 // stages)
+
+    def some(low: int, high: int, count: int = stages) -> tuple[int, ...]:
+        return tuple(random.randint(low, high) for _ in range(count))
+
+    whole = some(1, 3)
+    room = [
+        sum(whole[stage] for stage in range(stages) if rank_of[stage] == rank) for rank in range(max(rank_of) + 1)
+    ]
+    problem = Problem(
+        microbatches=microbatches, stage_rank=rank_of, f=some(1, 3), i=some(1, 3), w=some(1, 3), activation=whole,
+        weight_activation=tuple(random.randint(0, one) for one in whole), span=length == "span",
+        limit=tuple(one + random.randint(0, 2) for one in room), forward_transfer=some(0, 1, stages - 1),
+        backward_transfer=some(0, 1, stages - 1), offload=some(1, 4) if more == "copies" else (),
+        reload=some(1, 4) if more == "copies" else (), recompute=some(1, 3) if more == "again" else (),
+        checkpoint=tuple(random.randint(0, one) for one in whole) if more == "again" else (),
+    )  # fmt: skip
+    begun = start(problem)
+    assert begun is not None
+
+    found = solve(problem, Effort(seconds=1), horizon=latest(problem, begun.played.step))
+
+    assert found.length is None or bound(problem) <= found.length
+
+
+@pytest.mark.parametrize(
+    ("ranks", "microbatches", "limit", "length"), [(2, 4, 3, 26), (3, 4, 4, 29), (3, 5, 5, 33), (4, 4, 5, 32)]
+)
+def test_the_solver_proves_what_fill_and_drain_of_a_full_rank_take(
+    ranks: int, microbatches: int, limit: int, length: int
+) -> None:
+    problem = v_shaped(ranks, microbatches, limit)
+
+    found = solve(problem, Effort(seconds=20), horizon=length + 1)
+
+    assert (found.length, found.bound) == (length, length)
+    assert bound(problem) == length
+
+
+@pytest.mark.parametrize(
+    ("stages", "microbatches", "limit", "length"), [(2, 4, 2, 13), (3, 4, 2, 17), (4, 4, 3, 18)]
+)
+def test_of_one_stage_per_rank_the_arguments_alone_prove_optima_below_as_many_activations_as_ranks(
+    stages: int, microbatches: int, limit: int, length: int
+) -> None:
+    """The solver proves these in the tests of optima, and an integer program some of them."""
+    assert bound(toy(stages, microbatches, limit, copies=False)) == 2 * length
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "microbatches", "limit", "idle"),
+    [("zb-v", 8, 16, 16, 7), ("v-half", 4, 8, 6, 5), ("v-half", 8, 16, 10, 17), ("v-half", 10, 40, 12, 23),
+     ("v-min", 4, 16, 4, 11), ("v-min", 10, 40, 8, 35)],
+)  # fmt: skip
+def test_v_schedules_in_their_own_memory_cannot_be_beaten(
+    name: str, ranks: int, microbatches: int, limit: int, idle: int
+) -> None:
+    """The last rank waits p - 1 for the fill, 2 p - n with n activations full, and 3 p - 2 n in the drain."""
+    step = pptrace.simulate(
+        schedule=name, parallel={"pp": ranks, "vp": 2}, batch={"microbatches": microbatches},
+        costs={"name": "table", "forward": "1 ms", "input_gradient": "1 ms", "weight_gradient": "1 ms",
+               "boundary": "0 B", "activation": "2 MiB", "weight_activation": "1 MiB"},
+    )  # fmt: skip
+
+    assert idle == ranks - 1 + max(0, 2 * ranks - limit) + max(0, 3 * ranks - 2 * limit)
+    assert bound(v_shaped(ranks, microbatches, limit)) == 6 * microbatches + idle
+    assert step.metrics.step_ns == (6 * microbatches + idle) * 10**6
+    assert step.metrics.memory is not None
+    assert max(step.metrics.memory.peak_activations) == limit
+
+
+@pytest.mark.parametrize(("limit", "step"), [(32, 399), (18, 425), (15, 434), (12, 443)])
+def test_what_16_ranks_and_64_microbatches_take_at_least(limit: int, step: int) -> None:
+    assert bound(v_shaped(16, 64, limit)) == step
