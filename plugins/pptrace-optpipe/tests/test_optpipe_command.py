@@ -96,6 +96,25 @@ def test_the_report_and_its_progress_are_lines() -> None:
     assert "bound 270.078 ms  gap 0." in result.stderr
 
 
+@pytest.mark.needs_plugins
+def test_of_unlike_devices_the_report_tells_every_rank_s_limit() -> None:
+    step = {
+        "model": "llama3-8b", "parallel": {"pp": 4, "tp": 8}, "batch": {"microbatches": 4, "sequence": 1024},
+        "schedule": "optpipe", "device": {"preset": "a100-sxm", "ranks": {"2-3": "h200-sxm"}},
+    }  # fmt: skip
+    Path("unlike.yaml").write_text(json.dumps(step), encoding="utf-8")
+
+    def asked(*more: str) -> Any:
+        return optimize("unlike.yaml", "--time", "0.2s", *more)
+
+    values = json.loads(asked("--json").stdout)
+    limits = values["rank_limit_bytes"]
+    assert max(limits) == values["memory_limit_bytes"] > min(limits) == limits[0]
+    assert all(peak <= limit for peak, limit in zip(values["peak_bytes"], limits, strict=True))
+    assert "memory   80 GiB on ranks 0 to 1, 141 GiB on ranks 2 to 3\n" in asked().stdout
+    assert "memory   30 GiB\n" in asked("--memory", "30GiB").stdout
+
+
 def test_a_table_to_start_from_is_never_made_worse() -> None:
     first = found("--memory", "17GiB", "--time", "1s", "-o", "best.csv", "--no-cache")
     again = found("--memory", "17GiB", "--time", "0.2s", "--from", "best.csv", "--no-cache")

@@ -105,10 +105,11 @@ def command(
         sys.stderr.write(f"wrote {output}\n")
     from pptrace_optpipe.report import document, lines
 
+    asked = (limits[0], rivals, setting.limits(limits[0]))
     if as_json:
-        click.echo(json.dumps(document(found, limits[0], rivals), indent=2))
+        click.echo(json.dumps(document(found, *asked), indent=2))
     else:
-        click.echo("\n".join(lines(found, limits[0], rivals)))
+        click.echo("\n".join(lines(found, *asked)))
 
 
 def _options(memory: str, seconds: str, seed: str, workers: str, **more: Any) -> OptimizeOptions:
@@ -179,7 +180,10 @@ def _sweep(work: Work, limits: tuple[int, ...], plot: Path | None, *, as_json: b
         sys.stderr.write(f"wrote {plot}\n")
     if as_json:
         values = [
-            {"memory_limit_bytes": memory} if one is None else document(one, memory) for memory, one in points
+            {"memory_limit_bytes": memory}
+            if one is None
+            else document(one, memory, limits=work.setting.limits(memory))
+            for memory, one in points
         ]
         click.echo(json.dumps({"points": values, "hand_made": dots(made)}, indent=2))
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import format_size
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["document", "dots", "lines", "pareto_lines"]
 
 
-def document(found: Optimised, memory: int, rivals: Sequence[Rival] = ()) -> dict[str, Any]:
-    """Return everything as plain JSON values: times in ns, sizes in bytes."""
+def document(
+    found: Optimised, memory: int, rivals: Sequence[Rival] = (), limits: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return everything as plain JSON values: times in ns, sizes in bytes; ``limits`` are by rank."""
     rows, problem = found.rows, found.problem
     return {
         "schedule": found.rival or "optpipe",
@@ -30,6 +32,7 @@ def document(found: Optimised, memory: int, rivals: Sequence[Rival] = ()) -> dic
         "proved": found.proved,
         "bubble": round(found.simulated.bubble, 6),
         "memory_limit_bytes": memory or None,
+        "rank_limit_bytes": list(limits) if memory else None,
         "peak_bytes": list(found.simulated.peak_bytes),
         "offloaded": [_microbatches(row, Part.O) for row in rows],
         "recomputed": [_microbatches(row, Part.C) for row in rows],
@@ -52,8 +55,8 @@ def dots(rivals: Sequence[Rival]) -> list[dict[str, Any]]:
     ]
 
 
-def lines(found: Optimised, memory: int, rivals: Sequence[Rival] = ()) -> list[str]:
-    """Return a short report."""
+def lines(found: Optimised, memory: int, rivals: Sequence[Rival] = (), limits: Sequence[int] = ()) -> list[str]:
+    """Return a short report; ``limits`` are by rank."""
     step, bound = found.simulated.step_ns, found.bound_ns
     verdict = f"{_ms(bound)}: " + (
         "no order of these stages is faster" if found.proved else f"gap {found.gap:.2%}"
@@ -61,7 +64,7 @@ def lines(found: Optimised, memory: int, rivals: Sequence[Rival] = ()) -> list[s
     report = [
         f"step     {_ms(step)}, bubble {found.simulated.bubble:.2%}",
         f"bound    {verdict if bound else 'not known: stages are placed otherwise than was searched'}",
-        f"memory   {'no limit' if not memory else format_size(memory)}",
+        f"memory   {_limit(memory, limits)}",
         *_beside(found, memory, rivals),
     ]
     kept = _kept(found)
@@ -81,6 +84,21 @@ def lines(found: Optimised, memory: int, rivals: Sequence[Rival] = ()) -> list[s
             f"{_split(row)} of {backwards} backwards split{why}"
         )
     return report
+
+
+def _limit(memory: int, limits: Sequence[int]) -> str:
+    """Return what ranks may hold, rank by rank where that differs."""
+    if not memory:
+        return "no limit"
+    if min(limits, default=memory) == max(limits, default=memory):
+        return format_size(min(limits, default=memory))
+    said, first = [], 0
+    for size, group in groupby(limits):
+        last = first + len(list(group)) - 1
+        ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
+        said.append(f"{format_size(size)} on {ranks}")
+        first = last + 1
+    return ", ".join(said)
 
 
 def _beside(found: Optimised, memory: int, rivals: Sequence[Rival]) -> list[str]:

@@ -149,13 +149,17 @@ class Setting:
         """Shape (ranks,): memory of each rank's device where they differ; empty where they do not."""
         return tuple(self.workload.rank_capacity_bytes.tolist())
 
+    def limits(self, memory: int) -> tuple[int, ...]:
+        """Return what each rank may hold under a limit, in bytes; of unlike devices no more than its own has."""
+        return _limits(self.capacities, len(self.static_bytes), memory)
+
     def problem(self, memory: int) -> Problem:
         """Return what there is to search for within so many bytes per rank, weights included; 0 for any.
 
         Raises:
             ConstraintError: a rank has no room for what is always there, or for one microbatch.
         """
-        limits = _limits(self.capacities, len(self.static_bytes), memory)
+        limits = self.limits(memory)
         limit = tuple(
             own - static if memory else NO_LIMIT for own, static in zip(limits, self.static_bytes, strict=True)
         )
