@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import COMPUTE, GRADIENTS, Kind, KindSet
+from pptrace.model.kinds import COMPUTE, COPIES, GRADIENTS, Kind, KindSet
 from pptrace.schedule.calls import in_calls
 from pptrace.schedule.issue_order import with_messages, with_sends
 from pptrace.sim.records import Pairs
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["issue", "waiting"]
 
 _AGAIN = KindSet({Kind.RECOMPUTE})
-_GATHERS = KindSet({Kind.UNSHARD, Kind.RESHARD})
+_BESIDE = KindSet({Kind.UNSHARD, Kind.RESHARD, *COPIES})
 
 
 def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     """Put messages in their places: none between a forward computed again and what follows it, where that matters.
 
     Where such forwards wait for gradients, or a program issues messages as if they were not there, they are put
-    behind the messages; so are gathers and reductions within a row, which are beside all messages.
+    behind the messages; so are copies, and gathers and reductions within a row, which are beside all messages: a
+    row has its messages where it would have them without these.
 
     Raises:
         ScheduleError: no order of messages lets every action run.
@@ -53,12 +54,12 @@ def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
 
 
 def _beside_messages(schedule: Schedule) -> NDArray[np.int64]:
-    """Return the gathers, and reductions of single microbatches, that a computation of their rank comes behind."""
+    """Return copies, gathers, and reductions of single microbatches, where a computation of their rank follows."""
     kind = schedule.kind
     reduced = np.flatnonzero(kind == Kind.REDUCE_GRAD)
     cells = schedule.rank_of_row()[reduced] * schedule.stages + schedule.stage[reduced]
     each = np.unique(cells).size < cells.size
-    there = _GATHERS.mask(kind) | ((kind == Kind.REDUCE_GRAD) & each)
+    there = _BESIDE.mask(kind) | ((kind == Kind.REDUCE_GRAD) & each)
     if schedule.has_communication or not there.any():
         return np.zeros(0, dtype=np.int64)
     computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))

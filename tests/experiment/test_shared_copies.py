@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import pptrace
@@ -98,16 +98,43 @@ def test_copies_that_share_a_stream_never_overlap(stream: str) -> None:
         assert all(end <= start for (_, end), (start, _) in pairwise(times))
 
 
-@pytest.mark.parametrize("stream", ["direction", "pair", "rank"])
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_deepspeed_exchanges_right_before_a_backward_whatever_is_copied_there(name: str, stream: str) -> None:
-    pytest.importorskip("pptrace_frameworks")
-    steps = [
-        run(name, pp=4, microbatches=8, p2p="deepspeed", costs={"boundary": "1 MB"}, **modifiers).metrics.step_ns
-        for modifiers in ({}, {"offload": {"gap": 2, "stream": stream}})
-    ]
+NAMES = [
+    "1f1b", "gpipe", "eager-1f1b", "seq-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "interleaved-1f1b",
+    "looped-bfs", "interleaved-zb", "combined-1f1b", "dualpipe", "dualpipe-v", "chimera", "hanayo",
+]  # fmt: skip
+CHUNKS = {"interleaved-1f1b", "looped-bfs", "interleaved-zb", "combined-1f1b"}
+POLICIES = ["async", "sender-blocking", "blocking", "ordered", "batched", "megatron", "torch", "deepspeed"]
 
-    assert steps[0] == steps[1]
+
+def step_or_refusal(name: str, policy: str, microbatches: int, **modifiers: Any) -> int | str:
+    try:
+        one = run(
+            name, pp=4, microbatches=microbatches, p2p=policy, parallel={"vp": 2} if name in CHUNKS else {},
+            costs={"boundary": "1 MB", "offload": "0 ms", "reload": "0 ms"},
+            network={"name": "hockney", "bandwidth": "5 GB/s", "latency": "0 s"}, **modifiers,
+        )  # fmt: skip
+    except pptrace.PptraceError as error:
+        return str(error)
+    return int(one.metrics.step_ns)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(settings.get_profile("few"))
+@given(
+    name=st.sampled_from(NAMES), microbatches=st.sampled_from([8, 12]), ahead=st.none() | st.integers(0, 9),
+    behind=st.none() | st.integers(0, 2), stream=st.sampled_from(["direction", "rank"]),
+)  # fmt: skip
+@example(name="1f1b", microbatches=8, ahead=1, behind=None, stream="direction")
+@example(name="zb-h1", microbatches=8, ahead=None, behind=None, stream="direction")
+def test_messages_are_issued_as_without_copies_under_every_policy(
+    policy: str, name: str, microbatches: int, ahead: int | None, behind: int | None, stream: str
+) -> None:
+    pytest.importorskip("pptrace_frameworks")
+    given_ones = {key: value for key, value in {"ahead": ahead, "behind": behind}.items() if value is not None}
+    sizes = (name, policy, microbatches)
+
+    # Copies that take no time change neither the step nor what is refused, and why.
+    assert step_or_refusal(*sizes, offload={"gap": 0, "stream": stream, **given_ones}) == step_or_refusal(*sizes)
 
 
 @settings(settings.get_profile("few"))
