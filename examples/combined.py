@@ -1,27 +1,44 @@
-"""Exchanges of tokens beside computation in Megatron-LM: what two published runs gained, and what ours do.
+"""Exchanges of tokens beside computation in Megatron-LM: what three published runs gained, and what ours do.
 
 All times are the cost model's, from combined.yaml; docs/overlap.md says what is published of each run.
 """
 
+import numpy as np
+
 import pptrace
-from pptrace.plugin import Kind
+from pptrace.plugin import Kind, Stream
 
 BIG, SMALL = "Qwen3-235B-A22B, 256 H100", "Qwen3-30B-A3B, 16 H100"
+PLAIN = "Qwen3-30B-A3B, all-to-all"
+ONE_RANK = (
+    "model.preset=qwen3-30b-a3b parallel.pp=1 parallel.ep=16 parallel.dp=16 batch.microbatches=64 "
+    "costs.delay_wgrad=false"
+)
 RUNS = {
     BIG: "model.preset=qwen3-235b-a22b model.recompute=selective model.recompute_modules=[layernorm,moe_act] "
     "parallel.tp=2 parallel.sequence_parallel=true parallel.pp=8 parallel.vp=4 parallel.ep=32 parallel.dp=16 "
     "batch.global=2048 p2p.policy=megatron",
-    SMALL: "model.preset=qwen3-30b-a3b parallel.pp=1 parallel.ep=16 parallel.dp=16 batch.microbatches=64 "
-    "costs.delay_wgrad=false",
+    SMALL: ONE_RANK,
+    PLAIN: ONE_RANK + " costs.dispatcher=all-to-all",
 }
-PUBLISHED = {BIG: (19.7, 17.6), SMALL: (24.7, 21.0)}  # seconds without overlap and with it
-SPEEDS = {"not slowed": 1, "1.19 times slower": 1 / 1.189, "1.4 times": 1 / 1.4, "1.8 times": 1 / 1.8}
-"""Of computation beside an exchange: 1.19 is the mean and 1.4 the most in arXiv:2507.03114, 1.8 is assumed."""
+PUBLISHED = {
+    BIG: (19.7, 17.6),
+    SMALL: (24.71, 20.99),
+    PLAIN: (41.25, 31.31),
+}  # seconds without overlap and with it
+SLOWED = {
+    "nothing slowed": (1, 1),
+    "computation 1.4 times": (1.4, 1),
+    "both 1.3 times": (1.3, 1.3),
+    "both 1.4 times": (1.4, 1.4),
+    "both 1.5 times": (1.5, 1.5),
+}
+"""How many times as long computation takes beside an exchange, and an exchange beside computation."""
 
 
-def simulate(name: str, schedule: str, speed: float = 1) -> pptrace.Run:
-    sets = RUNS[name].split()
-    return pptrace.simulate("combined.yaml", schedule=schedule, contention={"compute": speed}, sets=sets)
+def simulate(name: str, schedule: str, computation: float = 1, exchanges: float = 1) -> pptrace.Run:
+    contention = {"compute": 1 / computation, "communication": 1 / exchanges}
+    return pptrace.simulate("combined.yaml", schedule=schedule, contention=contention, sets=RUNS[name].split())
 
 
 def exchanged(run: pptrace.Run) -> float:
@@ -32,14 +49,42 @@ def exchanged(run: pptrace.Run) -> float:
     return once * schedule.microbatches / schedule.ranks / 1e9
 
 
-print("                                      step  less   of which exchanges take, and save")
+def hidden(run: pptrace.Run) -> tuple[float, float]:
+    """Return the seconds of a rank's exchanges, as long as they took, and the share beside computation."""
+    (one,) = [group for group in run.metrics.groups if group.stream is Stream.EXPERT_PARALLEL]
+    return one.total_ns.mean() / 1e9, one.hidden
+
+
+def products(run: pptrace.Run) -> float:
+    """Return what matrix products and attention are of the computation of layers."""
+    listed = run.prepared.workload.kernels()
+    layers = [one for one in listed if one.part in {"attention", "experts"}]
+    return sum(one.duration_ns for one in layers if one.flops) / sum(one.duration_ns for one in layers)
+
+
+gains: dict[str, dict[str, float]] = {}
+print("                                        step   less   exchanges, beside computation, products")
 for name, (before, after) in PUBLISHED.items():
     plain = simulate(name, "interleaved-1f1b" if name == BIG else "1f1b")
-    seconds, exchanges = plain.metrics.step_ns / 1e9, exchanged(plain)
-    print(f"{name + ', published':36} {before:4.1f} s")
-    print(f"  with overlap                       {after:4.1f} s {100 * (1 - after / before):5.1f}%")
-    print(f"  simulated                          {seconds:4.1f} s {exchanges:14.1f} s")
-    for slower, speed in SPEEDS.items():
-        step = simulate(name, "combined-1f1b", speed).metrics.step_ns / 1e9
-        print(f"  with overlap, {slower:20} {step:4.1f} s {100 * (1 - step / seconds):5.1f}%", end="")
-        print(f" {100 * (seconds - step) / exchanges:21.0f}%")
+    seconds = plain.metrics.step_ns / 1e9
+    print(f"{name + ', published':37} {before:5.1f} s")
+    print(f"  with overlap                        {after:5.1f} s {100 * (1 - after / before):5.1f}%")
+    print(f"  simulated                           {seconds:5.1f} s {exchanged(plain):16.1f} s")
+    gains[name] = {}
+    for slowed, factors in SLOWED.items():
+        run = simulate(name, "combined-1f1b", *factors)
+        step = run.metrics.step_ns / 1e9
+        gains[name][slowed] = 100 * (1 - step / seconds)
+        took, share = hidden(run)
+        print(f"  with overlap, {slowed:21} {step:5.1f} s {gains[name][slowed]:5.1f}% {took:9.1f} s", end="")
+        print(f" {share:16.0%} {share * products(plain):9.0%}")
+
+BOTH = [one for one in SLOWED if one.startswith("both")]
+FACTORS = [SLOWED[one][0] for one in BOTH]
+measured = {name: 100 * (1 - after / before) for name, (before, after) in PUBLISHED.items()}
+print("\nOne slowing of both, fitted to one run alone      Points above the published gain of each run")
+for name in RUNS:
+    falling = [gains[name][one] for one in BOTH]
+    factor = np.interp(measured[name], falling[::-1], FACTORS[::-1])
+    off = [np.interp(factor, FACTORS, [gains[one][row] for row in BOTH]) - measured[one] for one in RUNS]
+    print(f"{name:38} {factor:5.2f} times" + "".join(f"{round(points, 1) + 0:+13.1f}" for points in off))
