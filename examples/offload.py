@@ -37,15 +37,18 @@ FLAT = {
 A100 = {"preset": "a100-sxm"}
 
 
-def gpt(hidden: int, sequence: int, device: dict[str, Any], **modifiers: Any) -> pptrace.Run:
+def gpt(
+    hidden: int, sequence: int, device: dict[str, Any], *, rate: float = 15, causal: bool = False, **modifiers: Any
+) -> pptrace.Run:
+    """Return a step whose copies go at ``rate`` GB/s each way; attention that is ``causal`` computes half."""
     heads = hidden // 128
     return pptrace.simulate(
         schedule={"name": "1f1b", **modifiers},
         model={"layers": 32, "hidden": hidden, "heads": heads, "ffn": 4 * hidden, "gated": False,
-               "vocabulary": 8, "causal": False},
+               "vocabulary": 8, "causal": causal},
         parallel={"pp": 8},
         batch={"microbatches": 32, "sequence": sequence},
-        device={**device, "host_bandwidth": "15 GB/s"},
+        device={**device, "host_bandwidth": f"{rate} GB/s"},
         costs={"name": "roofline", "reserved": "0 B", **({"kernels": "shapes"} if device is A100 else {})},
     )  # fmt: skip
 
@@ -91,6 +94,22 @@ for hidden, measured in PIPEOFFLOAD.items():
             print(f"  {slower:{width}.1f}%  {k:4.2f}", end="")
         held = [one.metrics.memory.peak_activation_bytes[0] / GIB for one in (after, before)]
         print(f"  {held[0]:14.1f} {held[1]:6.1f}")
+
+print("\nAs an A100, h = 4096     all of attention            below the diagonal")
+print("tokens               4096   8192  16384            4096   8192  16384")
+print(
+    "paper             "
+    + "      ".join("".join(f"{one:6.1f}%" for one in PIPEOFFLOAD[4096][:3]) for _ in range(2))
+)
+for rate in (15, 16, 17, 17.7, 18.5, 20):
+    print(f"{rate:4} GB/s         ", end="")
+    for causal in (False, True):
+        for sequence in (4096, 8192, 16384):
+            before, after = (
+                gpt(4096, sequence, A100, rate=rate, causal=causal, **one) for one in ({}, {"offload": OFFLOAD})
+            )
+            print(f"{100 * (after.metrics.step_ns / before.metrics.step_ns - 1):6.1f}%", end="")
+        print("      " if not causal else "\n", end="")
 
 print("\nLlama 65B, tp 2, cp 2, pp 8, vp 5, dp 8, 8192 tokens: GiB on the fullest rank")
 print("copied  simulated  measured")
