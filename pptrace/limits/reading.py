@@ -60,8 +60,14 @@ class UnpackedFile:
         return self._counted(self._file.read(most))
 
     def readline(self, most: int) -> bytes:
-        """Return the next line, or its first bytes; raises what :meth:`read` does."""
-        return self._counted(self._file.readline(most))
+        """Return the next line, or its first bytes; raises what :meth:`read` does, before a long line is held whole."""
+        parts = []
+        while most and (part := self._counted(self._file.readline(min(most, _PART)))):
+            parts.append(part)
+            most -= len(part)
+            if part.endswith(b"\n"):
+                break
+        return b"".join(parts)
 
     def _counted(self, part: bytes) -> bytes:
         self.size += len(part)

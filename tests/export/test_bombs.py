@@ -83,6 +83,20 @@ def test_a_first_line_that_never_ends_is_refused_in_bounded_memory(
     assert peak_of(refused) < 24 << 20
 
 
+def test_blanks_in_the_first_line_are_refused_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "RATIO_FROM", 4 << 20)
+    path = tmp_path / "own.json"
+    path.write_bytes(gzip.compress(b'{"pptraceFormat": 2, ' + b" " * (64 << 20)))
+
+    def refused() -> None:
+        with pytest.raises(TraceError, match="unfolds more than 100 times"):
+            read(path)
+
+    assert peak_of(refused) < 32 << 20
+
+
 def test_a_file_may_be_as_large_as_is_said(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = own.stat().st_size
     monkeypatch.setenv(UNPACKED, str(size))
