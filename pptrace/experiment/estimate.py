@@ -73,24 +73,11 @@ def estimate(
     """
     if recompute is not None and (offload is not None or not workload.recompute_ns.any()):
         return None
-    offer, chunks = provided.offer, workload.stages // ranks
-    try:
-        with plugin_code(provided.provider, offer.build):
-            options = checked_options(provided, {}, "schedule.options") if own is None else own
-            request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks, options=options)
-            if offer.check is not None:
-                offer.check(request)
-            bubble = offer.bubble(request) if offer.bubble else None
-            share = None if bubble is None else float(bubble)
-            held = [
-                float(one) for one in (offer.peak_activations(request) if offer.peak_activations else None) or ()
-            ]
-    except PptraceError:
+    chunks = workload.stages // ranks
+    told = _told(provided, ranks, microbatches, chunks, own)
+    if told is None:
         return None
-    if share is None and own is not None:
-        share = (ranks - 1) / (chunks * microbatches + ranks - 1)
-    if share is None or not 0 <= share < 1:
-        return None
+    share, held = told
     once = _by_rank(workload.f_ns + workload.b_ns, ranks)
     again = _by_rank(np.where(_chosen(workload, ranks, recompute), workload.recompute_ns, 0), ranks)
     filled = once if recompute is not None and recompute.early else once + again
@@ -109,6 +96,28 @@ def estimate(
         fits=not workload.capacity_bytes or bool((peaks <= workload.capacities(ranks)).all()),
         reduction_ns=reduction,
     )  # fmt: skip
+
+
+def _told(
+    provided: Provided[ScheduleOffer], ranks: int, microbatches: int, chunks: int, own: Mapping[str, Any] | None
+) -> tuple[float, list[float]] | None:
+    """Return a schedule's bubble and what ranks hold, as its closed forms say; None where they say no bubble."""
+    offer = provided.offer
+    try:
+        with plugin_code(provided.provider, offer.build):
+            options = checked_options(provided, {}, "schedule.options") if own is None else own
+            request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks, options=options)
+            if offer.check is not None:
+                offer.check(request)
+            bubble = offer.bubble(request) if offer.bubble else None
+            share = None if bubble is None else float(bubble)
+            peaks = (offer.peak_activations(request) if offer.peak_activations else None) or ()
+            held = [float(peak) for peak in peaks]
+    except PptraceError:
+        return None
+    if share is None and own is not None:
+        share = (ranks - 1) / (chunks * microbatches + ranks - 1)
+    return None if share is None or not 0 <= share < 1 else (share, held)
 
 
 class _Kept(NamedTuple):

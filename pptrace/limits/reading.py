@@ -60,7 +60,7 @@ class UnpackedFile:
         return self._counted(self._file.read(most))
 
     def readline(self, most: int) -> bytes:
-        """Return the next line, or its first bytes; raises what :meth:`read` does, before a long line is held whole."""
+        """Return the next line, or its first bytes; raises what :meth:`read` does, before it is held whole."""
         parts = []
         while most and (part := self._counted(self._file.readline(min(most, _PART)))):
             parts.append(part)

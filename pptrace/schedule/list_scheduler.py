@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from pptrace.schedule.rooms import queues_of, rooms_of
 from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.model.placement import Placement
 
@@ -226,18 +228,10 @@ def _played(
     left, rooms = rooms_of(placement, actions, in_flight)
     queue, queues, taking = queues_of(placement, actions, rooms)
     last = actions.kind == (Kind.W if (actions.kind == Kind.W).any() else Kind.B)
-    zeros = partial(np.zeros, dtype=np.int64)
-    ranks = placement.ranks
     narrow = np.int32 if max(count, target.size) < np.iinfo(np.int32).max else np.int64
-    playing = Playing(
-        needs=np.bincount(target, minlength=count).astype(narrow), left=left,
-        doing=np.full(ranks, -1, dtype=np.int64),
-        fill=zeros(queues.rank.size), ready=zeros(count if lag.size else 0), shelf=zeros(count, dtype=narrow),
-        dirty=zeros(ranks),
-        stack=zeros(ranks), order=zeros(count, dtype=narrow), next=row_ptr[:-1].copy(),
-    )  # fmt: skip
-    most = ranks + (count if lag.size else 0)
-    events = Heap(item=zeros(most), place=np.full(most, OUTSIDE), time=zeros(most), size=zeros(1))
+    late = count if lag.size else 0
+    needs = np.bincount(target, minlength=count).astype(narrow)
+    playing, events = _beginning(needs, left, row_ptr, queues.rank.size, late)
     after_ptr = np.zeros(count + 1, dtype=narrow)
     np.cumsum(np.bincount(source, minlength=count), out=after_ptr[1:])
     begun = run(
@@ -264,6 +258,18 @@ def _played(
         raise _stuck(actions, np.flatnonzero(waits))
     order: Int64s = playing.order
     return order
+
+
+def _beginning(needs: NDArray[Any], left: Int64s, row_ptr: Int64s, queues: int, late: int) -> tuple[Playing, Heap]:
+    """Return where each rank is before its first action; ``late`` actions may begin after what they need."""
+    zeros, ranks = partial(np.zeros, dtype=np.int64), row_ptr.size - 1
+    playing = Playing(
+        needs=needs, left=left, doing=np.full(ranks, -1, dtype=np.int64), fill=zeros(queues), ready=zeros(late),
+        shelf=np.zeros_like(needs), dirty=zeros(ranks), stack=zeros(ranks), order=np.zeros_like(needs),
+        next=row_ptr[:-1].copy(),
+    )  # fmt: skip
+    most = ranks + late
+    return playing, Heap(item=zeros(most), place=np.full(most, OUTSIDE), time=zeros(most), size=zeros(1))
 
 
 def _one_key(columns: Sequence[Int64s | Int32s | Int8s]) -> Int64s:

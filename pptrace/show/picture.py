@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from pptrace.show.slots import Drawing
+    from pptrace.show.slots import Cell, Drawing
     from pptrace.show.together import Together
 
 __all__ = ["METADATA", "write_picture"]
@@ -63,16 +63,7 @@ def write_picture(drawing: Drawing, title: str, path: Path, suffix: str) -> None
     paired = {cell for pair in pairs for cell in pair.members}
     alone = sorted(set(drawing.cells) - paired, key=lambda cell: (cell.copies, cell.marked, cell.rank, cell.start))
     for cell in alone:
-        if cell.copies:
-            top = cell.rank + (-0.46 if cell.action.kind is Kind.RELOAD else 0.32)
-            axes.add_patch(Rectangle((drawing.first + cell.start + 0.05, top), 0.9, 0.14, fc=colour(cell), lw=0))
-            continue
-        edge, line = (MARK, 2.5) if cell.marked else ("white", 0.8)
-        start = drawing.first + cell.start
-        box = Rectangle((start, cell.rank - 0.46), cell.length, 0.92, fc=colour(cell), ec=edge, lw=line)
-        axes.add_patch(box)
-        text = picture_label(cell, drawing.chunks)
-        axes.text(start + cell.length / 2, cell.rank, text, ha="center", va="center", fontsize=8, color=INK)
+        _draw_alone(axes, cell, drawing)
     for pair in pairs:
         _draw_together(axes, pair, drawing)
     axes.set(
@@ -88,6 +79,20 @@ def write_picture(drawing: Drawing, title: str, path: Path, suffix: str) -> None
     if drawing.error is not None:
         axes.set_xlabel(str(drawing.error), color=MARK, loc="left", fontsize=8, wrap=True)
     figure.savefig(path, format=suffix[1:], dpi=110, metadata=METADATA[suffix])
+
+
+def _draw_alone(axes: Axes, cell: Cell, drawing: Drawing) -> None:
+    from matplotlib.patches import Rectangle
+
+    start = drawing.first + cell.start
+    if cell.copies:
+        top = cell.rank + (-0.46 if cell.action.kind is Kind.RELOAD else 0.32)
+        axes.add_patch(Rectangle((start + 0.05, top), 0.9, 0.14, fc=colour(cell), lw=0))
+        return
+    edge, line = (MARK, 2.5) if cell.marked else ("white", 0.8)
+    axes.add_patch(Rectangle((start, cell.rank - 0.46), cell.length, 0.92, fc=colour(cell), ec=edge, lw=line))
+    text = picture_label(cell, drawing.chunks)
+    axes.text(start + cell.length / 2, cell.rank, text, ha="center", va="center", fontsize=8, color=INK)
 
 
 def _columns(entries: Iterable[str], inches: float) -> int:

@@ -18,7 +18,7 @@ from pptrace.schedule.neighbours import StageGraph, graph_of
 from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.sim.between import Between, between
 from pptrace.sim.calling import Calling, calling
-from pptrace.sim.chains import Linked, behind_sends, chained, of_all, sorted_edges, unchained
+from pptrace.sim.chains import Linked, behind_sends, chained, sorted_edges, unchained
 from pptrace.sim.graph import TaskGraph
 from pptrace.sim.kernels import linking, placing
 from pptrace.sim.kernels import rules as codes
@@ -26,7 +26,7 @@ from pptrace.sim.kernels.calling import LAUNCHED, link_calls
 from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.late import issue, waiting
 from pptrace.sim.limits import check_total
-from pptrace.sim.needs import behind_all_ranks, behind_holders, behind_others, further_waits
+from pptrace.sim.needs import needs_of, with_further
 from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, Rules, TaskColumns
 from pptrace.sim.results import is_early
 from pptrace.sim.segmented import Expansion, in_segments
@@ -91,11 +91,7 @@ def lower(
             raise explain_deadlock(schedule)
         del whole
     lanes = assign_lanes(issued, policy, expansion.columns, graph, one_copy_stream=workload.one_copy_stream)
-    rules = Rules(
-        mode=lanes.mode, receive=_RECEIVE.get(policy.name, codes.NO_RECEIVE),
-        batched=int(policy.name is PolicyName.BATCHED and issued.calls is None), eager_bytes=policy.largest_eager,
-        rows=len(issued), called=int(issued.calls is not None),
-    )  # fmt: skip
+    rules = _rules(issued, lanes, policy)
     lowering_of = _Lowering(
         issued, expansion, graph, lanes, between(graph.ranks, lanes, network, expansion.links), rules
     )
@@ -104,14 +100,11 @@ def lower(
         times.laid_over(placed.cells, placed.task, issued.placement)
     check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
     called = calling(issued, placed.place, placed.task.fork)
-    tasks = lowering_of.tasks + called.tasks
-    hub = behind_all_ranks(placed.cells, lanes, tasks, barrier=barrier)
-    holders = behind_holders(placed.cells, lanes, issued.placement) if stage_replicas and not barrier else None
-    further = further_waits(placed.cells, schedule.waits, graph.microbatches)
-    others = behind_others(placed.cells, workload.released_ns, tasks + (hub is not None), barrier=barrier)
-    needs = [edges for edges in (hub, holders, further, others) if edges is not None]
-    tasks += (hub is not None) + (workload.stages if others is not None else 0)
-    linked = lowering_of.link(placed, called, needs, tasks)
+    needs = needs_of(
+        schedule, workload.released_ns, placed.cells, lanes, lowering_of.tasks + called.tasks,
+        barrier=barrier, stage_replicas=stage_replicas,
+    )  # fmt: skip
+    linked = lowering_of.link(placed, called, needs.edges, needs.tasks)
     if linked is None:
         raise explain_deadlock(schedule)
     edges = linked.edges
@@ -122,17 +115,24 @@ def lower(
     cells, task = placed.cells, placed.task
     # What was issued takes as much memory as the graph, and is not needed any more.
     del issued, expansion, lanes, lowering_of, placed
-    task = task._replace(duration_ns=of_all(task.duration_ns, tasks), lag_ns=of_all(task.lag_ns, tasks))
-    if others is not None:
-        task.duration_ns[-workload.stages :] = workload.released_ns
-    following, following_peer = chained(ends, linked, tasks, rules)
+    task = with_further(task, needs)
+    following, following_peer = chained(ends, linked, needs.tasks, rules)
     if parts is not None and policy.blocks:
         edges = behind_sends(edges, task, following_peer)
-    ptr, edge = sorted_edges(edges, tasks)
+    ptr, edge = sorted_edges(edges, needs.tasks)
     return TaskGraph(
         placement=schedule.placement, paths=found.paths, source=found.source, target=found.target,
         twin=linked.twin, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge, parts=parts,
         **ends, **cells._asdict(), **task._asdict(),
+    )  # fmt: skip
+
+
+def _rules(issued: IssueOrder, lanes: Lanes, policy: Policy) -> Rules:
+    """Return what a policy means to the kernels."""
+    return Rules(
+        mode=lanes.mode, receive=_RECEIVE.get(policy.name, codes.NO_RECEIVE),
+        batched=int(policy.name is PolicyName.BATCHED and issued.calls is None), eager_bytes=policy.largest_eager,
+        rows=len(issued), called=int(issued.calls is not None),
     )  # fmt: skip
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pptrace.model.kinds import BACKWARD, COMPUTE, Kind, KindSet, Stream
+from pptrace.sim.chains import of_all
 from pptrace.sim.records import Pairs
 
 if TYPE_CHECKING:
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from pptrace.model.cells import CellColumns
     from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.model.placement import Placement
+    from pptrace.schedule.table import Schedule
     from pptrace.sim.lanes import Lanes
+    from pptrace.sim.records import TaskColumns
 
-__all__ = ["behind_all_ranks", "behind_holders", "behind_others", "further_waits"]
+__all__ = ["Needs", "needs_of", "with_further"]
 
 _COMPUTED = [Stream.COMPUTE, *(stream for stream in Stream if stream.is_group)]
 """Streams of actions and of their segments."""
@@ -28,7 +31,58 @@ _MEETINGS = KindSet({Kind.SYNC})
 _ENDS = KindSet({Kind.SYNC, Kind.REDUCE_GRAD})
 
 
-def behind_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: bool) -> Pairs | None:
+class Needs(NamedTuple):
+    """What waits for other ranks and replicas."""
+
+    edges: list[Pairs]
+    tasks: int
+    """The step's tasks, with those through which ranks and replicas meet."""
+    released_ns: Int64s
+    """Times of the last of these tasks, one per stage; none where no replica is waited for."""
+
+
+def needs_of(
+    schedule: Schedule,
+    released_ns: Int64s,
+    cells: CellColumns,
+    lanes: Lanes,
+    tasks: int,
+    *,
+    barrier: bool,
+    stage_replicas: bool,
+) -> Needs:
+    """Return what the rows of a schedule wait for beside streams and messages, behind so many tasks.
+
+    Args:
+        schedule: the table.
+        released_ns: when other replicas have computed each stage's gradients.
+        cells: the rows, lane by lane.
+        lanes: where each lane is.
+        tasks: rows, and what else has a task of its own.
+        barrier: whether reductions wait until all is computed.
+        stage_replicas: whether they wait for all ranks that hold their stage.
+    """
+    hub = _behind_all_ranks(cells, lanes, tasks, barrier=barrier)
+    holders = _behind_holders(cells, lanes, schedule.placement) if stage_replicas and not barrier else None
+    further = _further_waits(cells, schedule.waits, schedule.placement.microbatches)
+    tasks += hub is not None
+    others = _behind_others(cells, released_ns, tasks, barrier=barrier)
+    edges = [found for found in (hub, holders, further, others) if found is not None]
+    released = released_ns if others is not None else released_ns[:0]
+    return Needs(edges, tasks + released.size, released)
+
+
+def with_further(task: TaskColumns, needs: Needs) -> TaskColumns:
+    """Return the columns of all tasks: what is waited through takes no time but for that of other replicas."""
+    task = task._replace(
+        duration_ns=of_all(task.duration_ns, needs.tasks), lag_ns=of_all(task.lag_ns, needs.tasks)
+    )
+    if needs.released_ns.size:
+        task.duration_ns[-needs.released_ns.size :] = needs.released_ns
+    return task
+
+
+def _behind_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: bool) -> Pairs | None:
     """Return the edges by which ranks meet, through a task ``hub``; with ``barrier``, reductions wait too."""
     behind = np.flatnonzero((_ENDS if barrier else _MEETINGS).mask(cells.kind)).astype(np.int32)
     if not behind.size:
@@ -53,7 +107,7 @@ def _last_computations(lanes: Lanes, kind: Int8s) -> Int32s:
     return np.array(last, dtype=np.int32)
 
 
-def behind_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pairs | None:
+def _behind_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pairs | None:
     """Return edges to reductions of a stage from the last backward of it on the other ranks that hold it."""
     kind, stage = cells.kind, cells.stage
     reductions = np.flatnonzero(kind == Kind.REDUCE_GRAD)
@@ -70,7 +124,7 @@ def behind_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pa
     return Pairs(last[other, stage[reductions[which]]].astype(np.int32), reductions[which].astype(np.int32))
 
 
-def behind_others(cells: CellColumns, released_ns: Int64s, first: int, *, barrier: bool) -> Pairs | None:
+def _behind_others(cells: CellColumns, released_ns: Int64s, first: int, *, barrier: bool) -> Pairs | None:
     """Return the edges by which reductions and meetings wait for other replicas, through a task for each stage.
 
     Args:
@@ -87,7 +141,7 @@ def behind_others(cells: CellColumns, released_ns: Int64s, first: int, *, barrie
     return Pairs((first + stage).astype(np.int32), rows)
 
 
-def further_waits(cells: CellColumns, waits: Sequence[Int32s], microbatches: int) -> Pairs | None:
+def _further_waits(cells: CellColumns, waits: Sequence[Int32s], microbatches: int) -> Pairs | None:
     """Return the edges that :attr:`Schedule.waits` asks for; of what waits, the first row does."""
     if not waits:
         return None
