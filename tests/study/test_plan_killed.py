@@ -6,11 +6,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pptrace.cli.main import main
 from pptrace.study.journal import Journal, read_journal
+
+if TYPE_CHECKING:
+    from pptrace.study.row import Row
 
 pytestmark = pytest.mark.needs_plugins
 
@@ -65,7 +69,12 @@ def test_a_plan_that_is_killed_goes_on_and_finds_what_an_undisturbed_one_does(
     kept = read_journal(Path("best.yaml.journal")).rows
     simulated: list[str] = []
     append = Journal.append
-    monkeypatch.setattr(Journal, "append", lambda self, row: (simulated.append(str(row)), append(self, row))[1])
+
+    def counted(journal: Journal, row: Row) -> None:
+        simulated.append(str(row))
+        append(journal, row)
+
+    monkeypatch.setattr(Journal, "append", counted)
 
     assert killed.returncode == -signal.SIGKILL
     assert len(kept) == 2
