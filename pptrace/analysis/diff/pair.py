@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pptrace.analysis.diff.culprits import Blame, blame_of
-from pptrace.analysis.diff.findings import kinds, ways
+from pptrace.analysis.diff.findings import OrderChange, kinds, orders, ways
 from pptrace.analysis.diff.ladder import LadderStep, ladder_steps, simulated_ladder
+from pptrace.analysis.diff.order_share import OrderShare, order_share
 from pptrace.analysis.figure import Figure, Sides
 from pptrace.analysis.steps.match import Matched, match
 from pptrace.analysis.steps.parts import parts_of
@@ -59,6 +60,10 @@ class Pair:
     """What changes the step; empty where the two cannot be replayed with each other's times."""
     no_ladder: str
     """Why not."""
+    orders: tuple[OrderChange, ...]
+    """Where ranks' orders differ."""
+    order_share: OrderShare | None
+    """What that changes, and what times change; None where orders are the same, or cannot be run alike."""
     kinds: Mapping[tuple[str, int], KindRow]
     """Per kind and stage."""
     ways: Mapping[tuple[int, int], Way]
@@ -78,10 +83,12 @@ def pair_of(a: StepOfSide, b: StepOfSide) -> Pair:
     between = ways(first, second)
     ladder, why = _ladder(a, b)
     chains = chain_of(first), chain_of(second)
+    reordered = orders(first, second)
     return Pair(
         step_ns=Sides(Figure(a.metrics.step_ns), Figure(b.metrics.step_ns)), matched=matched,
-        parts_ns=_sides(a.parts, b.parts), ladder=ladder, no_ladder=why, kinds=kinds(first, second), ways=between,
-        blame=blame_of(first, second, matched, between), chains=chains,
+        parts_ns=_sides(a.parts, b.parts), ladder=ladder, no_ladder=why, orders=reordered,
+        order_share=_order_share(a, b) if reordered and _alike(a, b) else None,
+        kinds=kinds(first, second), ways=between, blame=blame_of(first, second, matched, between), chains=chains,
         paths_ns=_sides(chains[0].by_kind_ns, chains[1].by_kind_ns),
     )  # fmt: skip
 
@@ -90,9 +97,23 @@ def _sides(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, 
     return {name: Sides(Figure(first.get(name, 0)), Figure(second.get(name, 0))) for name in {**first, **second}}
 
 
+def _sizes(a: StepOfSide, b: StepOfSide) -> list[tuple[int, int, int]]:
+    """Return ranks, stages and microbatches of both."""
+    return [(one.placement.ranks, one.placement.stages, one.placement.microbatches) for one in (a.step, b.step)]
+
+
+def _alike(a: StepOfSide, b: StepOfSide) -> bool:
+    first, second = _sizes(a, b)
+    return first == second
+
+
+def _order_share(a: StepOfSide, b: StepOfSide) -> OrderShare | None:
+    return order_share(a.step, b.step, (a.simulation, b.simulation), b.metrics.step_ns - a.metrics.step_ns)
+
+
 def _ladder(a: StepOfSide, b: StepOfSide) -> tuple[tuple[LadderStep, ...], str]:
-    sizes = [(one.placement.ranks, one.placement.stages, one.placement.microbatches) for one in (a.step, b.step)]
-    if sizes[0] != sizes[1]:
+    sizes = _sizes(a, b)
+    if not _alike(a, b):
         both = " and ".join(
             f"{ranks} ranks, {stages} stages, {microbatches} microbatches" for ranks, stages, microbatches in sizes
         )

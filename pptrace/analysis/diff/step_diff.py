@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.analysis.diff.culprits import Culprit, culprits, spikes
 from pptrace.analysis.diff.divergence import Divergence, first_divergence
-from pptrace.analysis.diff.findings import changes, orders, spread_of
+from pptrace.analysis.diff.findings import changes, spread_of
 from pptrace.analysis.diff.memory import RankMemory, memory_of
 from pptrace.analysis.diff.pair import Pair, StepOfSide, pair_of
 from pptrace.analysis.figure import Figure, Sides, with_deviations
@@ -20,7 +20,7 @@ from pptrace.analysis.steps.path import PathsDiffer, paths_differ
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pptrace.analysis.diff.findings import Change, OrderChange
+    from pptrace.analysis.diff.findings import Change
     from pptrace.analysis.steps.match import Matched
     from pptrace.analysis.steps.sides import Side
     from pptrace.analysis.steps.times import Performed
@@ -58,8 +58,6 @@ class StepDiff(Pair):
     """The first action that is off; None where none is."""
     culprits: tuple[Culprit, ...]
     """Who is slow throughout, and what stands out."""
-    orders: tuple[OrderChange, ...]
-    """Where ranks' orders differ."""
     paths_differ: PathsDiffer | None
     """Where the critical paths differ, followed back from the end; None where they are the same."""
     spans_ns: tuple[tuple[int, ...], tuple[int, ...]]
@@ -141,7 +139,7 @@ def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
         noise=sum(one.change_ns.is_noise for one in changed),
         divergence=first_divergence(first, second, pair.matched, tolerance, ends),
         culprits=tuple(sorted(blamed, key=lambda one: (-abs(one.total_ns), one.sort, one.what))),
-        orders=orders(first, second), paths_differ=paths_differ(first, second, pair.chains),
+        paths_differ=paths_differ(first, second, pair.chains),
         spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=memory_of(sides, metrics),
     )  # fmt: skip
 

@@ -65,9 +65,10 @@ def arrivals(timeline: Timeline, pairs: Messages, before: Int64s) -> Arrivals:
     # A simulation, and a GPU's recording, know what released each slice, and when both ends were ready.
     caused = timeline.cause[consumer] >= 0
     ready = np.where(caused, timeline.start_ns[rows], np.where(recv >= 0, timeline.enter_ns[rows], 0))
-    ready = np.maximum(ready, timeline.end_ns[producer])
+    left = np.where(caused, timeline.end_ns[producer], _left_ns(timeline, producer, send))
+    ready = np.maximum(ready, left)
     took = np.maximum(there - ready, 0)
-    held = np.where(caused, ready - timeline.end_ns[producer], 0)
+    held = np.where(caused, ready, left) - timeline.end_ns[producer]
     joined = caused & released_by_messages(timeline)[consumer]
     held[joined] += np.maximum(timeline.start_ns[consumer] - there, 0)[joined]
     enter = timeline.enter_ns[consumer]
@@ -79,6 +80,25 @@ def arrivals(timeline: Timeline, pairs: Messages, before: Int64s) -> Arrivals:
         producer=producer, consumer=consumer, row=rows, send=send, took_ns=took, held_ns=held, observed=observed,
         there_ns=np.where(observed, there, ready + took),
     )  # fmt: skip
+
+
+def _left_ns(timeline: Timeline, producer: Int32s, send: Int32s) -> Int64s:
+    """Return when each message could leave: behind its producer, or behind the pair that a host ran as one.
+
+    The latter is so where the host sent it only then. A pair's time is shared between its actions: the end of the
+    first lies within, and counting from there would take the second for the message's way.
+    """
+    paired = timeline.pair >= 0
+    pair = np.where(paired, timeline.rank_of_row().astype(np.int64) * len(timeline) + timeline.pair, -1)
+    ends = timeline.end_ns.copy()
+    if paired.any():
+        numbers, place = np.unique(pair, return_inverse=True)
+        last = np.full(numbers.size, np.iinfo(np.int64).min)
+        np.maximum.at(last, place.reshape(-1), timeline.end_ns)
+        ends = np.where(paired, last[place.reshape(-1)], ends)
+    posted = np.where(send >= 0, timeline.enter_ns[send], 0)
+    own: Int64s = timeline.end_ns[producer]
+    return np.where(posted >= ends[producer], ends[producer], own)
 
 
 def _told(took: Int64s, observed: NDArray[np.bool_], source: Int32s, target: Int32s) -> Int64s:

@@ -31,6 +31,13 @@ _V_SHAPED = Schedule.from_rows([
     ["1F0", "2F0", "1F1", "2F1", "2I0", "1I0", "2I1", "1I1", "2W0", "2W1", "1W0", "1W1"],
 ])  # fmt: skip
 """An order of chunks in a V, with split backwards."""
+_LOOPED = Schedule.from_rows([
+    ["0F0", "0F1", "2F0", "2F1", "0F2", "2B0", "0F3", "2B1", "2F2", "0B0",
+     "2F3", "0B1", "2B2", "2B3", "0B2", "0B3"],
+    ["1F0", "1F1", "3F0", "3B0", "3F1", "3B1", "1F2", "1B0", "1F3", "1B1",
+     "3F2", "3B2", "3F3", "3B3", "1B2", "1B3"],
+])  # fmt: skip
+"""Interleaved 1F1B, in which a rank's messages cross: a policy that has each wait for the last can deadlock."""
 
 
 class Nearest(NamedTuple):
@@ -70,8 +77,9 @@ def _off(step: Performed, provided: Provided[MessagePolicyOffer], *, any_order: 
     try:
         options = checked_options(provided, {}, "p2p.options")
         if any_order:
-            other = build_policy(provided, _V_SHAPED, options)
-            simulate(_V_SHAPED, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=other)
+            for other in (_V_SHAPED, _LOOPED):
+                policy = build_policy(provided, other, options)
+                simulate(other, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=policy)
         policy = build_policy(provided, step.order, options)
         again = performed(run_order(step.order, step.times(held=False), policy))
     except PptraceError:

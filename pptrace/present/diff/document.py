@@ -105,6 +105,12 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         "gaps. Together they are the whole difference.",
         blocks=(ladder if findings.ladder else Line(text=f"no ladder: {findings.no_ladder}"),),
     )
+    yield Section(
+        title="what the difference goes back to, for orders differ",
+        about="The first's order was run with the second's times and network: what the second step takes beyond "
+        "that is its order's, the rest that of times.",
+        blocks=tables.order_share(findings), leads=3,
+    )  # fmt: skip
     bars, keys = part_bars(findings)
     yield Section(
         title="parts of the step, mean over ranks", about="Each side's parts sum to its step.",
@@ -159,6 +165,7 @@ def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, A
         },
         "ladder": findings.ladder,
         "no_ladder": findings.no_ladder or None,
+        "order_and_times": findings.order_share,
         "parts_ns": findings.parts_ns,
         "groups_ns": findings.groups_ns,
         "kinds": tuple(findings.kinds.values()),

@@ -33,6 +33,7 @@ __all__ = [
     "memory",
     "memory_title",
     "messages",
+    "order_share",
     "orders",
     "parts",
     "paths",
@@ -170,8 +171,29 @@ def blame(findings: StepDiff) -> str:
     if not slow:
         return ""
     first = slow[0]
+    lead = "Of times, first to blame" if findings.order_share else "First to blame"
     times = f"its times are {share(first.share, sign=True)}, " if first.share.value else ""
-    return f"First to blame, a {first.sort}: {first.what}; {times}{ms(first.total_ns, sign=True)} in sum."
+    return f"{lead}, a {first.sort}: {first.what}; {times}{ms(first.total_ns, sign=True)} in sum."
+
+
+def order_share(findings: StepDiff) -> tuple[Block, ...]:
+    """Return how much of the difference the order and how much the times make, the larger first."""
+    parts = findings.order_share
+    if parts is None:
+        return ()
+    ranks = f"{len(findings.orders)} rank{'s' if len(findings.orders) > 1 else ''}"
+    told = [
+        (f"the order of {ranks}, with the second's times and network", parts.order_ns),
+        ("times of actions and messages, in the first's order", parts.times_ns),
+    ]
+    told.sort(key=lambda one: -abs(one[1].value))
+    if not _barely(parts.rest_ns.value):
+        told.append(("neither: not explained by replays, before and behind the pipeline", parts.rest_ns))
+    whole = findings.step_ns.change.value
+    rows = tuple(
+        (name, change(part), "" if _barely(whole) else f"{part.value / whole + 0.0:.1%}") for name, part in told
+    )
+    return (Table(head=("", "changes the step by", "of the difference"), rows=rows),)
 
 
 def culprits(findings: StepDiff) -> tuple[Block, ...]:
