@@ -26,6 +26,7 @@ from pptrace.experiment.prepare import prepare as prepare
 from pptrace.export.output import replace_file as replace_file
 from pptrace.export.picture import check_picture as check_picture
 from pptrace.export.picture import write_picture as write_picture
+from pptrace.export.script import print_or_write as print_or_write
 from pptrace.export.table_file import write_table as write_table
 from pptrace.hooks.offers import API as API
 from pptrace.hooks.offers import ClusterOffer as ClusterOffer

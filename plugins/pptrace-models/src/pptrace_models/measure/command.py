@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pptrace.plugin import Registry, load, prepare, replace_file
+from pptrace.plugin import Registry, load, prepare, print_or_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,12 +41,7 @@ def command(config: str, sets: tuple[str, ...], output: Path | None) -> None:
     prepared = prepare(resolved, Registry.load())
     listed = prepared.workload.kernels
     text = script_for(listed() if listed else (), _device(prepared.resolved.to_dict()))
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    with replace_file(output) as path:
-        path.write_text(text, encoding="utf-8")
-    click.echo(f"wrote {output}")
+    print_or_write(text, output)
 
 
 def script_for(kernels: Iterable[KernelCost], device: dict[str, Any]) -> str:

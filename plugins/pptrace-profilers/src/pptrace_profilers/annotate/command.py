@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pptrace.plugin import replace_file
+from pptrace.plugin import print_or_write
 
 __all__ = ["command", "module_for"]
 
@@ -38,13 +38,7 @@ def command(framework: str, output: Path | None) -> None:
 
     It depends on nothing but the framework, and says in its first lines how it is used.
     """
-    text = module_for(framework)
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    with replace_file(output) as path:
-        path.write_text(text, encoding="utf-8")
-    click.echo(f"wrote {output}")
+    print_or_write(module_for(framework), output)
 
 
 def module_for(framework: str) -> str:
