@@ -48,6 +48,18 @@ def test_bars_of_time_fill_the_step(tmp_path: Path) -> None:
         assert sum(map(float, re.findall(r"width:([0-9.]+)%", bar))) == pytest.approx(100, abs=0.01)
 
 
+def test_the_keys_of_colours_are_those_of_what_is_drawn(tmp_path: Path) -> None:
+    text = stepped().save(tmp_path / "report.html")[0].read_text()
+
+    spent, memory = (
+        text.split(title)[1].split("</section>")[0] for title in ("Where each rank", "Memory at each rank")
+    )
+    assert "computes" in spent
+    assert "own group communicates" not in spent
+    assert "activations" in memory
+    assert "optimizer" not in memory
+
+
 def test_it_fetches_nothing_runs_nothing_and_has_the_same_bytes(tmp_path: Path) -> None:
     one, two = (stepped().save(tmp_path / name)[0].read_bytes() for name in ("a.html", "b.html"))
 

@@ -20,7 +20,7 @@ from pptrace.timeline.link_use import busiest_links
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pptrace.experiment.run import Run
     from pptrace.timeline.timeline import Timeline
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["run_page"]
 
 _MOST_LINKS = 12
-_BUSY, _OWN = "#9cc3f0", "#6f8a94"
+_BUSY, _OWN = ("computes", "#9cc3f0"), ("own group communicates", "#6f8a94")
+"""Parts of a rank's busy time: name, colour."""
 _MEMORY = (
     ("weights", "weights_bytes", "#6f9fd8"), ("gradients", "gradients_bytes", "#8b7fc7"),
     ("optimizer", "optimizer_bytes", "#b48ac0"), ("buffers", "buffer_bytes", "#b9c0c8"),
@@ -63,17 +64,17 @@ def run_page(run: Run, timeline: Timeline) -> str:
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         keep_trailing_newline=True, finalize=lambda value: printable(value) if type(value) is str else value,
     )  # fmt: skip
-    chart = chart_of(timeline)
+    chart, spent, memory = chart_of(timeline), list(_time(run)), list(_memory(run))
     return templates.get_template("page.html").render(
         title=f"{job_text(run)}: {schedule_text(run)}",
         setting=f"{run.prepared.schedule.microbatches} microbatches, {setting_text(run)}",
         figures=list(_figures(run)),
         chart=Markup(chart_svg(chart)),  # noqa: S704 - made of escaped elements
         sampled=chart.sampled,
-        spent=list(_time(run)),
-        spent_keys=[("computes", _BUSY), ("own group communicates", _OWN), *_cause_keys(run)],
-        memory=list(_memory(run)),
-        memory_keys=[(name, colour) for name, _, colour in _MEMORY],
+        spent=spent,
+        spent_keys=_shown(spent, [_BUSY, _OWN, *((cause.word, CAUSE_COLOURS[cause]) for cause in IdleCause)]),
+        memory=memory,
+        memory_keys=_shown(memory, [(name, colour) for name, _, colour in _MEMORY]),
         capacity=_capacity(run),
         links=list(_links(run)),
         overheads=[(name, f"{part:.1%}") for name, part in overheads(run) if part >= _BARELY],
@@ -103,8 +104,10 @@ def _figures(run: Run) -> Iterator[tuple[str, str]]:
     yield "largest overhead", str(run.lever)
 
 
-def _cause_keys(run: Run) -> list[tuple[str, str]]:
-    return [(cause.word, CAUSE_COLOURS[cause]) for cause in IdleCause if run.metrics.idle_ns[:, cause].any()]
+def _shown(lanes: Iterable[_Lane], keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the keys of what some lane has a bar of."""
+    names = {share.name for lane in lanes for share in lane.shares}
+    return [(name, colour) for name, colour in keys if name in names]
 
 
 def _time(run: Run) -> Iterator[_Lane]:
@@ -113,11 +116,11 @@ def _time(run: Run) -> Iterator[_Lane]:
     step = max(metrics.step_ns, 1)
     for rank in range(metrics.ranks):
         own = int(metrics.collective_ns[rank])
-        parts = [("computes", int(metrics.busy_ns[rank]) - own, _BUSY), ("own group communicates", own, _OWN)]
-        parts += [(c.word, int(metrics.idle_ns[rank, c]), CAUSE_COLOURS[c]) for c in IdleCause]
+        parts = [(_BUSY, int(metrics.busy_ns[rank]) - own), (_OWN, own)]
+        parts += [((c.word, CAUSE_COLOURS[c]), int(metrics.idle_ns[rank, c])) for c in IdleCause]
         shares = [
             _Share(name, 100 * took / step, f"{name}: {time_text(run, took)}, {took / step:.1%}", colour)
-            for name, took, colour in parts
+            for (name, colour), took in parts
             if took
         ]
         yield _Lane(rank, shares, f"{int(metrics.busy_ns[rank]) / step:.1%} busy")

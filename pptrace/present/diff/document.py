@@ -106,7 +106,7 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         blocks=(ladder if findings.ladder else Line(text=f"no ladder: {findings.no_ladder}"),),
     )
     yield Section(
-        title="what the difference goes back to, for orders differ",
+        title="what the difference goes back to, since orders differ",
         about="The first's order was run with the second's times and network: what the second step takes beyond "
         "that is its order's, the rest that of times.",
         blocks=tables.order_share(findings), leads=3,

@@ -173,7 +173,8 @@ def blame(findings: StepDiff) -> str:
     first = slow[0]
     lead = "Of times, first to blame" if findings.order_share else "First to blame"
     times = f"its times are {share(first.share, sign=True)}, " if first.share.value else ""
-    return f"{lead}, a {first.sort}: {first.what}; {times}{ms(first.total_ns, sign=True)} in sum."
+    sort = first.sort if first.sort == "spikes" else f"a {first.sort}"
+    return f"{lead}, {sort}: {first.what}; {times}{ms(first.total_ns, sign=True)} in sum."
 
 
 def order_share(findings: StepDiff) -> tuple[Block, ...]:
