@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.figure import SIGMAS
 from pptrace.present.diff import tables
+from pptrace.present.diff.blame import blame, culprits, order_share
 from pptrace.present.diff.part_bars import part_bars
 from pptrace.present.diff.strips import strips
 from pptrace.present.diff.waterfall import waterfall
@@ -109,7 +110,7 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         title="what the difference goes back to, since orders differ",
         about="The first's order was run with the second's times and network: what the second step takes beyond "
         "that is its order's, the rest that of times.",
-        blocks=tables.order_share(findings), leads=3,
+        blocks=order_share(findings), leads=3,
     )  # fmt: skip
     bars, keys = part_bars(findings)
     yield Section(
@@ -136,8 +137,8 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     )
     yield Section(title="first difference", blocks=tables.divergence(findings), leads=1)
     yield Section(
-        title="slow or fast throughout, and what stands out", about=tables.blame(findings),
-        blocks=tables.culprits(findings), leads=2,
+        title="slow or fast throughout, and what stands out", about=blame(findings),
+        blocks=culprits(findings), leads=2,
     )  # fmt: skip
     changed = f"actions that changed most, of {len(findings.changes)}" if findings.changes else "no action changed"
     yield Section(title=changed, blocks=tables.changes(findings, top))
