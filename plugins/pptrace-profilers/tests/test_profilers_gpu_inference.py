@@ -124,6 +124,16 @@ def test_what_threads_alone_do_not_tell_is_refused_with_the_reason(case: tuple[s
     assert found.steps == ()
     assert "is below 0.9, as only" in note_of(found)
     assert "pptrace annotate" in note_of(found)
+    assert "record them, too (PyTorch: ProfilerActivity.CPU)" in note_of(found)
+
+
+def test_waves_are_refused_and_autograd_s_operations_are_not_asked_for_where_they_are_there() -> None:
+    found = measured(replace(ran("hanayo", 2, 2), unmarked=AUTOGRAD))
+
+    assert found.steps == ()
+    assert "is below 0.9, as only" in note_of(found)
+    assert "pptrace annotate" in note_of(found)
+    assert "ProfilerActivity.CPU" not in note_of(found)
 
 
 def without_a_message(trace: SmallGpuTrace) -> None:
