@@ -15,6 +15,7 @@ import argparse
 import time
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,18 +61,27 @@ class Choices:
     """As the row has it unless given."""
     shares: tuple[float, ...] = ()
     """Shares of activations that are copied to the host, where the division does not fit without."""
-    near: int = 0
-    """Sequences in a step: the multiple of dp x pp that is nearest; those of the row unless given."""
+    sequences: tuple[int, int] | None = None
+    """The least and the most in a step: the largest multiple of dp x pp that lies between; those of the row unless
+    given."""
+    again: tuple[str, ...] | None = None
+    """Modules that may be computed again; as the row has it unless given."""
 
 
 SOURCES = {
-    "Kwai*": Choices(cp=(1, 2, 4), most_pp=32, shares=(0, 0.25, 0.5, 0.75, 1), near=256),
+    "Kwai*": Choices(
+        cp=(1, 2, 4),
+        most_pp=32,
+        shares=(0, 0.25, 0.5, 0.75, 1),
+        sequences=(240, 272),
+        again=("layernorm", "mlp_act"),
+    ),
     "Megatron SC21*": Choices(micro=(1, 2, 4, 8)),
     "Reducing activation*": Choices(micro=(1, 2, 4, 8)),
     "nanotron*": Choices(tp=(1, 2, 4, 8, 16, 32), most_vp=1, uneven=True, micro=(1, 2, 4, 8, 16, 32), zero=(0, 1)),
 }
-"""By source: 37 of Kwai's 41 steps have the multiple of dp x pp nearest to 256, and nanotron's are those of
-``scripts/scaling_benchmarks.py``."""
+"""By source: each of Kwai's 41 steps has the largest multiple of dp x pp from 240 to 272, and nanotron's are those
+of ``scripts/scaling_benchmarks.py``."""
 
 
 def division(one: Candidate) -> Division:
@@ -83,8 +93,7 @@ def plans(case: Case, choices: Choices) -> Iterator[tuple[int, dict[str, list[An
     """Yield the sequences in a step and what varies, for each number of pipeline ranks and replicas."""
     gpus, layers = int(case.row["n_gpus"]), int(case.row["layers"])
     batch = case.settings["batch"]
-    recompute = case.settings["model"].get("recompute", "none")
-    vary: dict[str, list[Any]] = {"layers": ["even"], "recompute": [recompute]}
+    vary: dict[str, list[Any]] = {"layers": ["even"]}
     vary["micro"] = list(choices.micro or (batch["micro"],))
     vary["zero"] = list(choices.zero or (case.settings.get("costs", {}).get("zero", 0),))
     for pp in (size for size in divisors(gpus) if size <= min(choices.most_pp, layers)):
@@ -97,8 +106,9 @@ def plans(case: Case, choices: Choices) -> Iterator[tuple[int, dict[str, list[An
                 if tp * cp * dp * pp == gpus and int(case.settings["model"].get("heads", tp)) % tp == 0
             }  # fmt: skip
             each = dp * pp
-            sequences = max(each, each * round(choices.near / each)) if choices.near else batch["global"]
-            if not inner or sequences % dp:
+            least, most = choices.sequences or (batch["global"], batch["global"])
+            sequences = most // each * each if choices.sequences else most
+            if not inner or sequences < least or sequences % dp:
                 continue
             sizes = {
                 "pp": [pp],
@@ -112,6 +122,15 @@ def plans(case: Case, choices: Choices) -> Iterator[tuple[int, dict[str, list[An
                 yield sequences, {**vary, **sizes, **copied, "vp": chunks, "schedule": ["interleaved-1f1b"]}
 
 
+def models(case: Case, choices: Choices) -> list[dict[str, Any]]:
+    """Return the case's settings, with and without what may be computed again where authors chose that, too."""
+    if choices.again is None:
+        return [dict(case.settings)]
+    plain = {**case.settings["model"], "recompute": "none", "recompute_modules": []}
+    again = {**plain, "recompute": "selective", "recompute_modules": list(choices.again)}
+    return [{**case.settings, "model": model} for model in (plain, again)]
+
+
 def divisors(count: int) -> list[int]:
     """Return all divisors of a number."""
     return [size for size in range(1, count + 1) if count % size == 0]
@@ -121,9 +140,10 @@ def ranked(case: Case, choices: Choices, registry: Registry) -> tuple[list[tuple
     """Return divisions in their simulated order, each with its tokens per second, and how many were considered."""
     best: dict[Division, float] = {}
     considered = 0
-    for sequences, vary in plans(case, choices):
-        settings = {**case.settings, "batch": {**case.settings["batch"], "global": sequences}}
+    for (sequences, sizes), own in product(plans(case, choices), models(case, choices)):
+        settings = {**own, "batch": {**case.settings["batch"], "global": sequences}}
         question = Question(gpus=int(case.row["n_gpus"]), top=FIRST)
+        vary = {**sizes, "recompute": [own["model"].get("recompute", "none")]}
         try:
             found = answer(given_document(settings), question, registry, flags={}, vary=vary, robust=False)
         except PptraceError:

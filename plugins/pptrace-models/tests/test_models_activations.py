@@ -63,6 +63,19 @@ def test_an_activation_function_of_its_own_keeps_one_more_of_a_gated_mlp(classic
     assert kept(classic | apart) == kept(classic)
 
 
+def test_an_activation_function_computed_again_leaves_what_it_reads(
+    classic: dict[str, Any],
+) -> None:
+    again = {"recompute": "selective", "recompute_modules": ["mlp_act"], "flash_attention": True}
+    width = 2048 * classic["ffn"] * 2
+    for gated, fused, freed in ((False, True, 1), (True, True, 1), (True, False, 2)):
+        model = classic | {"gated": gated, "fused_activation": fused, "flash_attention": True}
+        found = kept(model | again)
+        assert kept(model).activation - found.activation == found.transient == freed * width
+    with_all = again | {"recompute_modules": ["mlp", "mlp_act"]}
+    assert kept(classic | with_all) == kept(classic | again | {"recompute_modules": ["mlp"]})
+
+
 def test_flash_attention_keeps_no_scores(classic: dict[str, Any]) -> None:
     assert kept(classic | {"flash_attention": True}).activation == 34 * 2048 * 1024
 

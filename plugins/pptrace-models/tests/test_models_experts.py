@@ -234,16 +234,6 @@ def test_replicas_in_a_node_share_its_nics_and_its_links_at_most(costs: Callable
     assert whole.reduce_ns[1] < shared.reduce_ns[1] * 40 / 90
 
 
-@pytest.mark.parametrize("tp", [2, 4, 8])
-def test_overlapped_collectives_expose_a_piece_at_least_and_all_at_most(
-    costs: Callable[..., Workload], tp: int
-) -> None:
-    alone, beside = costs(tp=tp), costs(tp=tp, options={"overlap_tp": True})
-    shown, whole = beside.f_collective_ns[1], alone.f_collective_ns[1]
-    assert -(-whole // tp) <= shown < whole
-    assert whole - shown == alone.f_ns[1] - beside.f_ns[1]
-
-
 @pytest.mark.parametrize(
     ("precision", "device"), [("mxfp8", "h100-sxm"), ("nvfp4", "h200-sxm"), ("fp8", "a100-sxm")]
 )

@@ -108,11 +108,13 @@ def _freed(model: Transformer, shard: Shard, *, experts: bool) -> int:
         "mla_up_proj": shard.tokens * _expanded(shard) * model.element_bytes if model.kv_rank else 0,
         "layernorm": 2 * shard.split_tokens * model.hidden * model.element_bytes,
         "mlp": 0 if experts else mlp,
+        "mlp_act": 0 if experts else mlp - shard.tokens * (model.matrices - 1) * shard.ffn * model.element_bytes,
         "moe": mlp if experts else 0,
         "moe_act": shard.routed * shard.expert_ffn * model.element_bytes if experts else 0,
         "shared_experts": _shared(model, shard) if experts else 0,
     }
     within = {"moe_act", "shared_experts"} if "moe" in model.again else set()
+    within |= {"mlp_act"} if "mlp" in model.again else set()
     return sum(freed[name] for name in model.again - within)
 
 

@@ -37,8 +37,8 @@ class Passes:
     """Time in the backward for the input gradient."""
     again_ns: int = 0
     """The part of ``forward_ns`` that modules which are computed again repeat."""
-    halves_ns: tuple[int, int] = (0, 0)
-    """Tensor-parallel collectives of either half of a layer, each way."""
+    halves_ns: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    """Gathering and summing over the tensor-parallel group in either half of a layer, each way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, experts: bool)
         again += each.second_gather_ns + each.second_reduce_ns + 2 * each.exchange_ns
     if not experts and "mlp" in model.again:
         again += each.second_gather_ns + each.second_reduce_ns
-    halves = (each.gather_ns + each.reduce_ns, each.second_gather_ns + each.second_reduce_ns)
+    halves = ((each.gather_ns, each.reduce_ns), (each.second_gather_ns, each.second_reduce_ns))
     return Passes(
         forward_ns=forward, backward_ns=forward + each.key_gradients_ns, again_ns=again, halves_ns=halves
     )

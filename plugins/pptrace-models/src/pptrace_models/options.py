@@ -61,8 +61,9 @@ class RooflineOptions(Parameters):
     """Whether rings between replicas go through the NICs of all devices of the group that are in a node, as NCCL's
     do, and no faster than the node's links; else each goes through one."""
     overlap_tp: bool = False
-    """Whether tensor-parallel collectives run beside the products before or behind them, in as many pieces as
-    there are devices, of which one is exposed (``--tp-comm-overlap``)."""
+    """Whether tensor-parallel collectives of attention and MLP run beside products: with those that they feed or
+    sum in as many pieces as there are devices, in the backward also whole beside others
+    (``--tp-comm-overlap``)."""
     host: Annotated[Duration, Field(ge=0)] = 0
     """Time in which the host issues the kernels of a layer with experts in the forward; twice that in the
     backward. No layer is faster; none with CUDA graphs."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Costing", "is_attention", "stage_segments"]
 
-_SECOND_HALF = {"mlp", "moe", "moe_act", "shared_experts"}
+_SECOND_HALF = {"mlp", "mlp_act", "moe", "moe_act", "shared_experts"}
 _ATTENTION = {"attention projections", "attention core", "rotary embedding", "compression", "expansion", "router"}
 
 

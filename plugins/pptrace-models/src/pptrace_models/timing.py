@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING
 
 from pptrace_models import collectives, flops
 from pptrace_models.options import gradient_bytes
+from pptrace_models.overlapped import beside_products
 from pptrace_models.shapes import Shaped, shaped_ns
 from pptrace_models.transformer import kept
+from pptrace_models.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable
 
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.groups import Groups
     from pptrace_models.options import RooflineOptions
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Layer, Precision, Transformer
-    from pptrace_models.work import Operation, Work
+    from pptrace_models.work import Operation, Product
 
 __all__ = [
     "Cost",
@@ -42,8 +44,6 @@ __all__ = [
 _SECOND_NS = 10**9
 _NORMS_OF_TEN = 4
 """Of ten bytes that norms and residual sums move forward, those of norms."""
-_HALVES = (("attention projections", "expansion"), ("mlp", "experts", "shared experts"))
-"""Products of a layer's halves that their tensor-parallel collectives can run beside."""
 _SHARED = ("shared experts", "shared activation function")
 _MODULES = {
     "core_attn": ("attention core",),
@@ -51,6 +51,7 @@ _MODULES = {
     "layernorm": ("norms and residuals",),
     "mlp": ("mlp", "activation function"),
     "moe": ("router", "experts", "routing", "activation function", "clamp", "biases of experts", *_SHARED),
+    "mlp_act": ("activation function",),
     "moe_act": ("activation function", "clamp"),
     "shared_experts": _SHARED,
 }
@@ -125,7 +126,7 @@ def layer_cost(
     operations = flops.layer(model, shard, gradient_bytes(options), kind)
     group = collectives.layer_ns(model, shard, groups, experts=kind.experts)
     if options.overlap_tp:
-        group = _overlapped(group, operations, model, shard, device)
+        group = beside_products(group, operations, shard.tp, lambda one: _product_ns(one, model, device))
     cost = _cost(operations, group, model, device)
     if kind.experts:
         cost = cost.at_least(options.host, apart=options.segments)
@@ -137,28 +138,14 @@ def layer_cost(
     return cost + Cost(i=again, i_collective=group.again_ns)
 
 
-def _overlapped(
-    group: collectives.Passes,
-    operations: Sequence[Operation],
-    model: Transformer,
-    shard: Shard,
-    device: Accelerator,
-) -> collectives.Passes:
-    """Return collectives of which each half's run beside its products, but for the first of ``tp`` pieces."""
-
-    def exposed(passes: Callable[[Operation], tuple[Work, ...]]) -> int:
-        shown = 0
-        for tensor_ns, names in zip(group.halves_ns, _HALVES, strict=True):
-            products = sum(
-                work_ns(work, one.unit, model, device)
-                for one in operations if one.name in names for work in passes(one)
-            )  # fmt: skip
-            shown += tensor_ns - min(tensor_ns * (shard.tp - 1) // shard.tp, products)
-        return shown - sum(group.halves_ns)
-
-    forward = group.forward_ns + exposed(lambda one: (one.forward,))
-    backward = group.backward_ns + exposed(lambda one: (one.input_gradient, one.weight_gradient))
-    return replace(group, forward_ns=forward, backward_ns=backward)
+def _product_ns(product: Product, model: Transformer, device: Accelerator) -> int:
+    """Return the time of one product of a layer's."""
+    m, n, k = product.m, product.n, product.k
+    moved = model.element_bytes * (m * k + k * n) + product.result_bytes * m * n
+    work = Work(
+        flops=2 * product.copies * m * n * k, size_bytes=product.copies * moved, products=(product,)
+    )  # fmt: skip
+    return work_ns(work, "linear", model, device)
 
 
 def again_ns(operations: Iterable[Operation], model: Transformer, device: Accelerator, kind: Layer) -> int:
@@ -179,8 +166,8 @@ def again_of(operation: str, *, experts: bool) -> frozenset[str]:
     """Return which modules have an operation of a layer in them."""
     inside = {name for name, operations in _MODULES.items() if operation in operations}
     if experts:
-        return frozenset(inside - {"mlp"})
-    return frozenset(inside & {"mlp", "core_attn", "mla_up_proj", "layernorm"})
+        return frozenset(inside - {"mlp", "mlp_act"})
+    return frozenset(inside & {"mlp", "mlp_act", "core_attn", "mla_up_proj", "layernorm"})
 
 
 def prediction_cost(model: Transformer, shard: Shard, device: Accelerator, grad: int) -> Cost:

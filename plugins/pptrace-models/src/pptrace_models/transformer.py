@@ -12,7 +12,7 @@ from pptrace_models.encoder import Encoder  # noqa: TC001 - pydantic reads it
 __all__ = ["NARROW", "PRECISION_BYTES", "Again", "Count", "Layer", "Precision", "Transformer", "Width", "kept"]
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
-Again = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]
+Again = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts"]
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Width = Annotated[int, Field(ge=1, le=10_000_000)]
 
@@ -91,7 +91,8 @@ class Transformer(Parameters):
     """What the backward computes again: nothing, the attention core, or the layer from its input."""
     recompute_modules: list[Again] = Field(default=[])
     """With ``recompute: selective``, the modules computed again in place of the attention core, named as
-    Megatron-LM's ``--recompute-modules`` does."""
+    Megatron-LM's ``--recompute-modules`` does; and ``mlp_act``, the activation function of an MLP, which it cannot
+    (Kwai's ``--kaimm-recompute-mlp-activation-func``)."""
     recompute_method: Literal["uniform", "block"] | None = None
     """With ``recompute: full``, as Megatron-LM's ``--recompute-method``: uniform keeps the input of every
     ``recompute_num_layers`` layers of a stage, which are computed again together; block keeps those of its first
