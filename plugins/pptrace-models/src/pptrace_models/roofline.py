@@ -12,7 +12,7 @@ from pptrace_models import activations, memory, timing
 from pptrace_models.checked import checked
 from pptrace_models.flops import step_flops
 from pptrace_models.groups import groups_of
-from pptrace_models.held import held_by, state_of
+from pptrace_models.held import Holding
 from pptrace_models.listing import PASSES, Listing
 from pptrace_models.notes import notes_of
 from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
@@ -141,10 +141,16 @@ class _Job:
         copies = [-(-size * _NS // rate) for size in kept] if rate else [0] * len(kept)
         return {
             **self._times(device, groups),
-            **state_of(self.model, self.part, device, self.options, groups, self.stages, self.request, self.tower),
+            **self._holding().columns(device, groups),
             "offload_ns": copies,
             "reload_ns": copies,
         }
+
+    def _holding(self) -> Holding:
+        return Holding(
+            model=self.model, part=self.part, options=self.options, request=self.request, stages=self.stages,
+            tower=self.tower,
+        )  # fmt: skip
 
     def _groups(self, device: Accelerator) -> Groups:
         return groups_of(self.request, self.part, device, self.options)
@@ -173,9 +179,8 @@ class _Job:
         if self.tower:
             once = [0 if self.tower.has_backward(projector=of) else front[of].f for of in (False, True)]
             without_backward = [sum(own) for own in in_front([[0] for _ in stages], stages, *once)]
-        added = [
-            memory.accumulation_ns(model, device, options, held_by(model, part, s, self.tower)) for s in stages
-        ]
+        holding = self._holding()
+        added = [memory.accumulation_ns(model, device, options, holding.held(stage)) for stage in stages]
         return {
             "f_ns": [cost.f for cost in costs],
             "b_ns": [cost.i + cost.w + add for cost, add in zip(costs, added, strict=True)],
