@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pptrace.config.choices import Choice
@@ -14,6 +13,7 @@ from pptrace.config.flags import ARGUMENTS, HEADLINES, key_of
 from pptrace.config.places import KeyPath, Place, Places, key_text, record
 from pptrace.config.yaml_file import parse_value
 from pptrace.errors import ConfigError, nearest
+from pptrace.record import dataclass
 
 __all__ = ["Assignment", "assignment", "assignments", "overlaid", "plain"]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pptrace.errors import ConfigError
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from pptrace.config.overrides import Assignment, assignments, overlaid, plain
 from pptrace.config.places import Place, Places, key_text, place_of, record
 from pptrace.config.yaml_file import Document, read_yaml
 from pptrace.errors import ConfigError
+from pptrace.record import dataclass
 
 __all__ = ["Resolved", "document_of", "load"]
 

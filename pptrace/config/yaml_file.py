@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import yaml
 from pptrace.config.yaml_nodes import Builder, NodeLoader
 from pptrace.errors import ConfigError
 from pptrace.limits.reading import is_named_pipe
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from pptrace.config.places import Places

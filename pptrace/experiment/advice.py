@@ -6,7 +6,6 @@ first few are simulated as the user would simulate them. What is advised is the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from pptrace.experiment.estimate import estimate
 from pptrace.experiment.prepare import costs_alone
 from pptrace.experiment.prices import contention_of
 from pptrace.experiment.tried import Advice, Tried
+from pptrace.record import dataclass
 from pptrace.sim.contention import Sharing
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pptrace.config.choices import PolicyName
 from pptrace.config.flags import FLAGS
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.experiment import Cluster as Section
@@ -16,6 +16,7 @@ from pptrace.model.layout import Layout
 from pptrace.model.request import NetworkRequest
 from pptrace.network.cluster import Cluster
 from pptrace.network.hops import Hops
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

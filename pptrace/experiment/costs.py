@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from pptrace.experiment.placed import placed
 from pptrace.hooks.build import build_workload
 from pptrace.model.request import CostRequest
 from pptrace.network.collectives import LinkCollectives
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from pptrace.config.resolve import Resolved

@@ -7,7 +7,6 @@ step is rarely shorter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from pptrace.errors import PptraceError
 from pptrace.hooks.build import checked_options
 from pptrace.hooks.call import plugin_code
 from pptrace.model.request import ScheduleRequest
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ import numpy as np
 from pptrace.config.choices import Reshard
 from pptrace.config.quantity import format_duration, format_size
 from pptrace.model.kinds import WEIGHT_GRADIENTS, Kind
+from pptrace.record import dataclass
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.memory import measure_memory
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.experiment.prices import contention_of, find_prices
+from pptrace.record import dataclass
 from pptrace.timeline.metrics import IdleCause
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,7 @@ from pptrace.experiment.validation import with_validation
 from pptrace.hooks.build import build_network, build_policy, build_schedule
 from pptrace.hooks.call import call_plugin
 from pptrace.model.request import NetworkRequest, ScheduleRequest
+from pptrace.record import dataclass
 from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.sim.contention import Contention
 from pptrace.sim.limits import MOST_RANKS

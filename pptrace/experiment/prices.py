@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pptrace.errors import DeadlockError
 from pptrace.hooks.guarded_network import GuardedNetwork
 from pptrace.network.flat import ideal
+from pptrace.record import dataclass
 from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.sim.contention import Contention, Sharing
 from pptrace.sim.simulate import simulate

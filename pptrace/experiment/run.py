@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from pptrace.experiment.placed import located, placed
 from pptrace.experiment.prepare import Prepared, prepare
 from pptrace.hooks.offers import ExporterOffer
 from pptrace.printable import Printed
+from pptrace.record import dataclass
 from pptrace.sim.simulate import simulate_traffic
 from pptrace.timeline.actions import communication
 from pptrace.timeline.metrics import Metrics, measure

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.experiment.placed import placed
 from pptrace.network.collectives import LinkCollectives
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from pptrace.config.resolve import Resolved

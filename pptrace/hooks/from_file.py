@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import types
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from pptrace.hooks.offers import ScheduleOffer
 from pptrace.hooks.provider import Provided, Provider
 from pptrace.limits.reading import is_named_pipe
 from pptrace.model.request import ScheduleRequest
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

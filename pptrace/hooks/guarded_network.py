@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pptrace.errors import PluginError
 from pptrace.hooks.call import plugin_code, plugin_error
 from pptrace.network.check import check_paths
 from pptrace.network.contract import Links, Paths
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from pptrace.hooks.provider import Provider

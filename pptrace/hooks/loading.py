@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 from pptrace.hooks.call import one_line
 from pptrace.hooks.provider import Failure, Provider
 from pptrace.hooks.specs import PROJECT
+from pptrace.record import dataclass
 from pptrace.version import __version__
 
 if TYPE_CHECKING:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
 from pptrace.hooks import offers
 from pptrace.hooks.check import cluster_fault, command_fault, exporter_fault, no_fault
 from pptrace.hooks.provider import AnyOffer, Offered
 from pptrace.hooks.specs import hookspec
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

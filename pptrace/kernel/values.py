@@ -8,8 +8,9 @@ its items.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,10 +13,11 @@ sender's stage and ``RECV_F`` the receiver's; likewise ``SEND_B`` and ``RECV_B``
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pptrace.errors import TableError
 from pptrace.model.kinds import PER_STAGE, Kind
+from pptrace.record import dataclass
 
 __all__ = ["Action", "overlapped", "parse_action"]
 

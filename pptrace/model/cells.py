@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from pptrace.model.action import Action
 from pptrace.model.columns import Int8s, Int32s, column
 from pptrace.model.kinds import PER_STAGE, Kind
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

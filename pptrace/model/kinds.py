@@ -6,13 +6,13 @@ member of :class:`Kind`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.model.roles import Pass, Result, Role, Stream
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

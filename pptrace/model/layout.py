@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.errors import ConfigError
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

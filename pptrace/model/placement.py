@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from pptrace.model.columns import Int32s, column, difference
+from pptrace.record import dataclass
 
 __all__ = ["Placement", "chain"]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

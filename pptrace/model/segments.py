@@ -7,10 +7,11 @@ runs in between. In an overlapped pair, one member computes while the other one'
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pptrace.model.roles import Stream
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

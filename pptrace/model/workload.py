@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 from pptrace.model.columns import Int32s, Int64s, column
 from pptrace.model.per_stage import OPTIONAL, PER_MICROBATCH, PER_STAGE, WHOLE, checked, none
 from pptrace.model.segments import Segment, check_segments, overlapped_ns
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

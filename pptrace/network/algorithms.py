@@ -9,8 +9,9 @@ Every other node is passed in reverse, so that a ring leaves one node and enters
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

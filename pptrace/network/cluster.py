@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.errors import PluginError
 from pptrace.network.contract import NO_ROUTE, UNLIMITED, Links, Paths
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

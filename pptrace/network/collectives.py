@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from pptrace.network.algorithms import Members
 from pptrace.network.cluster import Cluster
 from pptrace.network.plans import NOTHING, pairwise_plan, ring_plans, tree_plan
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

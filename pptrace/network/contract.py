@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
 from pptrace.model.columns import Int32s, Int64s, column
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

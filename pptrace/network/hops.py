@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.errors import ConfigError
 from pptrace.network.contract import NO_ROUTE, UNLIMITED, Paths
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s

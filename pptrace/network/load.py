@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import numpy as np
 
 from pptrace.errors import ConfigError
 from pptrace.network.contract import NO_ROUTE
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,6 @@ what its protocols add or take is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ import numpy as np
 
 from pptrace.network.algorithms import ring, trees
 from pptrace.network.load import flows_at_once
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

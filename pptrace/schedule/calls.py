@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ from pptrace.kernel import run
 from pptrace.model.cells import CellColumns
 from pptrace.model.columns import passing, unset
 from pptrace.model.kind_table import TABLE
+from pptrace.record import dataclass
 from pptrace.schedule.checked_calls import checked_calls
 from pptrace.schedule.issue_order import IssueOrder
 from pptrace.schedule.kernels import calls as kernels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.kinds import Kind
+from pptrace.record import dataclass
 from pptrace.schedule.kernels.filling import Filling, Given, Placed, Rules, Stages, fill_gaps
 from pptrace.schedule.kernels.heap import OUTSIDE, Heap
 from pptrace.schedule.table import Schedule

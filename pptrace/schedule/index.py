@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import Result, present
+from pptrace.record import dataclass
 from pptrace.schedule.kernels.tables import index_actions
 from pptrace.schedule.neighbours import graph_of
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pptrace.model.cells import CellColumns
 from pptrace.model.kinds import COMPUTE, STAGE_ENDS
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -13,6 +13,7 @@ from pptrace.kernel import run
 from pptrace.model.cells import Cells
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import COMMUNICATION, RECEIVES, TOWARDS_NEXT
+from pptrace.record import dataclass
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.kernels import tables
 from pptrace.schedule.neighbours import graph_of

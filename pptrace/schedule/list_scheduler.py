@@ -10,7 +10,6 @@ input gives the same table.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,6 +19,7 @@ from pptrace.errors import ScheduleError
 from pptrace.kernel import run
 from pptrace.model.cells import Cells
 from pptrace.model.kinds import Kind
+from pptrace.record import dataclass
 from pptrace.schedule.kernels.heap import OUTSIDE, Heap
 from pptrace.schedule.kernels.listing import Playing, Rooms, Work, list_actions
 from pptrace.schedule.rooms import queues_of, rooms_of

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pptrace.config.choices import PolicyName, Receive, StreamPer
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from pptrace.schedule.calls import Program

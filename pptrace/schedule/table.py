@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +12,7 @@ from pptrace.model.action import Action, overlapped, parse_action
 from pptrace.model.cells import CELL, CellColumns, Cells, cell_columns, waits_of
 from pptrace.model.columns import Int32s, difference
 from pptrace.model.kinds import COMMUNICATION, Kind
+from pptrace.record import dataclass
 from pptrace.schedule.infer import infer_placement
 
 if TYPE_CHECKING:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.network.check import check_links, check_paths, check_reachable
+from pptrace.record import dataclass
 from pptrace.sim.records import RouteColumns
 
 if TYPE_CHECKING:

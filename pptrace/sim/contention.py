@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pptrace.config.choices import Sharing
+from pptrace.record import dataclass
 
 __all__ = ["Contention", "Sharing"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.record import dataclass
 from pptrace.schedule.kernels.heap import OUTSIDE, Heap
 from pptrace.sim.contention import Sharing
 from pptrace.sim.jobs import FINER

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.model.cells import Cells
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int8s, Int32s, Int64s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.model.kinds import COMPUTE, SENDS, Kind, Role, Stream
 from pptrace.network.contract import UNLIMITED
+from pptrace.record import dataclass
 from pptrace.sim.kernels.events import WHOLE
 from pptrace.sim.kernels.rules import BYTE
 from pptrace.sim.kernels.settling import COMMUNICATION, COMPUTATION, FLOW

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +10,7 @@ from pptrace.kernel import run
 from pptrace.model.columns import passing, unset
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import Stream
+from pptrace.record import dataclass
 from pptrace.schedule.policy import Policy, PolicyName, StreamPer
 from pptrace.sim.kernels import placing, rules
 from pptrace.sim.records import LaneColumns

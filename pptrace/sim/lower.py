@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from pptrace.model.columns import passing, together, unset
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import COMMUNICATION, COMPUTE, Kind, present
 from pptrace.model.workload import Workload
+from pptrace.record import dataclass
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.neighbours import StageGraph, graph_of
 from pptrace.schedule.policy import Policy, PolicyName

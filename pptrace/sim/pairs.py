@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.model.segments import results_of
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.network.contract import UNLIMITED
+from pptrace.record import dataclass
 from pptrace.sim.contention import Sharing
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.model.kinds import SENDS
 from pptrace.network.flat import ideal
+from pptrace.record import dataclass
 from pptrace.schedule.policy import Policy
 from pptrace.schedule.validate import validate, validate_partial, validate_structure
 from pptrace.sim.contention import Contention

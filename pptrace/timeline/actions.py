@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pptrace.model.cells import Cells
 from pptrace.model.kinds import COMPUTE, Stream
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from pptrace.model.columns import Int64s, column
+from pptrace.record import dataclass
 
 __all__ = ["Counter"]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.kinds import COMPUTE, Kind
+from pptrace.record import dataclass
 from pptrace.timeline.kernels import following
 from pptrace.timeline.window import window
 

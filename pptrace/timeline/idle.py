@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import Stream
+from pptrace.record import dataclass
 from pptrace.timeline.folded import with_own_waits
 from pptrace.timeline.kernels import idling, indexing
 from pptrace.timeline.messages import messages

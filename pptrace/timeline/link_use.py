@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.record import dataclass
 from pptrace.timeline.counter import Counter
 
 if TYPE_CHECKING:

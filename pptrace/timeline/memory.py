@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import PASSES, Stream, present
+from pptrace.record import dataclass
 from pptrace.timeline.changes import gathered_changes, memory_changes, unreduced_changes
 from pptrace.timeline.counter import Counter
 from pptrace.timeline.folded import folded

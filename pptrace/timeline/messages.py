@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pptrace.record import dataclass
 from pptrace.timeline.actions import segment_rows
 from pptrace.timeline.row_index import index_timeline
 

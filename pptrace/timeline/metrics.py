@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from pptrace.record import dataclass
 from pptrace.timeline.actions import GroupTime, group_times
 from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.idle import COMMUNICATION, IdleCause, time_spent

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from pptrace.model.columns import Int32s, Int64s, column
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

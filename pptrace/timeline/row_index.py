@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.model.columns import unset
 from pptrace.model.kind_table import TABLE
+from pptrace.record import dataclass
 from pptrace.schedule.neighbours import StageGraph, graph_of
 from pptrace.timeline.actions import last_segments
 from pptrace.timeline.kernels import indexing

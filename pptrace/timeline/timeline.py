@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from pptrace.model.cells import CELL, Cells
 from pptrace.model.columns import Int8s, Int32s, Int64s, difference
 from pptrace.model.kinds import Stream
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.model.columns import Int32s, Int64s, column
+from pptrace.record import dataclass
 from pptrace.timeline.routes import Routes
 
 if TYPE_CHECKING:

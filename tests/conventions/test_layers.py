@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LAYERS = (
-    {"commands", "errors", "lazy", "printable", "version"},
+    {"commands", "errors", "lazy", "printable", "record", "version"},
     {"limits"},
     {"kernel", "model", "config", "present.svg"},
     {"network", "schedule", "viewer"},
