@@ -7,14 +7,14 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
-from pptrace.config.yaml_nodes import Builder, NodeLoader
+from pptrace.config.yaml_scalars import is_one_word, tag_of, value_of
 from pptrace.errors import ConfigError
 from pptrace.limits.reading import is_named_pipe
 from pptrace.record import dataclass
 
 if TYPE_CHECKING:
+    import yaml
+
     from pptrace.config.places import Places
     from pptrace.config.yaml_nodes import Plain
 
@@ -62,6 +62,10 @@ def parse_yaml(text: str, source: str) -> Document:
     Raises:
         ConfigError: the text is no YAML, repeats a key, uses tags, or is too large or too deep.
     """
+    import yaml
+
+    from pptrace.config.yaml_nodes import Builder, NodeLoader
+
     loader = None
     try:
         loader = NodeLoader(text, source)
@@ -88,6 +92,8 @@ def parse_value(text: str, source: str) -> Plain:
     >>> parse_value("{a: [1, 0x10, no]}", "--set")
     {'a': [1, 16, 'no']}
     """
+    if is_one_word(text):
+        return value_of(tag_of(text), text)
     try:
         return parse_yaml(text, source).value
     except ConfigError as error:

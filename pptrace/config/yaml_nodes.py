@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, TypeAlias
 
 import yaml
 
 from pptrace.config.places import KeyPath, Place, key_text
+from pptrace.config.yaml_scalars import MOST_DIGITS, is_of, tag_of, value_of
 from pptrace.errors import ConfigError
 
 __all__ = ["Builder", "NodeLoader", "Plain"]
@@ -17,18 +17,7 @@ Plain: TypeAlias = Any
 
 _MOST_VALUES = 100_000
 _DEEPEST = 32
-_MOST_DIGITS = 40
 _PREFIX = "tag:yaml.org,2002:"
-_PLAIN_SCALARS = {
-    "null": re.compile(r"null|Null|NULL|~|"),
-    "bool": re.compile(r"true|True|TRUE|false|False|FALSE"),
-    "int": re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
-    "float": re.compile(
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
-    ),
-}
-"""The core schema of YAML 1.2.2, section 10.3.2, in the order in which it is tried."""
 
 
 class NodeLoader(yaml.SafeLoader):
@@ -56,8 +45,7 @@ class NodeLoader(yaml.SafeLoader):
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         """Return the tag of a node that states none."""
         if kind is yaml.ScalarNode:
-            plain = _PLAIN_SCALARS.items() if implicit[0] else ()
-            return _PREFIX + next((tag for tag, pattern in plain if pattern.fullmatch(value)), "str")
+            return _PREFIX + (tag_of(value) if implicit[0] else "str")
         return _PREFIX + ("seq" if kind is yaml.SequenceNode else "map")
 
 
@@ -113,16 +101,11 @@ class Builder:
         tag = node.tag.removeprefix(_PREFIX)
         if tag == "str":
             return self._text(node, path)
-        pattern = _PLAIN_SCALARS.get(tag)
-        if pattern is None or not pattern.fullmatch(node.value):
+        if not is_of(tag, node.value):
             raise self._error(node, path, f"tag {node.tag!r} is not allowed here; leave it out")
-        if tag == "null":
-            return None
-        if tag == "bool":
-            return node.value.lower() == "true"
-        if len(node.value) > _MOST_DIGITS:
+        if tag in {"int", "float"} and len(node.value) > MOST_DIGITS:
             raise self._error(node, path, f"a number of {len(node.value)} characters is too long")
-        return _integer(node.value) if tag == "int" else float(_python_float(node.value))
+        return value_of(tag, node.value)
 
     def _text(self, node: yaml.ScalarNode, path: KeyPath) -> str:
         try:
@@ -138,12 +121,3 @@ class Builder:
     def _error(self, node: yaml.Node, path: KeyPath, message: str) -> ConfigError:
         place = self._place(node)
         return ConfigError(message, key=key_text(path), file=self.source, line=place.line, column=place.column)
-
-
-def _integer(text: str) -> int:
-    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-    return int(text[2:] if base != 10 else text, base)  # noqa: PLR2004 # ten is the decimal base
-
-
-def _python_float(text: str) -> str:
-    return text.replace(".", "", 1) if text.lower().endswith((".inf", ".nan")) else text

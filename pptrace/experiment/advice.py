@@ -29,8 +29,9 @@ from pptrace.record import dataclass
 from pptrace.sim.contention import Sharing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from pptrace.config.experiment import Parallel
     from pptrace.experiment.candidates import Sizes
     from pptrace.experiment.costs import Costs
     from pptrace.experiment.estimate import Estimate
@@ -48,6 +49,10 @@ _OVER_HALF = 0.5
 
 _ALIKE = 1.01
 """How far the computation of two steps may differ that do the same work."""
+
+
+_SIZES = frozenset({"parallel.pp", "parallel.dp", "parallel.vp"})
+"""What the number of actions goes by, beside the size of microbatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,14 +217,13 @@ class _Search:
         """Simulate a candidate as its arguments say; None where it is too large, or is another job."""
         if change.arguments in self.tried:
             return self.tried[change.arguments]
+        if self._actions_of(change.settings) > self.left:
+            return None
         try:
             resolved = self.run.prepared.resolved.again(change.sets, change.flags)
             if not self._is_same_job(resolved.experiment):
                 return None
-            parallel = resolved.experiment.parallel
-            actions = (
-                2 * (parallel.pp or 1) * parallel.vp * (resolved.experiment.batch.microbatches or 0) * self.weight
-            )
+            actions = self._actions(resolved.experiment.parallel, resolved.experiment.batch.microbatches)
             if actions > self.left:
                 return None
             self.left -= actions
@@ -231,6 +235,19 @@ class _Search:
             tried = Tried.refused(change, error)
         self.tried[change.arguments] = tried
         return tried
+
+    def _actions(self, parallel: Parallel, microbatches: int | None) -> int:
+        return 2 * (parallel.pp or 1) * parallel.vp * (microbatches or 0) * self.weight
+
+    def _actions_of(self, settings: Mapping[str, Any]) -> int:
+        """Return how many actions a change's step has, as far as its settings say: 0 where they do not."""
+        sizes = {key: value for key, value in settings.items() if key in _SIZES}
+        parallel = self.own.parallel.model_copy(
+            update={key.removeprefix("parallel."): value for key, value in sizes.items()}
+        )
+        micro = settings.get("batch.micro", self.own.batch.micro)
+        microbatches, rest = divmod(self.own.batch.global_batch or 0, parallel.dp * micro)
+        return 0 if rest else self._actions(parallel, microbatches)
 
     def _is_same_job(self, other: Any) -> bool:
         """Whether a configuration has the processes and the batch of the run's own."""

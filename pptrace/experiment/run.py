@@ -14,7 +14,9 @@ from pptrace.printable import Printed
 from pptrace.record import dataclass
 from pptrace.sim.simulate import simulate_traffic
 from pptrace.timeline.actions import communication
-from pptrace.timeline.metrics import Metrics, measure
+from pptrace.timeline.memory import measure_memory
+from pptrace.timeline.metrics import measure
+from pptrace.timeline.window import window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from pptrace.hooks.registry import Registry
     from pptrace.timeline.counter import Counter
     from pptrace.timeline.idle import Waits
+    from pptrace.timeline.memory import Memory
+    from pptrace.timeline.metrics import Metrics
     from pptrace.timeline.timeline import Timeline
     from pptrace.timeline.traffic import Traffic
 
@@ -45,10 +49,24 @@ class Run(Printed):
     """Every slice, in columns."""
     traffic: Traffic | None
     """What the messages did on the network's links; None where it has none."""
-    metrics: Metrics
-    """What the step amounts to."""
     registry: Registry
     """The plugins, for exports."""
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """What the step amounts to."""
+        return measure(self.timeline, self.prepared.workload, self.memory)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Memory of every rank, which candidates are judged by without the rest of the metrics."""
+        return measure_memory(self.timeline, self.prepared.workload)
+
+    @cached_property
+    def step_ns(self) -> int:
+        """The step's length, likewise."""
+        opened, closed = window(self.timeline)
+        return closed - opened
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
@@ -217,4 +235,4 @@ def run_prepared(prepared: Prepared, registry: Registry) -> Run:
             )  # fmt: skip
     except ScheduleError as error:
         raise located(error, prepared, registry) from error
-    return Run(prepared, step.timeline, step.traffic, measure(step.timeline, prepared.workload), registry)
+    return Run(prepared, step.timeline, step.traffic, registry)

@@ -36,10 +36,10 @@ class Tried:
     @classmethod
     def of(cls, change: Change, run: Run) -> Tried:
         """Return what a run of a changed configuration comes to."""
-        memory = run.metrics.memory
+        memory = run.memory
         return cls(
-            change=change, step_ns=run.metrics.step_ns, peak_bytes=memory.fullest_bytes,
-            rank=memory.fullest, room_bytes=memory.fullest_room_bytes, fits=run.metrics.over_capacity is None,
+            change=change, step_ns=run.step_ns, peak_bytes=memory.fullest_bytes,
+            rank=memory.fullest, room_bytes=memory.fullest_room_bytes, fits=memory.over_capacity is None,
         )  # fmt: skip
 
     @classmethod

@@ -61,6 +61,16 @@ class Memory:
         return total
 
     @property
+    def over_capacity(self) -> tuple[int, int, int] | None:
+        """The rank furthest over its device's memory, when, and by how many bytes; None where all fit."""
+        if not self.capacity_bytes:
+            return None
+        over, rank = self.peak_bytes - self.room_bytes, self.fullest
+        if not over.size or over[rank] <= 0:
+            return None
+        return rank, int(self.peak_at_ns[rank]), int(over[rank])
+
+    @property
     def fullest(self) -> int:
         """The rank with the least left of its device, or where that is unknown the most in use; 0 of none."""
         used = self.peak_bytes - self.room_bytes

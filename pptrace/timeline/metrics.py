@@ -98,22 +98,17 @@ class Metrics:
     @property
     def over_capacity(self) -> tuple[int, int, int] | None:
         """The rank furthest over its device's memory, when, and by how many bytes; None where all fit."""
-        if not self.memory.capacity_bytes:
-            return None
-        over, rank = self.memory.peak_bytes - self.memory.room_bytes, self.memory.fullest
-        if not over.size or over[rank] <= 0:
-            return None
-        return rank, int(self.memory.peak_at_ns[rank]), int(over[rank])
+        return self.memory.over_capacity
 
 
-def measure(timeline: Timeline, workload: Workload) -> Metrics:
-    """Measure a timeline; the workload gives memory, tokens and FLOPs."""
+def measure(timeline: Timeline, workload: Workload, memory: Memory | None = None) -> Metrics:
+    """Measure a timeline; the workload gives memory, unless that was followed already, tokens and FLOPs."""
     opened, closed = window(timeline)
     spent = time_spent(timeline)
     return Metrics(
         start_ns=opened, end_ns=closed, busy_ns=spent.busy_ns, idle_ns=spent.idle_ns,
         collective_ns=spent.collective_ns, reduction_ns=spent.reduction_ns, groups=group_times(timeline),
-        memory=measure_memory(timeline, workload), path=critical_path(timeline),
+        memory=memory or measure_memory(timeline, workload), path=critical_path(timeline),
         tokens=workload.tokens, model_flops=workload.model_flops, peak_flops=workload.peak_flops,
         notes=workload.notes,
     )  # fmt: skip

@@ -6,13 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAVY = {
     "google",
@@ -27,6 +24,16 @@ HEAVY = {
     "yaml",
 }
 """``google`` is where protobuf lives."""
+
+FLAGS = ["--schedule", "1f1b", "--pp", "4", "--microbatches", "8"]
+
+FORMATS = {f"pptrace.export.{name}" for name in ("gantt", "kineto", "perfetto")}
+"""The packages whose offers are listed; what writes and reads is in modules below them."""
+
+SIMULATE = {f"pptrace.cli.{name}" for name in ("complete", "experiment_flags", "main", "simulate", "terminal")}
+
+MOST_MODULES = 210
+"""Of the core, where a small step is simulated, each a fifth of a millisecond: a few more than there are."""
 
 TABLE = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 
@@ -92,6 +99,56 @@ def test_a_small_simulation_never_loads_llvm_or_what_it_does_not_use(tmp_path: P
 
     assert "numpy" in loaded
     assert tops(loaded) & {"google", "jinja2", "matplotlib", "llvmlite", "perfetto"} == set()
+
+
+def test_a_small_simulation_imports_only_what_it_uses(tmp_path: Path) -> None:
+    loaded = modules_after(command(["simulate", *FLAGS]), tmp_path)
+
+    own = {name for name in loaded if name.split(".")[0] == "pptrace"}
+    areas = {".".join(name.split(".")[:2]) for name in own}
+    assert "pptrace.sim" in areas
+    assert areas & {"pptrace.analysis", "pptrace.api", "pptrace.present", "pptrace.show", "pptrace.study"} == set()
+    assert areas & {"pptrace.testing", "pptrace.viewer"} == set()
+    assert {name for name in own if name.startswith("pptrace.export.")} <= FORMATS
+    assert {name for name in own if name.startswith("pptrace.cli.")} <= SIMULATE
+    assert tops(loaded) & {"asyncio", "multiprocessing", "sqlite3", "http", "logging"} == set()
+    assert "yaml" not in loaded
+    assert len(own) <= MOST_MODULES
+
+
+@pytest.mark.needs_plugins
+def test_plugins_that_a_command_does_not_use_import_their_doors_alone(tmp_path: Path) -> None:
+    loaded = modules_after(command(["simulate", *FLAGS]), tmp_path)
+
+    assert "pptrace_profilers.plugin" in loaded
+    assert tops(loaded) & {"dask", "distributed", "ortools"} == set()
+    for distribution in ("dask", "frameworks", "profilers"):
+        package = f"pptrace_{distribution}"
+        assert {name for name in loaded if name.split(".")[0] == package} == {package, f"{package}.plugin"}
+
+
+def test_a_small_simulation_compiles_no_methods_of_data_classes_that_it_never_makes(tmp_path: Path) -> None:
+    counted = """
+        import dataclasses
+        made, plain = [], dataclasses._process_class
+        dataclasses._process_class = lambda cls, *rest: made.append((cls, rest)) or plain(cls, *rest)
+    """
+    program = counted + command(["simulate", *FLAGS])
+    told = 'sys.modules.update({f"compiled:{c.__module__}:{c.__name__}": None for c, rest in made if rest[0]})'
+    loaded = modules_after(f"{dedent(program)}\n{told}", tmp_path)
+
+    compiled = sorted(name for name in loaded if name.startswith("compiled:pptrace."))
+    assert any(name.startswith("pptrace.model") for name in loaded)
+    assert compiled == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted as Linux tells them")
+def test_a_command_starts_no_threads_for_products_of_floats(tmp_path: Path) -> None:
+    counted = "import os\nsys.modules[f\"threads:{len(os.listdir('/proc/self/task'))}\"] = None"
+    loaded = modules_after(f"{dedent(command(['simulate', *FLAGS]))}\n{counted}", tmp_path)
+
+    assert "numpy" in loaded
+    assert {name for name in loaded if name.startswith("threads:")} == {"threads:1"}
 
 
 def test_a_small_trace_never_loads_llvm(tmp_path: Path) -> None:
