@@ -71,11 +71,11 @@ def core_provider() -> Provider:
 def _entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:
     found = []
     for entry_point in metadata.entry_points(group=PROJECT):
-        distribution = entry_point.dist
+        described = entry_point.dist.metadata if entry_point.dist else None  # name and version each parse it anew
         provider = Provider(
             name=entry_point.name,
-            distribution=distribution.name if distribution else "",
-            version=distribution.version if distribution else "",
+            distribution=described["Name"] if described else "",
+            version=described["Version"] if described else "",
         )
         found.append((provider, entry_point))
     return sorted(found, key=lambda pair: (pair[0].distribution, pair[0].name))
