@@ -58,7 +58,7 @@ def _beside_messages(schedule: Schedule) -> NDArray[np.int64]:
     kind = schedule.kind
     reduced = np.flatnonzero(kind == Kind.REDUCE_GRAD)
     cells = schedule.rank_of_row()[reduced] * schedule.stages + schedule.stage[reduced]
-    each = np.unique(cells).size < cells.size
+    each = bool((np.diff(np.sort(cells)) == 0).any())  # without np.unique, which imports masked arrays
     there = _BESIDE.mask(kind) | ((kind == Kind.REDUCE_GRAD) & each)
     if schedule.has_communication or not there.any():
         return np.zeros(0, dtype=np.int64)
