@@ -99,7 +99,12 @@ def main() -> None:
             if args.only not in name:
                 continue
             pairs = [([side.python, *START, *_placed(words, side.tree)], side.environment) for side in sides]
-            for side, took in zip(sides, measured(pairs, args.runs, folder), strict=True):
+            try:
+                each = measured(pairs, args.runs, folder)
+            except subprocess.CalledProcessError as error:
+                print(f"{name:>28}: left out, {error.cmd[0]} refuses it: {error.stderr.decode().strip()[-200:]}")
+                continue
+            for side, took in zip(sides, each, strict=True):
                 _print(name, side.name if args.against else "", took)
         if importlib.util.find_spec("torch") is not None and not args.against:
             _print(
