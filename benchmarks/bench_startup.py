@@ -3,7 +3,8 @@
 python benchmarks/bench_startup.py [--runs 7] [--against TREE_OR_PYTHON]
 
 With ``--against`` each command runs here and there in turn, so what else the machine does falls on both.
-A tree is another checkout, run with this Python; a Python is an interpreter in which another pptrace is installed.
+A Python is an interpreter in which another pptrace is installed. A tree is another checkout, run with this Python,
+whose list of installed plugins it then reads: fair between trees that have the same plugins.
 Bytecode is kept, as in any installation; the first run of each side, which may write it, is not counted.
 """
 
