@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pptrace.model.reuse import borrowed
+from pptrace.model.reuse import borrowed, lasting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,12 +52,12 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
 
 
 def together(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any]]:
-    """Return columns to be filled, in one piece of memory: a large one gets the system's large pages.
+    """Return columns to be filled, in one piece of memory: a large one gets the system's large pages, once.
 
     >>> [column.dtype.name for column in together(3, np.int8, np.int32)]
     ['int8', 'int32']
     """
-    return _laid_out(lambda size: np.empty(size, dtype=np.uint8), rows, dtypes)
+    return _laid_out(lasting, rows, dtypes)
 
 
 def passing(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any]]:

@@ -1,8 +1,8 @@
-"""Memory for columns that last no longer than one simulation, kept for the next ones.
+"""Memory for the columns of a simulation, kept for the next ones.
 
 The system clears each page that it hands out, which costs as much as filling it. What a step returns is lent
-again: to the rest of that step, and to later ones. What nobody has borrowed goes back to the system beyond
-:data:`MOST`.
+again: to the rest of that step, and to later ones; so are a timeline's largest columns when the timeline is gone.
+What nobody has borrowed goes back to the system beyond :data:`MOST`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LEAST", "MOST", "Store", "borrowed"]
+__all__ = ["LEAST", "MAPPED", "MOST", "Store", "borrowed", "lasting"]
 
 LEAST = 2**20
 """Bytes from which memory is kept: less than that, the allocator keeps itself."""
+
+MAPPED = 2**25
+"""Bytes from which the allocator keeps nothing: the system hands out new pages each time."""
 
 MOST = 2**28
 """Bytes that are kept at most while nobody uses them."""
@@ -143,3 +146,8 @@ if hasattr(os, "register_at_fork"):
 def borrowed(size: int) -> NDArray[np.uint8]:
     """Return so many bytes with anything in them; what is large is lent again when the array is gone."""
     return np.empty(size, dtype=np.uint8) if size < LEAST else _store.borrowed(size)
+
+
+def lasting(size: int) -> NDArray[np.uint8]:
+    """Return so many bytes as :func:`borrowed` does for what others may hold on to: less than what is mapped is new."""
+    return np.empty(size, dtype=np.uint8) if size < MAPPED else _store.borrowed(size)

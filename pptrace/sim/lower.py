@@ -188,7 +188,7 @@ class _Lowering:
         batch_next = np.full(2 * self.lanes.groups if self.rules.batched else 0, -1, dtype=np.int32)
         bound = _most_edges(issued, self.expansion.columns, grouped=bool(self.rules.batched or self.rules.called))
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
-        pairs = Pairs(*together(bound, np.int32, np.int32))  # most of which is never touched
+        pairs = Pairs(*passing(bound, np.int32, np.int32))  # most of which is never touched
         kinds = present(issued.kind)
         awaited = kinds[TABLE.awaited[kinds] == 1]
         results = int(TABLE.result[awaited].max(initial=-1)) + 1
