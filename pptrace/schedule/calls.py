@@ -169,10 +169,10 @@ def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
 
 def _listed(schedule: Schedule) -> _Messages:
     graph = graph_of(schedule.placement)
-    feeding = int(np.count_nonzero(TABLE.feeds[schedule.kind] >= 0))
     widest = int(max(np.diff(graph.succ_ptr).max(initial=0), np.diff(graph.pred_ptr).max(initial=0)))
-    bound = feeding * widest
-    out = _Messages(*passing(bound, *[np.int32] * 5, np.int8))
+    out = _Messages(
+        *passing(len(schedule) * widest, *[np.int32] * 5, np.int8)
+    )  # what is not needed is not touched
     made_at = unset(2 * graph.stages * graph.microbatches)
     count = run(
         kernels.list_messages,

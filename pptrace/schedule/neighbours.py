@@ -26,6 +26,8 @@ class StageGraph(NamedTuple):
     """Number of routes."""
     edges: int
     """Number of edges."""
+    nearby: int
+    """Whether any rank holds both ends of an edge."""
     stage_rank: Int32s
     """Shape (routes x stages,): the rank of each stage on each route, -1 where the route skips it."""
     microbatch_route: Int32s
@@ -53,10 +55,12 @@ def graph_of(placement: Placement) -> StageGraph:
     edge_from, edge_to = (np.ascontiguousarray(side) for side in placement.edges.T)
     succ_ptr, succ_edge = _grouped(edge_from, placement.stages)
     pred_ptr, pred_edge = _grouped(edge_to, placement.stages)
+    nearby = (placement.stage_rank[:, edge_from] == placement.stage_rank[:, edge_to]).any()
     return StageGraph(
         ranks=placement.ranks, stages=placement.stages, microbatches=placement.microbatches,
         routes=placement.routes,
-        edges=edge_from.size, stage_rank=placement.stage_rank.ravel(), microbatch_route=placement.microbatch_route,
+        edges=edge_from.size, nearby=int(nearby), stage_rank=placement.stage_rank.ravel(),
+        microbatch_route=placement.microbatch_route,
         edge_from=edge_from, edge_to=edge_to, succ_ptr=succ_ptr, succ=edge_to[succ_edge], succ_edge=succ_edge,
         pred_ptr=pred_ptr, pred=edge_from[pred_edge], pred_edge=pred_edge,
     )  # fmt: skip

@@ -99,7 +99,7 @@ def lower(
     if times is not None:
         times.laid_over(placed.cells, placed.task, issued.placement)
     check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
-    called = calling(issued, placed.place, placed.task.fork)
+    called = calling(issued, graph, placed.place, placed.task.fork, placed.found)
     needs = needs_of(
         schedule, workload.released_ns, placed.cells, lanes, lowering_of.tasks + called.tasks,
         barrier=barrier, stage_replicas=stage_replicas,
@@ -183,20 +183,45 @@ class _Lowering:
         Returns:
             None where a rank needs what it computes later.
         """
-        issued, rows, graph = self.issued, len(self.issued), self.graph
-        twin = unset(rows)
-        batch_next = np.full(2 * self.lanes.groups if self.rules.batched else 0, -1, dtype=np.int32)
-        bound = _most_edges(issued, self.expansion.columns, grouped=bool(self.rules.batched or self.rules.called))
+        issued, rows, graph, rules = self.issued, len(self.issued), self.graph, self.rules
+        twin = called.twin if rules.called else unset(rows)
+        batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
+        bound = _most_edges(issued, self.expansion.columns, grouped=bool(rules.batched or rules.called))
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
         pairs = Pairs(*passing(bound, np.int32, np.int32))  # most of which is never touched
-        kinds = present(issued.kind)
-        awaited = kinds[TABLE.awaited[kinds] == 1]
-        results = int(TABLE.result[awaited].max(initial=-1)) + 1
-        problem = np.zeros(1, dtype=np.int64)
         told = (
             issued.row_ptr, issued.cells, issued.edge, graph, TABLE, self.expansion.columns, self.lanes.columns,
-            self.rules, placed.place, placed.found, placed.task,
+            rules, placed.place, placed.found, placed.task,
         )  # fmt: skip
+        edges = self._link_rows(told, twin, batch_next, pairs)
+        if edges < 0:
+            return None
+        known = (*told[:5], *told[6:10])
+        if rules.batched:
+            edges = run(linking.join_batches, (*known, twin, edges), (pairs,), work=rows)
+        chains, first = None, None
+        if rules.called:
+            edges, chains, first = self._link_calls((*known, placed.task, twin), called, edges, pairs, tasks)
+        for more in (*needs, self._inside(placed.place, twin, called, first)):
+            for side, added in zip(pairs, more, strict=True):
+                side[edges : edges + added.size] = added
+            edges += more.source.size
+        return Linked(twin, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
+
+    def _link_rows(self, told: tuple[Any, ...], twin: Int32s, batch_next: Int32s, pairs: Pairs) -> int:
+        """Write the edges that neither streams nor calls imply.
+
+        Returns:
+            How many there are; -1 where a rank needs what it computes later.
+        """
+        issued, graph = self.issued, self.graph
+        kinds = present(issued.kind)
+        awaited = kinds[TABLE.awaited[kinds] == 1]
+        alone = (COMPUTE.mask(kinds) | COMMUNICATION.mask(kinds)).all() and not self.expansion.names
+        if self.rules.called and alone and not awaited.size and not graph.nearby:
+            return 0
+        results = int(TABLE.result[awaited].max(initial=-1)) + 1
+        problem = np.zeros(1, dtype=np.int64)
         edges = run(
             linking.link_rows,
             told,
@@ -205,21 +230,9 @@ class _Lowering:
                 np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
                 batch_next, pairs, problem,
             ),
-            work=rows,
+            work=len(issued),
         )  # fmt: skip
-        if problem[0]:
-            return None
-        known = (*told[:5], *told[6:10])
-        if self.rules.batched:
-            edges = run(linking.join_batches, (*known, twin, edges), (pairs,), work=rows)
-        chains, first = None, None
-        if self.rules.called:
-            edges, chains, first = self._link_calls((*known, placed.task, twin), called, edges, pairs, tasks)
-        for more in (*needs, self._inside(placed.place, twin, called, first)):
-            for side, added in zip(pairs, more, strict=True):
-                side[edges : edges + added.size] = added
-            edges += more.source.size
-        return Linked(twin, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
+        return -1 if problem[0] else edges
 
     def _link_calls(
         self, known: tuple[Any, ...], called: Calling, edges: int, pairs: Pairs, tasks: int

@@ -120,9 +120,10 @@ def simulate_traffic(
     )  # fmt: skip
     links = network.links
     ran, rates = _run(graph, links, contention)
-    if ran.done < graph.tasks - int((graph.twin >= 0).sum()):
+    ghosts = int(np.count_nonzero(graph.twin >= 0))
+    if ran.done < graph.tasks - ghosts:
         raise explain_stuck(whole, workload, network, policy, graph, ran.waiting)
-    timeline, in_order = _timeline(graph, ran)
+    timeline, in_order = _timeline(graph, ran, has_twins=ghosts > 0)
     order = None if in_order else np.lexsort((timeline.end_ns, timeline.start_ns, timeline.lane_of_row()))
     return Simulated(
         timeline=timeline if order is None else _reordered(timeline, order),
@@ -141,18 +142,18 @@ def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, R
     return run_jobs(graph, jobs, shared, contention)
 
 
-def _timeline(graph: TaskGraph, ran: Ran) -> tuple[Timeline, bool]:
+def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline, bool]:
     """Return the timeline, its rows in the order of the graph, and whether that is the order of time.
 
     A batch puts rows in the order of launches, which may be another.
     """
-    rows, has_twins = graph.rows, bool((graph.twin >= 0).any())
+    rows = graph.rows
     duration, lag = graph.duration_ns[:rows], graph.lag_ns[:rows]
     start, end, cause = ran.start_ns[:rows], ran.end_ns[:rows], _row_causes(graph, ran.cause)
-    if has_twins:
-        run(running.fill_twins, (graph.twin,), (start, end, cause, duration, lag), work=rows)
     enter = np.empty(rows, dtype=np.int64)
-    in_order = run(running.enter_times, (graph.lane_ptr, graph.fork, start, end), (enter,), work=rows) == 0
+    twin = graph.twin if has_twins else graph.twin[:0]
+    changed = (start, end, cause, duration, lag, enter)
+    in_order = run(running.enter_times, (graph.lane_ptr, graph.fork, twin), changed, work=rows) == 0
     timeline = Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,
         lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, **graph.cells._asdict(),

@@ -26,13 +26,14 @@ def link_rows(
     row_ptr, cells, edge, graph, kinds, parts, lanes, rules, place, found, task,
     twin, awaited_stage, awaited_microbatch, batch_next, pairs, problem,
 ):  # fmt: skip
-    """List every edge between tasks that no stream implies; return how many.
+    """List every edge between tasks that no stream or call implies; return how many.
 
     ``problem[0]`` becomes 1 + the row that needs a result which its own rank computes later; nobody looks for one
-    where rows are segments, whose lanes differ.
+    where no rank holds neighbours, or where rows are segments, whose lanes differ.
     """
     n = 0
     kind, role, fork, in_parts = cells.kind, kinds.role, task.fork, len(parts.stream) > 0
+    looks = graph.nearby and not in_parts
     for rank in range(graph.ranks):
         for i in range(len(awaited_stage)):
             awaited_stage[i] = -1
@@ -42,7 +43,6 @@ def link_rows(
             at = place[row]
             if role[k] == SENDS or role[k] == RECEIVES:
                 if rules.called:
-                    _meet(row, at, cells, edge, graph, kinds, found, twin)
                     continue
                 if rules.batched:
                     launch = rules.rows + 2 * lanes.group[row]
@@ -56,7 +56,7 @@ def link_rows(
             if role[k] != COMPUTES or (in_parts and parts.stream[row] > COMPUTE_STREAM):
                 if fork[at] >= 0:
                     n = _pair(pairs, n, fork[at], at)
-            elif not in_parts and kinds.feeds[k] >= 0 and _is_early(row, at, rank, cells, graph, kinds, found):
+            elif looks and kinds.feeds[k] >= 0 and _is_early(row, at, rank, cells, graph, kinds, found):
                 problem[0] = row + 1
                 return n
     return n
@@ -130,14 +130,6 @@ def _is_early(row, at, rank, cells, graph, kinds, found):
             if held == rank and found.made_at[base + u] > at:
                 return True
     return False
-
-
-def _meet(row, at, cells, edge, graph, kinds, found, twin):
-    """Note which sender's side a receiver's side meets."""
-    k = cells.kind[row]
-    if kinds.role[k] == SENDS:
-        way = 0 if kinds.direction[k] == FORWARD else graph.edges
-        twin[found.recv_at[(way + edge[row]) * graph.microbatches + cells.microbatch[row]]] = at
 
 
 def _launch(launch, launched, fork, rows, batch_next, pairs, n):

@@ -9,7 +9,7 @@ from pptrace.kernel.memory import fetch
 from pptrace.sim.kernels.rules import AHEAD, LINE
 
 __all__ = [
-    "Graph", "Tasks", "count_waits", "enter_times", "fill_twins", "may_begin", "reach", "sweep",
+    "Graph", "Tasks", "count_waits", "enter_times", "may_begin", "reach", "sweep",
 ]  # fmt: skip
 
 
@@ -130,26 +130,24 @@ def _first_ready(graph: Graph, tasks: Tasks) -> int:
     return top
 
 
-def fill_twins(twin, start, end, cause, duration, lag):
-    """Give each receiver's side of a rendezvous what its sender's side was given."""
-    for row in range(len(twin)):
-        if twin[row] >= 0:
-            start[row] = start[twin[row]]
-            end[row] = end[twin[row]]
-            cause[row] = cause[twin[row]]
-            duration[row] = duration[twin[row]]
-            lag[row] = lag[twin[row]]
-
-
-def enter_times(lane_ptr, fork, start, end, enter):
+def enter_times(lane_ptr, fork, twin, start, end, cause, duration, lag, enter):
     """Note when each row was launched: the row before it on its lane and its fork were done.
 
-    Returns whether any row starts before the one that it follows on its lane.
+    Before that, each receiver's side of a rendezvous is given what its sender's side was; ``twin`` is empty where
+    there is none. Returns whether any row starts before the one that it follows on its lane.
     """
     disordered = 0
+    meets = len(twin) > 0
     for lane in range(len(lane_ptr) - 1):
         free = before = 0
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
+            if meets and twin[row] >= 0:
+                other = twin[row]
+                start[row] = start[other]
+                end[row] = end[other]
+                cause[row] = cause[other]
+                duration[row] = duration[other]
+                lag[row] = lag[other]
             launched = free
             if fork[row] >= 0:
                 launched = max(launched, end[fork[row]])

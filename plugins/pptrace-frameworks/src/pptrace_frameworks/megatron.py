@@ -134,13 +134,9 @@ def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:
     stages = schedule.stage[rows.forward[0]]
     group = int(np.argmax(stages != stages[0])) or rows.count
     microbatches = rows.count // chunks
-    order = [
-        (chunk, microbatch)
-        for start in range(0, microbatches, group)
-        for chunk in range(chunks)
-        for microbatch in range(start, min(start + group, microbatches))
-    ]
-    chunk, microbatch = np.array(order).T
+    chunk, microbatch = np.divmod(np.arange(chunks * microbatches), microbatches)
+    order = np.lexsort((microbatch, chunk, microbatch // group))
+    chunk, microbatch = chunk[order], microbatch[order]
     for way, turned in ((rows.forward[0], chunk), (rows.backward[0], chunks - 1 - chunk)):
         same = schedule.stage[way] // schedule.ranks == turned
         if not (same & (schedule.microbatch[way] == microbatch)).all():

@@ -50,7 +50,8 @@ class Rows:
 
     def is_warm_up_and_turns(self, warm_up: Ints) -> bool:
         """Whether each rank runs so many forwards, then forward and backward in turns, then backwards."""
-        return bool((self.ahead == np.maximum(np.arange(self.count) - warm_up[:, None], 0)).all())
+        behind = np.arange(self.count, dtype=np.int32) - warm_up[:, None].astype(np.int32)
+        return np.array_equal(self.ahead, np.maximum(behind, 0, out=behind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def rows_of(schedule: Schedule, framework: str) -> Rows:
     Raises:
         ConstraintError: ranks run unequal numbers of forwards or backwards.
     """
-    count, rest = divmod(int(np.count_nonzero(schedule.kind == Kind.F)), schedule.ranks)
+    count, rest = divmod(int(np.count_nonzero(np.equal(schedule.kind, int(Kind.F)))), schedule.ranks)
     rows = np.empty((3, schedule.ranks, count), dtype=np.int32)
     number, told = np.empty(len(schedule), dtype=np.int32), np.zeros(2, dtype=np.int64)
     run_kernel(
