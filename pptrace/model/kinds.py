@@ -224,8 +224,13 @@ class KindSet(frozenset[Kind]):
 
 def present(kind: NDArray[np.integer]) -> NDArray[np.intp]:
     """Return the kinds in a column, in the order of their numbers."""
-    same = np.empty(kind.shape, dtype=bool)
-    return np.flatnonzero([np.equal(kind, one, out=same).any() for one in range(len(KINDS))])
+    same, found, left = np.empty(kind.shape, dtype=bool), [], kind.size
+    for one in range(len(KINDS)):
+        count = int(np.count_nonzero(np.equal(kind, one, out=same))) if left else 0
+        left -= count
+        if count:
+            found.append(one)
+    return np.array(found, dtype=np.intp)
 
 
 def _kinds(has: Callable[[Traits], bool]) -> KindSet:

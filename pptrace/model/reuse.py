@@ -149,5 +149,5 @@ def borrowed(size: int) -> NDArray[np.uint8]:
 
 
 def lasting(size: int) -> NDArray[np.uint8]:
-    """Return so many bytes for what others may hold on to: as :func:`borrowed` does, but less than mapped is new."""
+    """Return so many bytes for what others may hold on to: new ones, but lent where the system would map them."""
     return np.empty(size, dtype=np.uint8) if size < MAPPED else _store.borrowed(size)

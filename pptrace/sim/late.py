@@ -56,10 +56,11 @@ def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
 def _beside_messages(schedule: Schedule) -> NDArray[np.int64]:
     """Return copies, gathers, and reductions of single microbatches, where a computation of their rank follows."""
     kind = schedule.kind
-    reduced = np.flatnonzero(kind == Kind.REDUCE_GRAD)
+    reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
+    reduced = np.flatnonzero(reduces)
     cells = schedule.rank_of_row()[reduced] * schedule.stages + schedule.stage[reduced]
     each = bool((np.diff(np.sort(cells)) == 0).any())  # without np.unique, which imports masked arrays
-    there = _BESIDE.mask(kind) | ((kind == Kind.REDUCE_GRAD) & each)
+    there = _BESIDE.mask(kind) | (reduces & each)
     if schedule.has_communication or not there.any():
         return np.zeros(0, dtype=np.int64)
     computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))

@@ -35,6 +35,8 @@ from pptrace.timeline.timeline import LANE_COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from pptrace.model.columns import Int32s
     from pptrace.network.contract import Network
     from pptrace.schedule.issue_order import IssueOrder
@@ -186,14 +188,15 @@ class _Lowering:
         issued, rows, graph, rules = self.issued, len(self.issued), self.graph, self.rules
         twin = called.twin if rules.called else unset(rows)
         batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
-        bound = _most_edges(issued, self.expansion.columns, grouped=bool(rules.batched or rules.called))
+        kinds = present(issued.kind)
+        bound = _most_edges(issued, kinds, self.expansion.columns, grouped=bool(rules.batched or rules.called))
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
         pairs = Pairs(*passing(bound, np.int32, np.int32))  # most of which is never touched
         told = (
             issued.row_ptr, issued.cells, issued.edge, graph, TABLE, self.expansion.columns, self.lanes.columns,
             rules, placed.place, placed.found, placed.task,
         )  # fmt: skip
-        edges = self._link_rows(told, twin, batch_next, pairs)
+        edges = self._link_rows(told, kinds, twin, batch_next, pairs)
         if edges < 0:
             return None
         known = (*told[:5], *told[6:10])
@@ -208,14 +211,15 @@ class _Lowering:
             edges += more.source.size
         return Linked(twin, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
 
-    def _link_rows(self, told: tuple[Any, ...], twin: Int32s, batch_next: Int32s, pairs: Pairs) -> int:
-        """Write the edges that neither streams nor calls imply.
+    def _link_rows(
+        self, told: tuple[Any, ...], kinds: NDArray[np.intp], twin: Int32s, batch_next: Int32s, pairs: Pairs
+    ) -> int:
+        """Write the edges that neither streams nor calls imply of rows of some kinds.
 
         Returns:
             How many there are; -1 where a rank needs what it computes later.
         """
         issued, graph = self.issued, self.graph
-        kinds = present(issued.kind)
         awaited = kinds[TABLE.awaited[kinds] == 1]
         alone = (COMPUTE.mask(kinds) | COMMUNICATION.mask(kinds)).all() and not self.expansion.names
         if self.rules.called and alone and not awaited.size and not graph.nearby:
@@ -283,11 +287,10 @@ def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
     )  # fmt: skip
 
 
-def _most_edges(issued: IssueOrder, parts: PartColumns, *, grouped: bool) -> int:
+def _most_edges(issued: IssueOrder, kinds: NDArray[np.intp], parts: PartColumns, *, grouped: bool) -> int:
     """Return a bound of the edges that no stream implies: forks, twins and consumers of each row."""
-    away = COMPUTE.mask(issued.kind)
-    np.logical_not(away, out=away)
-    rows = int(np.count_nonzero(away)) + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
+    computed = sum(int(np.count_nonzero(np.equal(issued.kind, one))) for one in kinds.tolist() if one in COMPUTE)
+    rows = len(issued) - computed + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
     widest = int(issued.span.max(initial=1))
-    microbatches = rows if widest == 1 else int(issued.span[away].sum())
+    microbatches = rows if widest == 1 else int(issued.span[~COMPUTE.mask(issued.kind)].sum())
     return 2 * rows + 2 * microbatches + (2 * rows if grouped else 0)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.model.columns import passing
-from pptrace.model.reuse import LEAST, Store, borrowed
+from pptrace.model.reuse import LEAST, MAPPED, Store, borrowed, lasting
 
 MOST = 4_000
 
@@ -96,3 +96,16 @@ def test_a_forked_process_keeps_nothing_of_its_parent_s() -> None:
     _, status = os.waitpid(child, 0)
 
     assert (kept >= LEAST, status) == (True, 0)
+
+
+def test_what_others_may_hold_on_to_is_lent_where_the_system_would_map_it() -> None:
+    first = lasting(MAPPED)
+    address, view = first.ctypes.data, first[:8]
+    view[:] = 5
+    del first
+    assert lasting(MAPPED).ctypes.data != address  # a view still holds it
+    assert view.tolist() == [5] * 8
+    del view
+
+    assert lasting(MAPPED).ctypes.data == address
+    assert lasting(LEAST).base is None  # the allocator's own

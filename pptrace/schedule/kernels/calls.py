@@ -228,10 +228,8 @@ def wait_for_calls(
                 rows.target[n] = max(waiting[awaited], at[row])
                 n += 1
             waiting[awaited] = at[row] if waiting[awaited] < 0 else min(waiting[awaited], at[row])
-        launched, behind = -1, (waited % TURNS + 1) * communicators
-        for i in range(first[slot], first[slot + 1]):
-            if key[i] < behind:
-                continue
+        launched, behind, i = -1, (waited % TURNS + 1) * communicators, first[slot + 1] - 1
+        while i >= first[slot] and key[i] >= behind:  # seldom
             later = of_end[order[i]]
             if later != launched:
                 launched = later
@@ -239,4 +237,5 @@ def wait_for_calls(
                     calls.source[m] = awaited
                     calls.target[m] = later
                 m += 1
+            i -= 1
     counted[0], counted[1] = n, m
