@@ -191,7 +191,7 @@ class _Lowering:
         kinds = present(issued.kind)
         bound = _most_edges(issued, kinds, self.expansion.columns, grouped=bool(rules.batched or rules.called))
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
-        pairs = Pairs(*passing(bound, np.int32, np.int32))  # most of which is never touched
+        pairs = Pairs(*np.empty((2, bound), dtype=np.int32))  # most of which is never touched
         told = (
             issued.row_ptr, issued.cells, issued.edge, graph, TABLE, self.expansion.columns, self.lanes.columns,
             rules, placed.place, placed.found, placed.task,
