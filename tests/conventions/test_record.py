@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import dataclasses
 import inspect
 import pickle
-import time
 from typing import Any
 
 import pytest
@@ -113,18 +113,23 @@ def test_a_frozen_data_class_of_others_may_be_made_of_one() -> None:
         dataclasses.dataclass(type("Loose", (Point,), {}))
 
 
-def test_defining_one_takes_less_than_half_of_the_time() -> None:
-    def least(decorator: Any) -> float:
-        times = []
-        for _ in range(15):
-            plain = [
-                type("Defined", (), {"__annotations__": {f"f{i}": "int" for i in range(5)}, "__doc__": "D."})
-                for _ in range(5)
-            ]
-            begin = time.process_time()
-            for each in plain:
-                decorator(frozen=True, slots=True, kw_only=True)(each)
-            times.append(time.process_time() - begin)
-        return min(times)
+def test_defining_one_compiles_nothing_and_using_it_compiles_its_constructor_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[object] = []
 
-    assert 2 * least(RECORDS) < least(dataclasses.dataclass)
+    def counted(code: Any, *spaces: Any) -> None:
+        compiled.append(code)
+        execute(code, *spaces)
+
+    execute = builtins.exec
+    monkeypatch.setattr(builtins, "exec", counted)
+    plain = {"__annotations__": {"x": int, "y": int}, "__doc__": "D."}
+
+    dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(type("Usual", (), dict(plain)))
+    assert compiled
+    compiled.clear()
+    made: Any = RECORDS(frozen=True, slots=True, kw_only=True)(type("Late", (), dict(plain)))
+    assert not compiled
+    assert made(x=1, y=2) == made(x=1, y=2)
+    assert len(compiled) == 1
