@@ -146,7 +146,7 @@ def _write(drawing: Drawing, title: str, outputs: Sequence[Path]) -> None:
 def _print(drawing: Drawing, title: str, first: int, last: int, width: int | None) -> None:
     from rich.console import Console
 
-    from pptrace.show.terminal import plain_lines, rich_lines, windows
+    from pptrace.show.terminal import copy_lines, plain_lines, rich_lines, windows
     from pptrace.show.together import note
 
     out = raw(sys.stdout)
@@ -157,16 +157,18 @@ def _print(drawing: Drawing, title: str, first: int, last: int, width: int | Non
     for seen in parts:
         if len(parts) > 1:
             click.echo(f"slots {seen.first} to {seen.last - 1}")
-        if colourful:
-            for line in rich_lines(drawing, seen, basic=console.color_system == "standard")[:_MOST_RANKS]:
-                console.print(line, no_wrap=True, crop=False)
-        else:
-            for text in plain_lines(drawing, seen)[:_MOST_RANKS]:
-                click.echo(text)
+        basic = console.color_system == "standard"
+        rows = rich_lines(drawing, seen, basic=basic) if colourful else plain_lines(drawing, seen)
+        for row, copies in list(zip(rows, copy_lines(drawing, seen), strict=True))[:_MOST_RANKS]:
+            console.print(row, no_wrap=True, crop=False) if colourful else click.echo(row)
+            for line in copies:
+                click.echo(line)
     if drawing.ranks > _MOST_RANKS:
         click.echo(f"... {drawing.ranks - _MOST_RANKS} more ranks: write -o FILE.svg")
     if pairs := note(drawing, "joined by &"):
         click.echo(f"({pairs})")
+    if any(cell.copies for cell in drawing.cells):
+        click.echo("(out: activations copied to the host, in: copied back, each where it starts)")
     rank, action = drawing.lacking
     if rank >= 0:
         click.echo(f"(rank {rank}! lacks {action})")

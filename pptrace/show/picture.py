@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pptrace.errors import PptraceError
@@ -22,6 +23,9 @@ __all__ = ["METADATA", "write_picture"]
 
 _MOST_CELLS = 20_000
 _MOST_INCHES = 160
+_PER_INCH = 11
+"""Letters of the line below the slots that surely fit an inch."""
+
 _PER_LINE = 4
 """Entries of a line of the legend."""
 
@@ -55,26 +59,29 @@ def write_picture(drawing: Drawing, title: str, path: Path, suffix: str) -> None
     wide = min(max(drawing.length * 0.28 + 1.2, 7.5), _MOST_INCHES)
     columns = _columns(entries, wide)
     lines = -(-len(entries) // columns)
-    inches = wide, drawing.ranks * 0.32 + 1.1 + max(lines - 2, 0) * 0.17
+    label = wrap(f"slot ({said})" if (said := note(drawing)) else "slot", int((wide - 1) * _PER_INCH))
+    inches = wide, drawing.ranks * 0.32 + 1.1 + max(lines - 2, 0) * 0.17 + (len(label) - 1) * 0.17
     figure = Figure(figsize=(min(inches[0], _MOST_INCHES), min(inches[1], _MOST_INCHES)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     pairs = pairs_of(drawing)
     paired = {cell for pair in pairs for cell in pair.members}
-    alone = sorted(set(drawing.cells) - paired, key=lambda cell: (cell.copies, cell.marked, cell.rank, cell.start))
+    alone = sorted(set(drawing.cells) - paired, key=lambda cell: (cell.marked, cell.rank, cell.start))
     for cell in alone:
-        _draw_alone(axes, cell, drawing)
+        if not cell.copies:
+            _draw_alone(axes, cell, drawing)
     for pair in pairs:
         _draw_together(axes, pair, drawing)
+    for cell in drawing.cells:
+        if cell.copies:  # a thin bar, over what is computed meanwhile
+            _draw_alone(axes, cell, drawing)
     axes.set(
-        xlim=(drawing.first, drawing.first + max(drawing.length, 1)), xlabel="slot",
+        xlim=(drawing.first, drawing.first + max(drawing.length, 1)), xlabel="\n".join(label),
         ylim=(drawing.ranks - 0.45, -0.55), yticks=range(drawing.ranks),
         yticklabels=[f"rank {rank}" for rank in range(drawing.ranks)],
     )  # fmt: skip
     handles = [Rectangle((0, 0), 1, 1, fc=fill, label=meaning) for meaning, fill in entries.items()]
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8, frameon=False)
-    if pairs:
-        axes.set_xlabel(f"slot ({note(drawing)})")
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     if drawing.error is not None:
         axes.set_xlabel(str(drawing.error), color=MARK, loc="left", fontsize=8, wrap=True)

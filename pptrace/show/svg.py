@@ -31,6 +31,9 @@ _NARROWEST = 480
 _LETTER = 7
 """Pixels of a letter."""
 
+_LETTER_OF_NOTES = 6.5
+"""Pixels of a letter of a sentence, which has narrow ones and spaces."""
+
 _LETTERS = 12
 """The document's size of letters."""
 
@@ -57,11 +60,13 @@ def svg_text(drawing: Drawing, title: str) -> str:
     # Marked cells last, so that their frames lie on top.
     pairs = [] if banded else pairs_of(drawing)
     paired = {cell for pair in pairs for cell in pair.members}
-    boxes = sorted(drawing.cells, key=lambda cell: (cell.copies, cell.marked))
-    body += [_box(cell, drawing, slot) for cell in boxes if cell.marked or not (banded or cell in paired)]
+    boxes = sorted(drawing.cells, key=lambda cell: cell.marked)
+    body += [_box(c, drawing, slot) for c in boxes if c.marked or not (banded or c.copies or c in paired)]
     body += [part for pair in pairs for part in _together(pair, drawing, slot)]
+    body += [] if banded else [_bar(cell, slot) for cell in drawing.cells if cell.copies]
     keys, below = _legend(legend(drawing.cells), width, below)
-    notes = [(_too_many(drawing) if banded else note(drawing), _PALE)] if banded or pairs else []
+    said = _too_many(drawing) if banded else note(drawing)
+    notes = [(line, _PALE) for line in wrap(said, int((width - _LEFT) / _LETTER_OF_NOTES))]
     if drawing.error is not None:
         notes += [(line, MARK) for line in wrap(str(drawing.error), (width - _LEFT) // _LETTER)]
     body += keys
@@ -97,10 +102,6 @@ def _axis(drawing: Drawing, slot: int, y: int) -> Iterator[Markup]:
 
 def _box(cell: Cell, drawing: Drawing, slot: int) -> Markup:
     x, y, width = _LEFT + cell.start * slot, _TOP + cell.rank * _ROW, cell.length * slot
-    if cell.copies:
-        top = 1 if cell.action.kind is Kind.RELOAD else _ROW - 1 - _THIN
-        bar = element("rect", x=x + 1, y=y + top, width=width - 2, height=_THIN, fill=colour(cell))
-        return element("g", element("title", str(cell.action)), bar)
     frame = {"stroke": MARK, "stroke_width": "3"} if cell.marked else {"stroke": "#ffffff"}
     box = element("rect", x=x, y=y + 1, width=width, height=_ROW - 2, fill=colour(cell), **frame)
     text = picture_label(cell, drawing.chunks)
@@ -110,6 +111,14 @@ def _box(cell: Cell, drawing: Drawing, slot: int) -> Markup:
         size = {} if letters == _LETTERS else {"font_size": letters}
         parts.append(element("text", text, x=x + width / 2, y=y + 17, text_anchor="middle", **size))
     return element("g", *parts)
+
+
+def _bar(cell: Cell, slot: int) -> Markup:
+    """Return a copy of activations, over what is computed meanwhile."""
+    top = 1 if cell.action.kind is Kind.RELOAD else _ROW - 1 - _THIN
+    x, y, width = _LEFT + cell.start * slot + 1, _TOP + cell.rank * _ROW + top, cell.length * slot - 2
+    bar = element("rect", x=x, y=y, width=max(width, 1), height=_THIN, fill=colour(cell))
+    return element("g", element("title", str(cell.action)), bar)
 
 
 def _together(pair: Together, drawing: Drawing, slot: int) -> Iterator[Markup]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pptrace.show.label import INK, MARK, basic_colour, colour, full_label
+from pptrace.model.kinds import Kind
+from pptrace.show.label import INK, MARK, basic_colour, colour, full_label, picture_label
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from pptrace.show.slots import Cell, Drawing
 
-__all__ = ["Window", "plain_lines", "rich_lines", "window", "windows"]
+__all__ = ["Window", "copy_lines", "plain_lines", "rich_lines", "window", "windows"]
 
 _MARGIN = 8
 """Columns before the first slot: ``rank 12 ``."""
+
+_COPIES = {Kind.OFFLOAD: "  out", Kind.RELOAD: "  in"}
+"""Copies of activations that have a line of their own below their rank's, and what stands before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ class Window:
 def window(drawing: Drawing, width: int, first: int = 0, last: int | None = None) -> Window:
     """Return what fits ``width`` columns of the slots from ``first`` up to ``last``."""
     slot = 1 + max(
-        (-(-len(full_label(c, drawing.chunks)) // max(c.length, 1)) for c in drawing.cells if not c.copies),
+        (-(-len(full_label(c, drawing.chunks)) // max(c.length, 1)) for c in drawing.cells),
         default=1,
     )
     end = drawing.length if last is None else min(last, drawing.length)
@@ -50,7 +54,8 @@ def windows(drawing: Drawing, width: int, first: int, last: int, most_lines: int
     """
     seen: list[Window] = []
     hidden = drawing.length
-    while not seen or (seen[-1].last < last and (len(seen) + 1) * (drawing.ranks + 1) <= most_lines):
+    lines = drawing.ranks + 1 + len({(cell.rank, cell.action.kind) for cell in drawing.cells if cell.copies})
+    while not seen or (seen[-1].last < last and (len(seen) + 1) * lines <= most_lines):
         part = window(drawing, width, seen[-1].last if seen else first, last)
         hidden -= part.last - part.first
         seen.append(replace(part, hidden=hidden))
@@ -91,6 +96,27 @@ def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[T
             line.append(" ")
             at = end
         lines.append(line)
+    return lines
+
+
+def copy_lines(drawing: Drawing, seen: Window) -> list[list[str]]:
+    """Return each rank's lines of copies, out to the host and in again, each copy where it starts.
+
+    A rank that copies nothing that way has no such line; ``+`` stands where more copies start in one slot.
+    """
+    lines: list[list[str]] = [[] for _ in range(drawing.ranks)]
+    for kind, name in _COPIES.items():
+        started: dict[int, dict[int, list[str]]] = {}
+        for cell in drawing.cells:
+            if cell.copies and cell.action.kind is kind:
+                label = picture_label(cell, drawing.chunks)
+                started.setdefault(cell.rank, {}).setdefault(cell.start, []).append(label)
+        for rank, slots in started.items():
+            line = name.ljust(_MARGIN)
+            for slot in range(seen.first, seen.last):
+                here = slots.get(slot, ["."])
+                line += (here[0] + "+" * (len(here) > 1)).ljust(seen.slot)
+            lines[rank].append(line.rstrip())
     return lines
 
 

@@ -70,6 +70,28 @@ def test_svg_frames_pairs_and_keeps_a_tooltip_per_action() -> None:
     assert any("by turns F B B F B B" in str(t.text) for t in tree.iter(f"{name}text"))
 
 
+def test_copies_lie_over_pairs_in_svg() -> None:
+    row = ["0F0", "0F1", "0OFFLOAD1", "(0F2;0B0)OVERLAP_F_B", "0RELOAD1", "(0F3;0B2)OVERLAP_F_B", "0B1", "0B3"]
+    tree = ET.fromstring(svg_text(draw(Schedule.from_rows([row])), "copies"))  # noqa: S314 - our own text
+
+    parts = [(part.get("height"), part.get("stroke-width")) for part in tree.iter() if part.tag.endswith("rect")]
+    frames = [at for at, (_, line) in enumerate(parts) if line == "1.4"]
+    bars = [at for at, (height, _) in enumerate(parts) if height == "4"]
+    assert len(frames) == 2
+    assert len(bars) == 2
+    assert max(frames) < min(bars)
+
+
+def test_a_long_note_of_pairs_is_wrapped() -> None:
+    kinds: dict[tuple[Kind, ...], tuple[int, ...]] = {(Kind.F, Kind.B): (0, 1) * 40}
+    tree = ET.fromstring(svg_text(draw(replace(PAIRS, interleave=kinds)), "pairs"))  # noqa: S314 - our own text
+
+    width = float(str(tree.get("width")))
+    lines = [str(part.text) for part in tree.iter() if part.tag.endswith("text") and "F B F B" in str(part.text)]
+    assert len(lines) > 1
+    assert all(64 + 6.5 * len(line) <= width for line in lines)
+
+
 def test_png_draws_pairs(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 

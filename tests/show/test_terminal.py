@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pptrace.schedule.table import Schedule
 from pptrace.show.slots import Drawing, draw
-from pptrace.show.terminal import plain_lines, rich_lines, windows
+from pptrace.show.terminal import copy_lines, plain_lines, rich_lines, windows
 
 
 def text(drawing: Drawing, width: int = 80, most: int = 100) -> list[list[str]]:
@@ -72,3 +72,23 @@ def test_copies_take_no_place_in_a_row_and_a_long_name_has_a_letter() -> None:
     drawing = draw(Schedule.from_rows([["0F0", "0OFFLOAD0", "0F1", "0RELOAD0", "0RECOMPUTE1", "0B1", "0B0"]]))
 
     assert text(drawing) == [["rank 0  F0 F1 R1 B1=== B0==="]]
+
+
+def test_copies_have_lines_of_their_own_below_their_rank() -> None:
+    row = ["0F0", "0OFFLOAD0", "1F0", "1OFFLOAD0", "1RELOAD0", "0RELOAD0", "1B0", "0B0"]
+    drawing = draw(Schedule.from_rows([row, ["2F0", "2B0"]]))
+
+    (seen,) = windows(drawing, 80, 0, drawing.length, 100)
+
+    assert plain_lines(drawing, seen)[0] == "rank 0  0F0 1F0 .   .   .   1B0==== 0B0===="
+    assert copy_lines(drawing, seen) == [
+        ["  out   .   0:0 1:0 .   .   .   .   .   .", "  in    .   .   1:0+.   .   .   .   .   ."],
+        [],
+    ]
+
+
+def test_lines_of_copies_count_among_those_that_a_table_may_take() -> None:
+    drawing = draw(Schedule.from_rows([["0F0", "0OFFLOAD0", "0F1", "0RELOAD0", "0B1", "0B0"]]))
+
+    assert len(windows(drawing, 17, 0, drawing.length, 8)) == 2
+    assert len(windows(drawing, 17, 0, drawing.length, 7)) == 1
