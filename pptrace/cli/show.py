@@ -123,7 +123,7 @@ def _check(schedule: str | None, named: str | None, options: Sequence[str], outp
 def _title(prepared: Prepared, drawing: Drawing) -> str:
     schedule = prepared.schedule
     name = prepared.resolved.experiment.schedule.name
-    title = f"{name}: {schedule.ranks} ranks, {schedule.microbatches} microbatches"
+    title = f"{name}: {schedule.ranks} ranks, {prepared.batch_text}"
     if drawing.bubble is None:
         return f"{title}, invalid (drawn as far as it goes)"
     return f"{title}, {drawing.length} slots, bubble {float(drawing.bubble):.2%}"

@@ -74,6 +74,13 @@ class Prepared:
     notes: tuple[str, ...] = ()
     """What of the configuration was left out, one sentence each."""
 
+    @property
+    def batch_text(self) -> str:
+        """How many microbatches, in words, and in how many slices of a sequence each where it is cut."""
+        whole = self.request.microbatches
+        slices = self.schedule.microbatches // whole
+        return f"{whole} microbatches" + (f" in {slices} slices each" if slices > 1 else "")
+
 
 def prepare(resolved: Resolved, registry: Registry, *, loose: bool | None = None) -> Prepared:
     """Look up every name, check every option, and build schedule, costs, network and policy.

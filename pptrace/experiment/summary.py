@@ -129,7 +129,7 @@ def setting_text(run: Run, *, chunks: int = 1) -> str:
 def _headline(run: Run) -> list[str]:
     schedule = run.prepared.schedule
     return [
-        f"{job_text(run)}: {schedule_text(run)}, {schedule.microbatches} microbatches",
+        f"{job_text(run)}: {schedule_text(run)}, {run.prepared.batch_text}",
         setting_text(run, chunks=schedule.stages // schedule.ranks),
     ]
 

@@ -67,7 +67,7 @@ def run_page(run: Run, timeline: Timeline) -> str:
     chart, spent, memory = chart_of(timeline), list(_time(run)), list(_memory(run))
     return templates.get_template("page.html").render(
         title=f"{job_text(run)}: {schedule_text(run)}",
-        setting=f"{run.prepared.schedule.microbatches} microbatches, {setting_text(run)}",
+        setting=f"{run.prepared.batch_text}, {setting_text(run)}",
         figures=list(_figures(run)),
         chart=Markup(chart_svg(chart)),  # noqa: S704 - made of escaped elements
         sampled=chart.sampled,
