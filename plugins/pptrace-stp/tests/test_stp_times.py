@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 
 from pptrace.api import simulate as simulate_step
+from pptrace.hooks.registry import Registry
 from pptrace.model.kinds import Kind, Stream
 from pptrace.model.request import ScheduleRequest
 from pptrace.model.segments import Segment
@@ -80,6 +81,25 @@ def test_interleaved_1f1b_takes_the_paper_s_formula_to_the_digit(p: int, m: int)
     bubble, exposed = (p - 1) * (3 + SHARE), 2 * m * SHARE
 
     assert length(interleaved(p, m), costs(2 * p)) == 6 * m + bubble + exposed
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 9), (2, 192), (4, 12), (4, 64), (8, 32)])
+def test_zb_v_takes_the_paper_s_formula_to_the_digit_where_steps_follow_one_another(p: int, m: int) -> None:
+    request = ScheduleRequest(ranks=p, microbatches=m, chunks=2)
+    made = Registry.load().schedules["zb-v"].offer.build(request)
+    took = measure(simulate(made, costs(2 * p)), costs(2 * p))
+
+    bubble, exposed = (p - 1) * (1 + 2 * SHARE + 1 - 2), 4 * m * SHARE
+    assert Fraction(took.pace_ns, UNIT) == 6 * m + bubble + exposed
+    assert Fraction(took.step_ns, UNIT) == 6 * m + (p - 1) * (1 + SHARE) + exposed
+    assert took.memory.peak_activations.max() == min(2 * p, 2 * m)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 64), (8, 32)])
+def test_interleaved_1f1b_holds_a_chunk_more_than_the_paper_s_formula(p: int, m: int) -> None:
+    took = measure(simulate(interleaved(p, m), costs(2 * p)), costs(2 * p))
+
+    assert took.memory.peak_activations[0] == took.memory.peak_activations.max() == (3 * p - 2) + 1
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 9), (2, 192), (4, 64), (4, 192), (8, 64), (8, 192)])
