@@ -32,7 +32,7 @@ class LazyRequest(ScheduleRequest):
         lazy = object.__new__(cls)
         object.__setattr__(lazy, "_ask", ask)
         object.__setattr__(lazy, "simulator", simulator)
-        for name in ("ranks", "microbatches", "chunks", "options"):
+        for name in ("ranks", "microbatches", "chunks", "options", "causal_share"):
             object.__setattr__(lazy, name, getattr(request, name))
         return lazy
 

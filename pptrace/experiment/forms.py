@@ -21,6 +21,7 @@ from pptrace.experiment.prepare import costs_alone
 from pptrace.experiment.run import simulate
 from pptrace.experiment.tried import Tried
 from pptrace.experiment.varied import Ground
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ _OF_OWN = 8
 
 _OPTIONS = "schedule.options."
 
+_WHOLE = (Kind.F, Kind.B)
 _ALIKE = 1.01
 """How far the computation of two forms may differ where costs know no model."""
 
@@ -140,7 +142,7 @@ class FormSearch:
             self.ground = replace(self.ground, chunks=chunks)
             change = Change(settings={"parallel.vp": chunks})
         self.left = max(_ACTIONS, _OF_OWN * len(schedule))
-        self.work_ns = _work_ns(run.prepared.workload, schedule.microbatches)
+        self.work_ns = run.prepared.workload.total_ns(_WHOLE, schedule.microbatches)
         return self._ran(change, run)
 
     def _promising(self) -> list[tuple[Change, Estimate]]:
@@ -202,7 +204,7 @@ class FormSearch:
         """Whether stages compute what the own form's do: figures of single stages say nothing of other numbers."""
         if self.ground.resolved.experiment.model is not None or not self.work_ns:
             return True
-        work = _work_ns(workload, microbatches)
+        work = workload.total_ns(_WHOLE, microbatches)
         return max(work, self.work_ns) <= _ALIKE * min(work, self.work_ns)
 
     def _may_fit(self, guess: Estimate) -> bool:
@@ -292,7 +294,3 @@ class FormSearch:
 
     def _best(self) -> Form | None:
         return min(self.forms, key=lambda form: form.order, default=None)
-
-
-def _work_ns(workload: Workload, microbatches: int) -> int:
-    return microbatches * int((workload.f_ns + workload.b_ns).sum())

@@ -12,6 +12,7 @@ from pptrace.errors import PptraceError, ScheduleError
 from pptrace.experiment.asked import LazyRequest
 from pptrace.experiment.table_file import CHUNKS
 from pptrace.hooks.build import build_schedule, checked_options
+from pptrace.model.kinds import Kind
 from pptrace.model.request import PlayedTable
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import measure
@@ -63,7 +64,7 @@ class OtherTables:
             peak_bytes=tuple(memory.peak_bytes.tolist()),
             activation_bytes=tuple((memory.peak_bytes - memory.static_bytes).tolist()),
             room_bytes=tuple(room.tolist()) if work.capacity_bytes else (),
-            work_ns=int((work.f_ns + work.i_ns + work.w_ns).sum()) * table.microbatches,
+            work_ns=work.total_ns((Kind.F, Kind.I, Kind.W), table.microbatches),
         )
 
     def prepared(self, table: Schedule) -> Prepared:

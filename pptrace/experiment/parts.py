@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.hooks.call import call_plugin
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pptrace.hooks.offers import ScheduleOffer
+    from pptrace.hooks.provider import Provided
+    from pptrace.model.request import ScheduleRequest
     from pptrace.model.workload import Workload
 
-__all__ = ["in_parts"]
+__all__ = ["in_parts", "part_times"]
 
 _BY_BYTES = (
     "activation_bytes", "weight_activation_bytes", "boundary_bytes", "boundary_gradient_bytes", "offload_bytes",
@@ -21,6 +26,26 @@ _BY_BYTES = (
     "offload_ns", "reload_ns",
 )  # fmt: skip
 """What parts of unlike times have alike."""
+
+
+def part_times(
+    provided: Provided[ScheduleOffer], request: ScheduleRequest, workload: Workload
+) -> Sequence[Fraction]:
+    """Return the share of a microbatch's time that each of its parts takes; none where they are alike.
+
+    Raises:
+        PluginError: the schedule's own function fails.
+    """
+    told = provided.offer.part_times
+    if told is None:
+        return ()
+    return call_plugin(provided.provider, told, replace(request, causal_share=_causal_share(workload)))
+
+
+def _causal_share(workload: Workload) -> Fraction:
+    kernels = workload.kernels() if workload.kernels else ()
+    whole = sum(one.duration_ns for one in kernels)
+    return Fraction(sum(one.duration_ns for one in kernels if one.causal), max(whole, 1))
 
 
 def in_parts(workload: Workload, microbatches: int, parts: int, times: Sequence[Fraction]) -> Workload:

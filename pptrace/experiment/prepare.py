@@ -15,7 +15,7 @@ from pptrace.experiment.interleave import with_interleave
 from pptrace.experiment.lengths import of_the_last_replica
 from pptrace.experiment.modifiers import modified
 from pptrace.experiment.other_tables import OtherTables
-from pptrace.experiment.parts import in_parts
+from pptrace.experiment.parts import in_parts, part_times
 from pptrace.experiment.placed import placed
 from pptrace.experiment.sizes import check_size
 from pptrace.experiment.stage_replicas import with_stage_replicas
@@ -30,8 +30,7 @@ from pptrace.sim.contention import Contention
 from pptrace.sim.limits import MOST_RANKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from fractions import Fraction
+    from collections.abc import Callable, Mapping
 
     from pptrace.config.experiment import Experiment
     from pptrace.config.resolve import Resolved
@@ -184,7 +183,9 @@ def _around(
     work, policy = policy_of(work, table)
     if table.microbatches > request.microbatches:
         parts = table.microbatches // request.microbatches
-        workload = in_parts(workload, request.microbatches, parts, _part_times(work, request, file))
+        made = work.registry.schedules[work.experiment.schedule.name] if file is None else None
+        times = part_times(made, request, workload) if made else ()
+        workload = in_parts(workload, request.microbatches, parts, times)
     table, workload = modified(work.resolved, table, workload, network, policy)
     workload = with_stage_replicas(work.resolved, workload, placement, network, ground.job)
     prepared = Prepared(
@@ -229,15 +230,6 @@ def _built(
 def _times(work: Assembly, workload: Workload, network: Network) -> dict[str, Any]:
     with placed(work.resolved, "network"):
         return times(workload, network, work.experiment.parallel.pp or 1)
-
-
-def _part_times(work: Assembly, request: ScheduleRequest, file: TableFile | None) -> Sequence[Fraction]:
-    """Return the share of a microbatch's time that each of its parts takes; none where they are alike."""
-    if file is not None:
-        return ()
-    provided = work.registry.schedules[work.experiment.schedule.name]
-    told = provided.offer.part_times
-    return () if told is None else call_plugin(provided.provider, told, request)
 
 
 def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:

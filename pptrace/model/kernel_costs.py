@@ -35,5 +35,7 @@ class KernelCost:
     """Floating-point operations in all."""
     size_bytes: int = 0
     """Bytes to and from memory in all."""
+    causal: bool = False
+    """Whether it grows with the tokens before its own: the core of causal attention that reaches all of them."""
     product: tuple[int, int, int, int] | None = None
     """Copies, rows, columns and depth of one, where it is a matrix product."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -83,6 +84,9 @@ def _nothing() -> Mapping[str, Any]:
     return MappingProxyType({})
 
 
+_UNKNOWN = Fraction(0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRequest:
     """What a schedule is built from; simple schedules read ``ranks`` and ``microbatches`` alone.
@@ -118,6 +122,8 @@ class ScheduleRequest:
     """Time of a forward that is computed again by an action of its own, per stage; empty as above."""
     checkpoint_bytes: tuple[int, ...] = ()
     """The part of ``activation_bytes`` that stays until then; empty as above."""
+    causal_share: Fraction = _UNKNOWN
+    """Share of a microbatch's time that is the core of causal attention over whole sequences; 0 where unknown."""
     memory_limit_bytes: int = 0
     """Bytes per rank for activations where stages loop over the ranks; 0 for no limit."""
     weight_activation_bytes: tuple[int, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 from fractions import Fraction
+from operator import mul
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -179,19 +180,18 @@ class Workload:
     def duration_ns(self, kind: Kind) -> Int64s:
         """Return what one microbatch's action of a kind takes on each stage; 0 for a kind without costs."""
         name = kind.traits.cost
-        given = getattr(self, f"{name}_ns") if name else 0
-        durations: Int64s = np.broadcast_to(np.asarray(given, dtype=np.int64), (self.stages,))
         if not name and kind in self.segments:
             return np.array([self._alone_ns(own) for own in self.segments[kind]], dtype=np.int64)
-        return durations
+        given = getattr(self, f"{name}_ns") if name else 0
+        return np.broadcast_to(np.asarray(given, dtype=np.int64), (self.stages,))
 
     def _alone_ns(self, segments: Sequence[Segment]) -> int:
         return overlapped_ns(segments) if self.overlapped else sum(one.duration_ns for one in segments)
 
     def collective_ns(self, kind: Kind) -> Int64s:
         """Return the part of that in which the rank's own group communicates."""
-        found: Int64s = getattr(self, f"{kind.traits.cost}_collective_ns", np.zeros(self.stages, dtype=np.int64))
-        return found
+        name = f"{kind.traits.cost}_collective_ns"
+        return np.asarray(getattr(self, name, np.zeros(self.stages, dtype=np.int64)))
 
     def segmented(
         self, segments: Mapping[Kind, Sequence[tuple[Segment, ...]]], *, overlapped: bool | None = None
@@ -273,10 +273,14 @@ class Workload:
             return replace(self, segments=MappingProxyType({}), **columns).segmented(parts)
         return replace(self, **columns)
 
+    def total_ns(self, kinds: Sequence[Kind], microbatches: int) -> int:
+        """Return what actions of some kinds take on all stages, of all microbatches of their classes."""
+        each = [sum(int(one.duration_ns(kind).sum()) for kind in kinds) for one in (self, *self.classes)]
+        return sum(map(mul, each, np.bincount(self.microbatch_class).tolist() or [microbatches]))
+
     def divided(self, parts: int) -> Workload:
         """Return the costs of so many parts of each microbatch, alike, one after the other."""
-        used = np.repeat(self.microbatch_class, parts)
-        return replace(self.scaled(Fraction(1, parts)), microbatch_class=used)
+        return replace(self.scaled(Fraction(1, parts)), microbatch_class=np.repeat(self.microbatch_class, parts))
 
     @property
     def copied_bytes(self) -> Int64s:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import format_size
 from pptrace.experiment.summary import job_text, options_text, setting_text, time_text
+from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,7 +158,8 @@ def options_notes(runs: Sequence[tuple[str, Run]]) -> list[str]:
 
 def work_note(runs: Sequence[tuple[str, Run]]) -> list[str]:
     """Return a line that says whose step computes more than another's, if any does: step times then say little."""
-    work = [_work_ns(run) for _, run in runs]
+    whole = (Kind.F, Kind.B)
+    work = [run.prepared.workload.total_ns(whole, run.prepared.schedule.microbatches) for _, run in runs]
     least = min(work)
     more = [
         f"{label} {own / least:.3g} times"
@@ -168,11 +170,6 @@ def work_note(runs: Sequence[tuple[str, Run]]) -> list[str]:
         return []
     of = f"the work of {runs[work.index(least)][0]}"
     return [f"steps do not compute the same: {', '.join(more)} {of}; costs are per stage"]
-
-
-def _work_ns(run: Run) -> int:
-    workload = run.prepared.workload
-    return run.prepared.schedule.microbatches * int((workload.f_ns + workload.b_ns).sum())
 
 
 def _ties(comparison: Comparison) -> list[str]:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.config.choices import Validation
-from pptrace.experiment.parts import in_parts
-from pptrace.hooks.call import call_plugin
+from pptrace.experiment.parts import in_parts, part_times
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import COMPUTE, Kind
 
@@ -85,9 +84,8 @@ def bound_of(shape: Shape, workload: Workload, experiment: Experiment, provided:
         message = "a shape without a table has no bound"
         raise ValueError(message)
     if table.microbatches > request.microbatches:
-        told, parts = provided.offer.part_times, table.microbatches // request.microbatches
-        times = call_plugin(provided.provider, told, request) if told else ()
-        workload = in_parts(workload, request.microbatches, parts, times)
+        parts = table.microbatches // request.microbatches
+        workload = in_parts(workload, request.microbatches, parts, part_times(provided, request, workload))
     peaks = _peaks(table, workload, experiment)
     fits = not workload.capacity_bytes or bool((peaks <= workload.capacities(table.ranks)).all())
     return Bound(

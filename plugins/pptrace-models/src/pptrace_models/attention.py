@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from pptrace_models.shard import Shard
     from pptrace_models.transformer import Transformer
 
-__all__ = ["core_flops", "core_operation", "doubled_reach"]
+__all__ = ["CORE", "core_flops", "core_operation", "doubled_reach"]
+
+CORE = "attention core"
+"""What kernels of scores, softmax and values are called."""
 
 
 def core_flops(tokens: int, doubled_reach: int, width: int) -> int:
@@ -64,9 +67,7 @@ def core_operation(model: Transformer, shard: Shard, window: int) -> Operation:
         passes = 4 * model.element_bytes + (2 * model.element_bytes + 1) * model.dropout
         scores = passes * shard.heads * shard.tokens * shard.sequence
         forward, back = _score_works(model, shard, flops, (queries_bytes + keys_values, scores))
-    return Operation(
-        name="attention core", unit="attention", forward=forward, input_gradient=back, weight_gradient=Work()
-    )
+    return Operation(name=CORE, unit="attention", forward=forward, input_gradient=back, weight_gradient=Work())
 
 
 def _score_works(model: Transformer, shard: Shard, flops: int, moved: tuple[int, int]) -> tuple[Work, Work]:

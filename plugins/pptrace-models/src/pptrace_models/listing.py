@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.plugin import KernelCost, Kind
 from pptrace_models import flops
+from pptrace_models.attention import CORE
 from pptrace_models.segments import is_attention
 from pptrace_models.shapes import Shaped, product_ns
 from pptrace_models.timing import again_of, again_share, work_ns
@@ -84,10 +85,13 @@ class Listing:
             operations = flops.layer(model, shard, grad, layer)
             own = [one for one in operations if is_attention(one.name)]
             rest = [one for one in operations if not is_attention(one.name)]
-            yield from self._rows("attention", own, kind, count)
+            causal = model.causal and not layer.window
+            for row in self._rows("attention", own, kind, count):
+                yield replace(row, causal=causal and row.name == CORE)
             yield from self._rows("experts" if layer.experts else "mlp", rest, kind, count)
             if kind is Kind.I and layer.again:
-                yield from self._again(operations, count, experts=layer.experts)
+                for row in self._again(operations, count, experts=layer.experts):
+                    yield replace(row, causal=causal and row.name == CORE)
         if stage.mtp:
             yield from self._rows("prediction", flops.prediction(model, shard, grad), kind, stage.mtp)
         if stage.head:

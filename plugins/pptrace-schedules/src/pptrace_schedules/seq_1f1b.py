@@ -14,7 +14,8 @@ In the table a slice stands where a microbatch stands in others: slice j of micr
 
 Bubble, slices alike: (p - 1) / (k m + p - 1). Peak activations of rank r: min(k m, p - r + k - 1) / k
 microbatches.
-Of a causal attention's core, slice j has (2 j + 1) / k^2: ``attention`` says which share of the time that core is.
+Of a causal attention's core, slice j has (2 j + 1) / k^2: which share of the time that core is, the model's costs
+say, or ``attention``.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def parts(request: ScheduleRequest) -> int:
 
 def part_times(request: ScheduleRequest) -> list[Fraction]:
     """Return each slice's share of its microbatch's time."""
-    slices, core = parts(request), Fraction(str(request.options.get("attention", 0)))
+    slices, given = parts(request), request.options.get("attention")
+    core = request.causal_share if given is None else Fraction(str(given))
     return [(1 - core) / slices + core * Fraction(2 * one + 1, slices**2) for one in range(slices)]
 
 

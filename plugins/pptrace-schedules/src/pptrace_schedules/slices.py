@@ -17,8 +17,8 @@ class SeqOptions(BaseModel):
     slices: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=2, description="Slices of each microbatch's sequence, of as many tokens each."
     )
-    attention: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0,
-        description="Share of a pass's time that is causal attention's core, of which later slices have more; "
-        "with 0 all take as long.",
+    attention: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="Share of a pass's time that is causal attention's core, of which later slices have more: as "
+        "the model's costs say unless given, or 0 where they do not; with 0 all slices take as long.",
     )
