@@ -37,7 +37,7 @@ OURS = re.compile(r"^pptrace: plugin .* raised \w", re.MULTILINE)
 FEW = 9
 """Inputs for which loading in advance does not pay."""
 PATIENCE = 60.0
-"""Seconds by the clock after which a process is taken to hang."""
+"""Seconds of sleep after which a process is taken to hang; what it computes has a limit of its own."""
 
 
 def main() -> int:
@@ -194,12 +194,19 @@ def waited(child: int) -> tuple[int, resource.struct_rusage]:
         if ended:
             return status, usage
         now = time.monotonic()
-        left -= min(now - looked, 1)  # where this process was stopped for a while, so were its children
+        if not waits_for_its_turn(child):
+            left -= min(now - looked, 1)  # where this process was stopped for a while, so were its children
         looked = now
         if left < 0:
             os.kill(child, 9)
             left = PATIENCE
         time.sleep(0.002)
+
+
+def waits_for_its_turn(process: int) -> bool:
+    """Return whether a process could compute if it had a core, so that it does not hang."""
+    stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    return stat.rpartition(")")[2].split()[0] == "R"
 
 
 if __name__ == "__main__":

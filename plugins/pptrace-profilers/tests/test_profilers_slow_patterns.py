@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_a_pattern_that_backtracks_for_ever_is_named(
     file, trace = tmp_path / "rules.yaml", tmp_path / "t.json"
     file.write_text(rules, encoding="utf-8")
     trace.write_text(json.dumps([{"ph": "X", "name": NAME, "ts": 0, "dur": 1, "pid": 1, "args": {"key": NAME}}]))
-    before, started = signal.getsignal(signal.SIGALRM), time.monotonic()
+    before, started = signal.getsignal(signal.SIGVTALRM), time.monotonic()
 
     with pytest.raises(ConfigError, match=re.escape(f"{key}: the pattern ")) as caught:
         read_chrome(trace, read_rules(file))
@@ -45,8 +45,8 @@ def test_a_pattern_that_backtracks_for_ever_is_named(
     assert time.monotonic() - started < 10
     assert str(caught.value).startswith(f"{file}:1")
     assert "takes more than 0.2 s for aaaa" in str(caught.value)
-    assert signal.getsignal(signal.SIGALRM) is before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGVTALRM) is before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
 def pattern(text: str) -> TimedPattern:
@@ -69,3 +69,32 @@ def test_other_patterns_match_as_they_always_do() -> None:
     thread.start()
     thread.join()
     assert found != [None]
+
+
+def test_a_process_that_waits_for_its_turn_ends_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waiting:
+        pattern = "a"
+
+        def search(self, text: str) -> re.Match[str] | None:
+            time.sleep(0.1)
+            return re.search("a", text)
+
+    monkeypatch.setattr(timed, "MOST_S", 0.02)
+    found = TimedPattern(compiled=cast("re.Pattern[str]", Waiting()), error=ConfigError).search("ba")
+
+    assert found
+    assert found.start() == 1
+
+
+def test_a_signal_that_comes_as_the_timer_is_stopped_is_the_pattern_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = signal.setitimer
+
+    def late(which: int, seconds: float) -> tuple[float, float]:
+        if not seconds:
+            signal.raise_signal(signal.SIGVTALRM)
+        return stop(which, seconds)
+
+    monkeypatch.setattr(signal, "setitimer", late)
+    with pytest.raises(ConfigError, match="takes more than"):
+        pattern("a+").search("aaa")
+    stop(signal.ITIMER_VIRTUAL, 0)

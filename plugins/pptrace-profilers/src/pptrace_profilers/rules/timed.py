@@ -1,7 +1,8 @@
 """A user's pattern with a time limit, for one that backtracks for ever on some name.
 
 ``re`` looks for signals every few thousand steps (``sre_lib.h``, ``MAYBE_CHECK_SIGNALS``), so a timer ends a
-search that runs away. Only a process's main thread gets signals: elsewhere a pattern has no limit.
+search that runs away. The timer counts processor time, so that a busy machine ends no pattern. Only a process's
+main thread gets signals: elsewhere a pattern has no limit.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["Matcher", "TimedPattern"]
 Matcher: TypeAlias = "re.Pattern[str] | TimedPattern"
 """A pattern of ours, or a user's."""
 MOST_S, MOST_IN_ALL_S = 1.0, 60.0
-"""Seconds that a pattern may take for one text, and for all texts of a run."""
+"""Seconds of processor time that a pattern may take for one text, and for all texts of a run."""
 _SHOWN = 60
 
 
@@ -64,16 +65,18 @@ class TimedPattern:
     def _within(self, find: Callable[[str], re.Match[str] | None], text: str) -> re.Match[str] | None:
         if threading.current_thread() is not threading.main_thread():
             return find(text)
-        start, before = time.perf_counter(), signal.signal(signal.SIGALRM, _give_up)
-        signal.setitimer(signal.ITIMER_REAL, MOST_S)
+        start, before = time.thread_time(), signal.signal(signal.SIGVTALRM, _give_up)
         try:
-            return find(text)
+            signal.setitimer(signal.ITIMER_VIRTUAL, MOST_S)
+            try:
+                return find(text)
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # the signal may still come here
         except _TookTooLongError:
             raise self._refused(f"takes more than {MOST_S:g} s for {text:.{_SHOWN}}") from None
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-            self._count(time.perf_counter() - start)
+            signal.signal(signal.SIGVTALRM, before)
+            self._count(time.thread_time() - start)
 
     def _count(self, seconds: float) -> None:
         self.spent_s += seconds
