@@ -11,6 +11,7 @@ import click
 
 from pptrace.errors import PptraceError
 from pptrace.viewer import display, sniff
+from pptrace.viewer.marked import marked_step
 from pptrace.viewer.server import Server
 from pptrace.viewer.site import HOST, PUBLIC_PORT, PUBLIC_UI, Site
 
@@ -76,7 +77,10 @@ def command(
     with opened_part(file, Wanted(only=only, gpu=gpu, replica=replica, overview=overview), _say) as trace:
         sniff.check(trace)
         _check_ui(ui, port)
-        _serve(file, Site(trace=trace, ui=ui, arranged=_ours(trace)), port, timeout_s, no_browser=no_browser)
+        ours = _ours(trace)
+        # a trace of ours is one step, which fills the view as it is
+        site = Site(trace=trace, ui=ui, arranged=ours, view=None if ours else marked_step(trace))
+        _serve(file, site, port, timeout_s, no_browser=no_browser)
 
 
 def _ours(trace: Path) -> bool:

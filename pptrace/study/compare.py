@@ -9,7 +9,7 @@ from pptrace.errors import ConfigError, PptraceError
 from pptrace.printable import Printed, csv_of
 from pptrace.study.levels import at_levels
 from pptrace.study.policies import check_policies, compare_policies
-from pptrace.study.ranking import groups_within, moves, ranked
+from pptrace.study.ranking import groups_within, moves, ranked, uncertainty_of
 from pptrace.study.reason import short_reason
 from pptrace.study.row import metrics_row
 
@@ -82,9 +82,7 @@ class Comparison(Printed):
     @property
     def uncertainty(self) -> float:
         """By which share steps may be off, as their costs say (``costs.uncertainty``); 0 where they do not."""
-        ran = [row.levels.run.prepared.resolved.to_dict() for row in self.rows if row.levels is not None]
-        known = [(one.get("costs") or {}).get("uncertainty") for one in ran]
-        return max((float(share) for share in known if share is not None), default=0.0)
+        return uncertainty_of(row.levels.run for row in self.rows if row.levels is not None)
 
     @property
     def ties(self) -> tuple[tuple[str, ...], ...]:
@@ -129,7 +127,7 @@ class Comparison(Printed):
         lines = comparison_lines(self)
         if self.policies is not None:
             first = next(row.levels.run for row in self.rows if row.levels is not None)
-            lines += ["", *policy_lines(self.policies, first)]
+            lines += ["", *policy_lines(self.policies, first, self.uncertainty)]
         return "\n".join(lines)
 
     def save(self, path: str | Path) -> Path:

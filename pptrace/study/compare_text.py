@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import format_size
@@ -44,7 +45,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         else:
             at = next(body)
             lines.append(_line(row.entry.label, first, [below[at] for _, below in cells], widths))
-    return [*lines, "", *_notes(rows), *_ties(comparison), _verdict(rows)]
+    return [*lines, "", *_notes(rows), *_ties(comparison), _verdict(rows, comparison.uncertainty)]
 
 
 def comparison_heading(comparison: Comparison) -> list[str]:
@@ -185,23 +186,37 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]])
 
 
-def _verdict(rows: Sequence[ComparedSchedule]) -> str:
+def _verdict(rows: Sequence[ComparedSchedule], uncertainty: float) -> str:
     """Return who is the fastest, and where that one does not fit, who is of those that do."""
     ran = [(row.levels.run, row.entry.label) for row in rows if row.levels is not None]
     fits = [(run, label) for run, label in ran if run.metrics.over_capacity is None]
-    line = f"fastest: {first_text([(run.metrics.step_ns, label) for run, label in ran])}"
+    line = f"fastest: {first_text([(run.metrics.step_ns, label) for run, label in ran], uncertainty)}"
     best = min(run.metrics.step_ns for run, _ in ran)
     if not fits:
         return f"{line}; none fits its device's memory"
     if min(run.metrics.step_ns for run, _ in fits) > best:
-        return f"{line}; of those that fit: {first_text([(run.metrics.step_ns, label) for run, label in fits])}"
+        steps = [(run.metrics.step_ns, label) for run, label in fits]
+        return f"{line}; of those that fit: {first_text(steps, uncertainty)}"
     return line
 
 
-def first_text(steps: Sequence[tuple[int, str]]) -> str:
-    """Return the name with the least step time, with its lead; all names where several share it."""
+def first_text(steps: Sequence[tuple[int, str]], uncertainty: float = 0.0) -> str:
+    """Return the name with the least step time, with its lead; all names where several share it, or are a tie.
+
+    Args:
+        steps: step times and names.
+        uncertainty: the share of the least by which others may be off; what is nearer has no lead.
+
+    >>> first_text([(110, "a"), (100, "b"), (150, "c")])
+    'b, 10.00% before a'
+    >>> first_text([(110, "a"), (100, "b"), (150, "c")], 0.2)
+    'b and a, a tie (10.00% apart, known to about ±20.0%)'
+    """
     least = min(step for step, _ in steps)
-    names = [label for step, label in steps if step == least]
+    near = sorted(((step, label) for step, label in steps if step <= least * (1 + uncertainty)), key=itemgetter(0))
+    if near[-1][0] > least:
+        apart = f"{near[-1][0] / least - 1:.2%} apart, known to about ±{uncertainty:.1%}"
+        return f"{_listed([label for _, label in near])}, a tie ({apart})"
     behind = sorted((step, label) for step, label in steps if step > least)
     lead = f", {behind[0][0] / least - 1:.2%} before {behind[0][1]}" if behind and least else ""
-    return " and ".join(names) + lead
+    return " and ".join(label for _, label in near) + lead

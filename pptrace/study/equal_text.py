@@ -9,6 +9,7 @@ from pptrace.experiment.summary import job_text, setting_text, time_text
 from pptrace.study.compare_text import first_text, slower_text
 from pptrace.study.equal_rows import equal_row
 from pptrace.study.equal_shortage import needs, shortage
+from pptrace.study.ranking import uncertainty_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +37,8 @@ def equal_lines(rows: Sequence[EqualSchedule], limit_bytes: int, varied: Sequenc
         f"{row.entry.label:<{first}}  {next(body) if row.fits else shortage(row, limit_bytes)}" for row in rows
     ]
     lines += ["", *_legend(rows, varied), *_mended(rows, limit_bytes), *_arguments(rows, first)]
-    return [*lines, f"fastest: {first_text([(run.metrics.step_ns, label) for label, run in runs.items()])}"]
+    steps = [(run.metrics.step_ns, label) for label, run in runs.items()]
+    return [*lines, f"fastest: {first_text(steps, uncertainty_of(runs.values()))}"]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["policy_lines"]
 
 
-def policy_lines(table: PolicyTable, run: Run) -> list[str]:
-    """Return the lines; ``run``, one of those compared, says how times are written."""
+def policy_lines(table: PolicyTable, run: Run, uncertainty: float = 0.0) -> list[str]:
+    """Return the lines; ``run``, one of those compared, says how times are written.
+
+    Schedules whose steps are within a share ``uncertainty`` of the shortest are named as the fastest with it.
+    """
     policies = table.by_policy()
     schedules = [row.schedule for row in next(iter(policies.values()))]
     least = [_least([rows[at] for rows in policies.values()]) for at in range(len(schedules))]
@@ -26,7 +29,7 @@ def policy_lines(table: PolicyTable, run: Run) -> list[str]:
     cells[0] += ["fastest"] if several else []
     for policy, rows in policies.items():
         steps = [_cell(row, one, run) for row, one in zip(rows, least, strict=True)]
-        cells.append([policy, *steps, *([_fastest(rows)] if several else [])])
+        cells.append([policy, *steps, *([_fastest(rows, uncertainty)] if several else [])])
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [_line(row, widths, len(schedules)) for row in cells]
     heading = "what each policy costs: the step, and by how much it is over the schedule's shortest"
@@ -67,7 +70,7 @@ def _least(rows: Sequence[PolicyRow]) -> int:
     return min((row.step_ns for row in rows if row.step_ns is not None), default=0)
 
 
-def _fastest(rows: Sequence[PolicyRow]) -> str:
-    """Return the schedule with the shortest step under a policy; all where several share it."""
-    least = _least(rows)
-    return " and ".join(row.schedule for row in rows if row.step_ns is not None and row.step_ns == least) or "-"
+def _fastest(rows: Sequence[PolicyRow], uncertainty: float) -> str:
+    """Return the schedule with the shortest step under a policy; all where several share it, or are a tie."""
+    most = _least(rows) * (1 + uncertainty)
+    return " and ".join(row.schedule for row in rows if row.step_ns is not None and row.step_ns <= most) or "-"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["Ranks", "groups_within", "moves", "ranked"]
+    from pptrace.experiment.run import Run
+
+__all__ = ["Ranks", "groups_within", "moves", "ranked", "uncertainty_of"]
 
 Ranks: TypeAlias = "tuple[int | None, ...]"
 """A rank for each, from 1; None for what takes no part."""
@@ -61,3 +63,9 @@ def groups_within(values: Sequence[tuple[int, str]], share: float) -> tuple[tupl
             groups.append(tuple(name for _, name in values[first:end]))
         reached = max(reached, end)
     return tuple(groups)
+
+
+def uncertainty_of(runs: Iterable[Run]) -> float:
+    """Return by which share steps may be off, as their costs say (``costs.uncertainty``); 0 where none says."""
+    known = [(run.prepared.resolved.to_dict().get("costs") or {}).get("uncertainty") for run in runs]
+    return max((float(share) for share in known if share is not None), default=0.0)

@@ -40,6 +40,8 @@ class Site:
     """The trace file."""
     arranged: bool = False
     """Whether the UI is to pin the pipeline's tracks and open the first rank's, as traces of ours have them."""
+    view: tuple[int, int] | None = None
+    """What the UI shows first, from and to, in the trace's nanoseconds; all of it where ``None``."""
     ui: Path | None = None
     """The folder of an offline UI; the public one where ``None``."""
 
@@ -55,6 +57,8 @@ class Site:
         """Return the address at which the UI opens and fetches the trace from ``port``."""
         server = f"http://{HOST}:{port}"
         address = f"{server if self.ui else PUBLIC_UI}/#!/?url={server}/{self.name}"
+        if self.view is not None:
+            address += f"&visStart={self.view[0]}&visEnd={self.view[1]}"
         if not self.arranged:
             return address
         return f"{address}&startupCommands={quote(json.dumps(_COMMANDS, separators=(',', ':')))}"

@@ -36,6 +36,17 @@ SLICES = """async () => {
 }"""
 PINNED = """() => (window.app.trace.currentWorkspace ?? window.app.trace.workspace).pinnedTracks
   .map(node => node.name ?? node.title)"""
+VISIBLE = """() => {
+  const {visibleWindow} = window.app.trace.timeline, {start, end} = visibleWindow.toTimeSpan();
+  return [start, end].map(Number);
+}"""
+SHOWN = """() => {
+  const shown = node => node.children.flatMap(
+    child => [child, ...(child.headless || child.expanded ? shown(child) : [])]);
+  const {children} = window.app.trace.currentWorkspace ?? window.app.trace.workspace;
+  return shown({children}).map(node => node.name ?? node.title);
+}"""
+BOUNDS = "() => [window.app.trace.traceInfo.start, window.app.trace.traceInfo.end].map(Number)"
 FETCH = "address => fetch(address).then(answer => answer.text(), error => 'refused: ' + error)"
 
 
@@ -109,7 +120,9 @@ def test_a_page_of_another_site_may_not(page: Any, trace: Path) -> None:
         assert not server.delivery.complete
 
 
-def test_a_folder_opens_as_one_trace_whose_tracks_are_arranged(page: Any, dist: Path, tmp_path: Path) -> None:
+def test_a_folder_opens_as_one_trace_whose_tracks_are_arranged(
+    page: Any, dist: Path, tmp_path: Path, screenshots: Path
+) -> None:
     timeline = step("why")
     (tmp_path / "run").mkdir()
     for rank in range(timeline.ranks):
@@ -127,5 +140,37 @@ def test_a_folder_opens_as_one_trace_whose_tracks_are_arranged(page: Any, dist: 
             page.wait_for_function(f"() => ({PINNED})().length > {RANKS}", timeout=PATIENCE_S * 1000)
             ranks = [f"rank {rank:02} ({1000 + rank})" for rank in range(RANKS)]
             assert page.evaluate(PINNED) == ["critical path (999)", *ranks]
+            page.wait_for_function(
+                f"() => ({SHOWN})().includes('why rank 0 waits (1000)')", timeout=PATIENCE_S * 1000
+            )
+            assert page.evaluate(VISIBLE) == page.evaluate(BOUNDS) == [0, int(timeline.end_ns.max())]
+            page.screenshot(path=screenshots / "opened-folder.png")
+        finally:
+            process.kill()
+
+
+def test_of_several_marked_steps_one_fills_the_view(
+    page: Any, dist: Path, tmp_path: Path, screenshots: Path
+) -> None:
+    path = tmp_path / "rank0.json"
+    zero_us = 1_682_725_898_000_000
+    events = [
+        {"ph": "X", "name": f"ProfilerStep#{number}", "ts": zero_us + begin, "dur": took, "pid": 0, "tid": 0}
+        for number, (begin, took) in enumerate([(0, 900), (1000, 500), (1600, 700.25), (2500, 2000)])
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    command = [*PROGRAM, str(path), "--ui", str(dist), "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            page.goto(process.stdout.readline().strip())
+            page.wait_for_function(LOADED, timeout=PATIENCE_S * 1000)
+            page.evaluate("() => window.waitForPerfettoIdle(300)")
+
+            begin = (zero_us + 1600) * 1000
+            # numbers of scripts have 53 bits, a quarter of a microsecond here
+            assert page.evaluate(VISIBLE) == pytest.approx([begin, begin + 700_250], abs=256)
+            assert page.evaluate(BOUNDS) == pytest.approx([zero_us * 1000, (zero_us + 4500) * 1000], abs=256)
+            page.screenshot(path=screenshots / "opened-step.png")
         finally:
             process.kill()

@@ -99,3 +99,12 @@ def test_text_json_and_csv_say_the_same() -> None:
         line = next(line for line in text.splitlines() if line.startswith(f"{policy}  "))
         told = [row for row in rows if row["policy"] == policy]
         assert line.count("deadlocks") == sum(row["step_ns"] is None for row in told)
+
+
+def test_a_tie_has_no_fastest_one_alone() -> None:
+    costs = COSTS | {"uncertainty": 10}
+    _, table = compared("eager,lumped", costs=costs).summary().split("\npolicy ")
+    rows = table.splitlines()[1:]
+
+    assert all(row.endswith("eager and lumped") for row in rows if "deadlocks" not in row)
+    assert any(row.endswith("eager") for row in compared("eager,lumped").summary().splitlines())

@@ -35,6 +35,12 @@ def test_the_page_of_an_offline_ui_and_its_trace_share_an_origin(ui: Path) -> No
     assert site.page(8123) == "http://127.0.0.1:8123/#!/?url=http://127.0.0.1:8123/step.json.gz"
 
 
+def test_the_page_says_what_is_seen_first() -> None:
+    site = Site(trace=Path("step.json"), view=(1682725898000900000, 1682725898001300000))
+
+    assert site.page(9001).endswith("/step.json&visStart=1682725898000900000&visEnd=1682725898001300000")
+
+
 @pytest.mark.parametrize(
     ("name", "served"),
     [
