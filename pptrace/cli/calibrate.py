@@ -52,7 +52,7 @@ def command(
     Lines of NCCL Inspector, which know no actions, give the network alone.
     """
     from pptrace.analysis.calibration.check import checked
-    from pptrace.analysis.calibration.fit import calibrate
+    from pptrace.analysis.calibration.fit import calibrate, of_all_ranks
     from pptrace.analysis.calibration.known_order import schedules_of
     from pptrace.analysis.steps.sides import measured_side
     from pptrace.experiment.measured import simulation_behind
@@ -70,6 +70,8 @@ def command(
         click.echo(printable_line(f"note: {incomplete}"), err=True)
     registry, steps = Registry.load(), side.every
     fit = calibrate(steps, node_ranks or 0)
+    if measurement.numbers:
+        fit = of_all_ranks(fit, steps[0], measurement.numbers, measurement.ranks)
     check, names = checked(fit, steps, registry, measured=measured), schedules_of(steps[0], registry)
     echo_documents(calibration_document(fit, check, names), as_json=as_json)
     if output is not None:

@@ -178,6 +178,8 @@ class Measurement:
     """One per rank."""
     numbers: tuple[int, ...] = ()
     """Each rank's number in the pipeline where recordings of other ranks are missing; empty where none is."""
+    ranks: int = 0
+    """How many ranks the pipeline has, those included whose recordings are missing; 0 where nothing says."""
     unattributed: tuple[Unattributed, ...] = ()
     """What belongs to no action, the longest first."""
     summaries: tuple[Summary, ...] = ()

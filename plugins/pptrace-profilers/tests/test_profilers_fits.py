@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from pptrace.analysis.calibration.check import Checked, checked
-from pptrace.analysis.calibration.fit import Calibration, calibrate
+from pptrace.analysis.calibration.fit import Calibration, calibrate, of_all_ranks
 from pptrace.analysis.calibration.known_order import schedules_of
 from pptrace.analysis.explanation.what_if import what_if
 from pptrace.analysis.steps.replay import replay
@@ -31,6 +31,8 @@ from pptrace.schedule.write import table_text
 if TYPE_CHECKING:
     from pptrace.model.request import ScheduleRequest
 
+ALONE = {"1f1b": (4, 0.06), "zbv": (8, 0.06), "looped_bfs": (8, 0.12), "interleaved1f1b": (8, 0.06)}
+"""How many stages a run has, and how near a fit of one rank's file comes to it; in looped BFS that saw no host."""
 FIXTURES = Path(__file__).parent / "fixtures"
 RUNS = (
     "gpipe", "1f1b", "1f1b_csv", "zb_h1_csv", "interleaved1f1b", "looped_bfs", "interleaved_zb", "zbv", "dualpipev"
@@ -228,3 +230,24 @@ def test_the_commands_say_the_same(tmp_path: Path) -> None:
     assert explained["what_if"]["replayed_ns"] == replayed["replayed_ns"]
     assert "1f1b, 8 microbatches" in summary
     assert f"±{check('zb_h1_csv').interval:.1%} (costs.uncertainty); nearer than that, a tie: " in compared
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("rank", [1, 3])
+def test_one_rank_s_file_gives_costs_of_the_whole_pipeline(name: str, rank: int, tmp_path: Path) -> None:
+    costs = tmp_path / "costs.yaml"
+    recorded = FIXTURES / f"sleep-{name}" / f"rank{rank}.json.gz"
+    answer = CliRunner().invoke(cli, ["calibrate", str(recorded), "-o", str(costs)], catch_exceptions=False)
+    table = tmp_path / "order.csv"
+    table.write_text(table_text(run(name).order), encoding="utf-8")
+
+    assert f"the pipeline is taken to have {ALONE[name][0]} stages on 4 ranks" in answer.output
+    step = simulate(costs, schedule=str(table), sets=["parallel.pp=null", "batch.microbatches=null"])
+    assert step.metrics.step_ns == pytest.approx(run(name).span_ns, rel=ALONE[name][1])
+
+
+def test_stages_that_lie_elsewhere_say_nothing_of_the_pipeline() -> None:
+    step, own = run("interleaved1f1b"), fit("interleaved1f1b")
+
+    assert of_all_ranks(own, step, (0, 1, 2, 3), 4) == own
+    assert of_all_ranks(own, step, (1, 2, 3, 4), 8) == own

@@ -40,6 +40,7 @@ US = 1_000
 BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
 NETWORK = Flat(rate_kbps=20_000_000, overhead_ns=3_000)
 THREADS, AUTOGRAD, CHECKPOINT = ("threads",), ("autograd",), ("autograd", "checkpoint")
+REFUSED = "is below 0.9, as only", "no order of stages fits its messages"
 INTERLEAVED = [("interleaved-1f1b", ranks, chunks) for ranks, chunks in ((2, 2), (3, 2), (4, 2), (2, 3), (3, 3))]
 SPLIT = [("interleaved-zb", 3, 2), ("zb-v", 2, 1), ("zb-v", 3, 1), ("zb-v", 4, 1)]
 
@@ -122,7 +123,7 @@ def test_what_threads_alone_do_not_tell_is_refused_with_the_reason(case: tuple[s
     found = measured(replace(ran(*case), unmarked=THREADS))
 
     assert found.steps == ()
-    assert "is below 0.9, as only" in note_of(found)
+    assert any(reason in note_of(found) for reason in REFUSED)
     assert "pptrace annotate" in note_of(found)
     assert "record them, too (PyTorch: ProfilerActivity.CPU)" in note_of(found)
 
@@ -131,7 +132,10 @@ def test_waves_are_refused_and_autograd_s_operations_are_not_asked_for_where_the
     found = measured(replace(ran("hanayo", 2, 2), unmarked=AUTOGRAD))
 
     assert found.steps == ()
-    assert "is below 0.9, as only" in note_of(found)
+    assert "neither one that passes all ranks around (interleaved) nor there and back (V); messages" in note_of(
+        found
+    )
+    assert "as in waves, and send nothing that tells them apart; mark actions and record again" in note_of(found)
     assert "pptrace annotate" in note_of(found)
     assert "ProfilerActivity.CPU" not in note_of(found)
 
@@ -170,7 +174,7 @@ def test_spoilt_runs_of_gpus_are_refused(
     found = measure_kineto([trace.write(tmp_path) for trace in traces], ImportRequest())
 
     assert found.steps == ()
-    assert "is below 0.9, as only" in note_of(found)
+    assert any(reason in note_of(found) for reason in REFUSED)
 
 
 def test_nsight_systems_profiles_are_inferred_as_well(tmp_path: Path) -> None:

@@ -150,7 +150,10 @@ def _simulated(fit: Calibration, step: Performed, policy: Policy) -> Performed:
 def _warnings(fit: Calibration, steps: Sequence[Performed], error: float, *, measured: bool) -> Iterator[str]:
     actions = sum(len(step) for step in steps)
     if any(step.partial for step in steps):
-        yield "ranks or actions are missing: stages that nobody recorded take the mean of the others"
+        yield (
+            f"ranks or actions are missing: the pipeline is taken to have {fit.stages} stages on {fit.ranks} "
+            "ranks, and stages that nobody recorded take the mean of the others"
+        )
     if error > _DOUBTFUL:
         yield f"the fit gives its own step back only to {error:.1%}: what it says of other schedules is worth less"
     if measured and fit.gaps < _SEEN_SELDOM * actions:

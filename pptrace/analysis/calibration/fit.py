@@ -9,7 +9,7 @@ the gaps. Latency and bandwidth come from messages of several sizes, by the medi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pptrace.analysis.steps.times import Performed
     from pptrace.model.columns import Int64s
 
-__all__ = ["Calibration", "Fitted", "LinkFit", "WayTime", "calibrate", "fit_link"]
+__all__ = ["Calibration", "Fitted", "LinkFit", "WayTime", "calibrate", "fit_link", "of_all_ranks"]
 
 _FEWEST, _FAR = 3, 3
 
@@ -153,6 +153,28 @@ def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
         uneven=() if node_ranks else _uneven(seen),
         boundary_bytes=int(np.median(sent[sent > 0])) if (sent > 0).any() else 0,
     )  # fmt: skip
+
+
+def of_all_ranks(fit: Calibration, step: Performed, numbers: Sequence[int], ranks: int) -> Calibration:
+    """Return a fit of some ranks as one of the whole pipeline, where their stages say how many it has.
+
+    They do where each is where it would be if microbatches passed all ranks around, or there and back. Times of
+    stages that nobody recorded stay unknown.
+
+    Args:
+        fit: of the recorded ranks.
+        step: one of the steps it was made from.
+        numbers: each recorded rank's number in the pipeline.
+        ranks: how many the pipeline has.
+    """
+    held = [set(step.stage[step.rank == rank].tolist()) for rank in range(len(numbers))]
+    chunks = len(held[0])
+    around = [set(range(number, ranks * chunks, ranks)) for number in numbers]
+    back = [
+        {chunk * ranks + (ranks - 1 - number if chunk % 2 else number) for chunk in range(chunks)}
+        for number in numbers
+    ]
+    return replace(fit, ranks=ranks, stages=ranks * chunks) if held in (around, back) else fit
 
 
 def _fitted(steps: Sequence[Performed], kind: Kind, stage: int) -> Fitted | None:

@@ -37,7 +37,7 @@ def measure_recordings(
     if not acts:
         pipeline, inferred = infer(pipeline)
         acts = any(recording.executions for recording in pipeline)
-    numbers = numbers_of(pipeline, recordings, request.layout)
+    numbers, ranks = numbers_of(pipeline, recordings, request.layout)
     try:
         measurement = assemble(pipeline, numbers) if acts else without_actions(pipeline)
     except TraceError as error:
@@ -51,6 +51,7 @@ def measure_recordings(
         measurement,
         notes=(*notes, *assumed, *inference, *overlaps, *_memory(pipeline), *measurement.notes),
         numbers=numbers,
+        ranks=ranks,
     )
 
 

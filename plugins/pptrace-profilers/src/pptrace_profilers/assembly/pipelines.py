@@ -42,23 +42,29 @@ def one_pipeline(
         replica: ``dp=0,tp=0``, ``slowest`` or ``median``; the first unless given.
 
     Raises:
-        TraceError: two recordings of one rank, none of a rank that is needed, or ranks that nobody knows.
+        TraceError: two recordings of one rank, or ranks that nobody knows.
         ConfigError: a layout or replica that cannot be.
     """
     known = _by_rank(recordings)
     pipelines, note = (_of_layout(known, layout), "") if layout else _of_groups(known)
     complete = {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
-    if not complete:
-        ranks = next(iter(pipelines.values()))
-        missing = _listed([rank for rank in ranks if rank not in known])
-        raise TraceError(f"no file of rank {missing}: a pipeline's ranks are all needed", file=recordings[0].path)
-    chosen = _chosen(complete, known, replica)
-    ranks = complete[chosen]
+    there = complete or _fullest(pipelines, known)
+    chosen = _chosen(there, known, replica)
+    ranks = there[chosen]
     notes = [note] if note else []
+    if missing := [rank for rank in pipelines[chosen] if rank not in known]:
+        notes.append(f"no file of rank {_listed(missing)}: the others are taken as they are")
     if len(pipelines) > 1:
         notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {_listed(ranks)}")
     local = {rank: number for number, rank in enumerate(ranks)}
     return [_local(known[rank], local) for rank in ranks], tuple(notes)
+
+
+def _fullest(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording]) -> dict[str, tuple[int, ...]]:
+    """Return the recorded ranks of the pipelines of which most were recorded."""
+    recorded = {place: tuple(rank for rank in ranks if rank in known) for place, ranks in pipelines.items()}
+    most = max(map(len, recorded.values()))
+    return {place: ranks for place, ranks in recorded.items() if len(ranks) == most}
 
 
 def whole_pipelines(recordings: Sequence[Recording], layout: str = "") -> dict[str, tuple[int, ...]]:
@@ -73,13 +79,21 @@ def whole_pipelines(recordings: Sequence[Recording], layout: str = "") -> dict[s
     return {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
 
 
-def numbers_of(pipeline: Sequence[Recording], known: Sequence[Recording], layout: str = "") -> tuple[int, ...]:
-    """Return the ranks' numbers where the trace describes no groups and files of other ranks are missing."""
+def numbers_of(
+    pipeline: Sequence[Recording], known: Sequence[Recording], layout: str = ""
+) -> tuple[tuple[int, ...], int]:
+    """Return the ranks' numbers where files of others are missing, none else, and how many ranks there are.
+
+    Where neither a layout nor groups say so, those are all ranks of the job.
+    """
+    ranks = tuple(max(one.rank, 0) for one in pipeline)
     if layout or any(pipeline_group(one.groups, one.rank) for one in known):
-        return ()
+        recorded = _by_rank(known)
+        pipelines = _of_layout(recorded, layout) if layout else _of_groups(recorded)[0]
+        whole = next(its for its in pipelines.values() if ranks[0] in its)
+        return tuple(map(whole.index, ranks)) if len(ranks) < len(whole) else (), len(whole)
     world = max((one.world for one in known), default=0)
-    ranks = tuple(one.rank for one in pipeline)
-    return ranks if len(ranks) < world and max(ranks) < world else ()
+    return (ranks, world) if len(ranks) < world and max(ranks) < world else ((), len(ranks))
 
 
 def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["LEAST", "infer"]
 
 _HELP = "`pptrace annotate` prints a module that marks them"
+_AGAIN = "mark actions and record again: `pptrace annotate` prints a module for that"
 _MORE = "; autograd's operations tell more than launches do: record them, too (PyTorch: ProfilerActivity.CPU)"
 
 
@@ -68,7 +69,7 @@ def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
             source = f"{source} and the ways of messages, {stages} stages"
     if verdict.objection:
         more = "" if source.startswith(AUTOGRAD) else _MORE
-        return list(recordings), f"forwards and backwards are not inferred{verdict.objection}; {_HELP}{more}"
+        return list(recordings), f"forwards and backwards are not inferred{verdict.objection}; {_AGAIN}{more}"
     note = f"no annotation names an action: inferred from {source}, {verdict.text}; {_HELP}"
     return [_with_actions(rank, places) for rank, places in zip(ranks, placed, strict=True)], note
 

@@ -33,6 +33,11 @@ _MOST_CHUNKS = 8
 """Stages per rank that are tried for ways there and back, whose messages do not say how many there are."""
 _TRIES = 100
 """How many times as many actions as there are one search puts somewhere at most."""
+_NOTHING_FITS = (
+    "no order of stages fits its messages, neither one that passes all ranks around (interleaved) nor there and "
+    "back (V); messages are missing, or stages of one rank follow each other, as in waves, and send nothing that "
+    "tells them apart"
+)
 _SEARCHED = "of the search for what fits came to its end"
 
 
@@ -46,6 +51,8 @@ class Routed:
     """What speaks for it: of how many things how many fit, by what they are."""
     route: tuple[int, ...]
     """The rank of each stage; empty where nothing fits."""
+    reason: str = ""
+    """Why nothing fits; empty where something does, or the search was not brought to its end."""
 
 
 def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired: bool) -> Routed:
@@ -63,7 +70,7 @@ def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired:
     whole = all(search.tries > 0 for search in searches)
     if not found:
         what = "of the actions have a place on a way through the ranks" if whole else _SEARCHED
-        return Routed(places={}, shares={what: (0, total)}, route=())
+        return Routed(places={}, shares={what: (0, total)}, route=(), reason=_NOTHING_FITS if whole else "")
     search, places = found[0]
     ends = max(sum(len(part.ends) for part in parts), 1)
     of_forwards = {

@@ -37,10 +37,12 @@ class _Shares:
         self.fitting: Counter[str] = Counter()
         self.counted: Counter[str] = Counter()
         self.routes: list[tuple[int, ...]] = []
+        self.reason = ""
 
-    def add(self, shares: Mapping[str, tuple[int, int]], route: tuple[int, ...]) -> None:
-        """Add a step's."""
+    def add(self, shares: Mapping[str, tuple[int, int]], route: tuple[int, ...], reason: str = "") -> None:
+        """Add a step's, and why nothing fits it."""
         self.routes.append(route)
+        self.reason = self.reason or reason
         for what, (fit, count) in shares.items():
             self.fitting[what] += fit
             self.counted[what] += count
@@ -52,7 +54,10 @@ class _Shares:
         shares["of the steps have their stages in the same places"] = self.routes.count(route) / len(self.routes)
         pairs = [rank.backwards[run.forward_number] in {1, 2} for rank in ranks for run in rank.forwards]
         shares["of the forwards have one backward or two"] = mean(pairs)
-        return Verdict.of(shares, f"{source} and the ways of messages"), len(route)
+        source = f"{source} and the ways of messages"
+        if self.reason and not any(self.routes):
+            return Verdict(text="", objection=f" from {source}: {self.reason}"), 0
+        return Verdict.of(shares, source), len(route)
 
 
 def _steps(ranks: Sequence[RankRuns]) -> list[int]:
@@ -84,7 +89,7 @@ def _from_routes(ranks: Sequence[RankRuns], source: str) -> _Found:
             [[start[number] for number in its] for start, its in zip(starts, numbers, strict=True)],
             paired=source == AUTOGRAD,
         )
-        shares.add(found.shares, found.route)
+        shares.add(found.shares, found.route, found.reason)
         of_place: dict[tuple[int, int, int], int] = {}
         for (rank, number), place in found.places.items():  # by rank and time: a forward comes before its backward
             run = runs[rank][numbers[rank][number]]
