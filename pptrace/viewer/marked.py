@@ -7,6 +7,7 @@ import math
 import re
 from contextlib import suppress
 from decimal import Decimal
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pptrace.errors import TraceError
@@ -23,6 +24,8 @@ _WORD = b'"ProfilerStep#'
 _EVENT_BYTES = 2048
 """How far an event's text goes before and behind its name at most; a longer one marks nothing here."""
 _CHUNK_BYTES = 1 << 20
+_MOST_MARKS = 50_000
+"""Marks that are looked at: a profiler keeps some hundreds of steps at most, on as many ranks as a file has."""
 _NS_PER_US = 1000
 _MOST_US = 2**63 // _NS_PER_US
 """Times beyond that have no place in a trace processor's columns."""
@@ -49,11 +52,12 @@ def marked_step(path: Path) -> tuple[int, int] | None:
 def _marks(path: Path) -> Iterator[tuple[str, int, int]]:
     """Yield each mark's name, beginning and end; one that lies where two parts of the file meet comes twice."""
     with open_unpacked(path) as file:
-        window = b""
-        while part := file.read(_CHUNK_BYTES):
+        window, left = b"", _MOST_MARKS
+        while left > 0 and (part := file.read(_CHUNK_BYTES)):
             window = window[-3 * _EVENT_BYTES :] + part
-            if _WORD in window:
-                yield from (mark for place in _MARK.finditer(window) if (mark := _mark(window, place.start())))
+            places = [place.start() for place in islice(_MARK.finditer(window), left)] if _WORD in window else []
+            left -= len(places)
+            yield from (mark for place in places if (mark := _mark(window, place)))
 
 
 def _mark(window: bytes, place: int) -> tuple[str, int, int] | None:

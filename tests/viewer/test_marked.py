@@ -81,3 +81,10 @@ def test_a_file_that_breaks_off_has_no_marked_step(tmp_path: Path) -> None:
 def test_a_time_beyond_all_numbers_marks_nothing(tmp_path: Path) -> None:
     assert marked_step(write(tmp_path / "trace.json", marked(1, "1e99999999999999999999", "1"))) is None
     assert marked_step(write(tmp_path / "trace.json", marked(1, "1e-99999", "1"))) == (1, 1000)
+
+
+def test_of_marks_without_end_the_first_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pptrace.viewer.marked._MOST_MARKS", 2)
+    path = write(tmp_path / "trace.json", marked(1, "10", "5"), marked(2, "20", "7"), marked(3, "30", "6"))
+
+    assert marked_step(path) == (10_000, 15_000)

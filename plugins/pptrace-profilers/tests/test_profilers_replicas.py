@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from gpu_run import GpuRun
 from small_gpu_trace import SmallGpuTrace
 
-from pptrace.analysis.steps.times import performed
 from pptrace.analysis.stragglers.measured_job import job_of_replicas
 from pptrace.analysis.stragglers.what_if import find_stragglers
 from pptrace.cli.explain import command
@@ -124,20 +123,6 @@ def test_a_pipeline_that_lacks_a_rank_s_file_gives_way_to_one_that_is_whole(tmp_
     measured = measure_kineto([path for path in paths if path.name != "rank4.json"], ImportRequest())
 
     assert length_ns(measured) == int(stepped(SLOW[1]).end_ns.max())
-
-
-@pytest.mark.parametrize(("groups", "layout"), [(MESH, ""), (MEGATRON, ""), ({}, "pp=2,dp=2,tp=2")])
-def test_one_rank_s_file_alone_is_read_and_has_its_place(
-    groups: dict[str, list[list[int]]], layout: str, tmp_path: Path
-) -> None:
-    paths = job(tmp_path, groups, others=False)
-
-    measured = measure_kineto([path for path in paths if path.name == "rank6.json"], ImportRequest(layout=layout))
-
-    assert (measured.numbers, measured.ranks) == ((1,), 2)
-    assert "no file of rank 2: the others are taken as they are" in measured.notes
-    (step,) = measured.steps
-    assert performed(step.timeline).order.rows() == [ROWS[1]]
 
 
 def test_a_rank_twice_is_refused_by_name(tmp_path: Path) -> None:
