@@ -11,8 +11,12 @@ from toy_pipelines import toy, v_shaped
 
 import pptrace
 from pptrace_optpipe.bounds import bound, latest
-from pptrace_optpipe.problem import Problem
-from pptrace_optpipe.solving import Effort, solve
+from pptrace_optpipe.model import build
+from pptrace_optpipe.playing import play
+from pptrace_optpipe.problem import Op, Part, Problem
+from pptrace_optpipe.proving import optimum
+from pptrace_optpipe.search import search
+from pptrace_optpipe.solving import Effort, run_solver, solve, solver_of
 from pptrace_optpipe.starting import start
 
 if TYPE_CHECKING:
@@ -106,3 +110,50 @@ def test_v_schedules_in_their_own_memory_cannot_be_beaten(
 @pytest.mark.parametrize(("limit", "step"), [(32, 399), (18, 425), (15, 434), (12, 443)])
 def test_what_16_ranks_and_64_microbatches_take_at_least(limit: int, step: int) -> None:
     assert bound(v_shaped(16, 64, limit)) == step
+
+
+def slow_copies(ranks: int, copy: int, transfer: int) -> Problem:
+    """Return five microbatches with room for two activations, and copies longer than what is computed."""
+    twos = (2,) * ranks
+    return Problem(
+        microbatches=5, stage_rank=tuple(range(ranks)), f=twos, i=twos, w=twos, activation=twos,
+        weight_activation=(1,) * ranks, limit=(4,) * ranks, offload=(copy,) * ranks, reload=(copy,) * ranks,
+        forward_transfer=(transfer,) * (ranks - 1), backward_transfer=(transfer,) * (ranks - 1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "copy", "transfer", "length"), [(3, 5, 0, 41), (2, 7, 4, 49)])
+def test_a_microbatch_may_overtake_one_whose_copy_is_slow(
+    ranks: int, copy: int, transfer: int, length: int
+) -> None:
+    problem = slow_copies(ranks, copy, transfer)
+    model = build(problem, 2 * length, in_order=True)
+    solver = solver_of(Effort(seconds=20))
+    run_solver(solver, model.cp, Effort(seconds=20))
+
+    found = optimum(problem, Effort(seconds=20))
+
+    assert (found.length, found.bound) == (length, length)
+    assert bound(problem) <= length < solver.value(model.length)
+
+
+def test_backwards_in_one_that_are_shorter_than_their_halves_bound_the_step() -> None:
+    twos, ones = (10,) * 3, (1,) * 3
+    problem = Problem(
+        microbatches=5, stage_rank=(0, 1, 2), f=twos, i=twos, w=twos, b=(16,) * 3, activation=(2,) * 3,
+        weight_activation=ones, limit=(4,) * 3,
+    )  # fmt: skip
+    rows = [
+        "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4", "F0 F1 I0 W0 B1 F2 I2 F3 W2 F4 I3 W3 I4 W4",
+        "F0 I0 F1 I1 W0 W1 F2 I2 W2 F3 B3 F4 I4 W4",
+    ]  # fmt: skip
+    played = play(problem, [
+        [Op(Part[word[0]], rank, int(word[1:])) for word in row.split()] for rank, row in enumerate(rows)
+    ])  # fmt: skip
+
+    assert played is not None
+    assert played.fits(problem)
+    assert played.step == 198
+    found = search(problem, Effort(seconds=2))
+    assert found is not None
+    assert bound(problem) <= found.bound <= 198

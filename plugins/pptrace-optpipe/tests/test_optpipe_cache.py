@@ -42,7 +42,7 @@ def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp
     assert kept.near(replace(problem, f=(2, 30))) == []
     assert kept.near(table(2, 3, 2, copies=True)) == []
     (file,) = (tmp_path / "own").iterdir()
-    file.rename(file.with_name(file.name.replace("v3-", "v1-")))
+    file.rename(file.with_name(file.name.replace("v4-", "v1-")))
     assert kept.near(replace(problem, f=(2, 3))) == []
     assert [about for _, about in kept.entries()] == ["of another version"]
 

@@ -34,6 +34,7 @@ _GROUPS = 6
 
 def bound(problem: Problem) -> int:
     """Return a lower bound of the step (or span), from each rank's fill, work, drain, memory and copies."""
+    problem = problem.shortest
     return max(_of_rank(problem, rank) for rank in range(problem.ranks))
 
 
@@ -257,5 +258,5 @@ def relaxed_bound(problem: Problem, effort: Effort, ranks: Collection[int], hori
 
     Leaving out what ranks and their memory forbid makes nothing longer, so the bound holds for the whole.
     """
-    found = solve(problem, effort, horizon=horizon, ranks=ranks, least=least)
+    found = solve(problem.shortest, effort, horizon=horizon, ranks=ranks, least=least)
     return max(found.bound, least)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "Cache", "Entry", "folder"]
 
-VERSION = 3
+VERSION = 4
 """Of the entries; those of another one are neither read nor in the way."""
 
 

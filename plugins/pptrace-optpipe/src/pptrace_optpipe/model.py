@@ -1,7 +1,9 @@
 """The whole problem as a constraint model: order, timing, split, offloads and reloads.
 
 Every F, I and W is an interval on its rank, every offload and reload an optional one on a copy stream. Ops of one
-sort and stage follow the order of microbatches, which breaks the symmetry between those. Memory is what
+sort and stage follow the order of microbatches, which breaks the symmetry between those. Where activations may be
+copied or computed again, that holds for the first stage's forwards alone: a microbatch may overtake one whose copy
+is slow. Memory is what
 intervals from a start to an end hold, exact to the moment: of a forward until its input gradient ends, or until it
 is on the host and again from the reload's start; of the weight gradient's part from then until W ends.
 
@@ -59,7 +61,9 @@ class Model:
                 self.cp.add_hint(chosen, int(Op(part, stage, microbatch) in start))
 
 
-def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least: int = 0) -> Model:
+def build(
+    problem: Problem, horizon: int, *, ranks: Collection[int] = (), least: int = 0, in_order: bool = False
+) -> Model:
     """Return the model.
 
     Args:
@@ -67,10 +71,13 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
         horizon: no op ends later.
         ranks: those whose streams and memory count; the others only delay. All unless given.
         least: a lower bound of the length that is known.
+        in_order: whether all ops follow the order of microbatches even where another one may be shorter; then
+            nothing is proved of those.
     """
+    in_order = in_order or not (problem.copies or problem.recomputes)
     model = Model(cp_model.CpModel())
     kept = set(ranks or range(problem.ranks))
-    _computations(model, problem, horizon, kept)
+    _computations(model, problem, horizon, kept, in_order=in_order)
     _dataflow(model, problem)
     for rank in sorted(kept):
         own = [op for op in model.start if op.part in COMPUTED and problem.stage_rank[op.stage] == rank]
@@ -82,12 +89,12 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
     for ranks_of, parts in problem.channels:
         stages = [stage for stage in range(problem.stages) if problem.stage_rank[stage] in set(ranks_of) & kept]
         _one_at_a_time(model, problem, stages, parts)
-    _objective(model, problem, horizon, kept, least)
+    _objective(model, problem, horizon, kept, least, in_order=in_order)
     return model
 
 
-def _computations(model: Model, problem: Problem, horizon: int, kept: set[int]) -> None:
-    """Make the variables of F, I and W, in the order of microbatches."""
+def _computations(model: Model, problem: Problem, horizon: int, kept: set[int], *, in_order: bool) -> None:
+    """Make the variables of F, I and W; microbatches are numbered as they start on the first stage."""
     for op in problem.ops():
         if op.part is Part.W and problem.stage_rank[op.stage] not in kept:
             continue
@@ -95,7 +102,7 @@ def _computations(model: Model, problem: Problem, horizon: int, kept: set[int]) 
         begin = model.cp.new_int_var(0, horizon - took, f"{op.part.name}{op.stage}.{op.microbatch}")
         model.start[op], model.end[op] = begin, begin + took
         before = Op(op.part, op.stage, op.microbatch - 1)
-        if op.microbatch:
+        if op.microbatch and (in_order or (op.part is Part.F and not op.stage)):
             apart = took if problem.stage_rank[op.stage] in kept else 0
             model.cp.add(begin >= model.start[before] + apart)
 
@@ -218,14 +225,22 @@ def neither(cp: cp_model.CpModel, one: Any, other: Any) -> Any:
     return neither
 
 
-def _objective(model: Model, problem: Problem, horizon: int, kept: set[int], least: int) -> None:
+def _objective(
+    model: Model, problem: Problem, horizon: int, kept: set[int], least: int, *, in_order: bool
+) -> None:
     """Shorten the step, or the longest span."""
     cp = model.cp
     model.length = cp.new_int_var(least, horizon + max(problem.tail), "length")
-    last = problem.microbatches - 1
+    every = range(problem.microbatches)
     for rank in kept:
-        for stage in problem.stages_of[rank]:
-            done = model.end[Op(Part.W, stage, last)]
-            begin = model.start[Op(Part.F, problem.stages_of[rank][0], 0)] if problem.span else 0
-            cp.add(model.length >= done - begin + problem.tail[rank])
+        stages = problem.stages_of[rank]
+        begin: Any = 0
+        if problem.span:
+            begin = cp.new_int_var(0, horizon, f"begin{rank}")
+            for microbatch in every[:1] if in_order else every:
+                cp.add(begin <= model.start[Op(Part.F, stages[0], microbatch)])
+        for stage in stages:
+            for microbatch in every[-1:] if in_order else every:
+                done = model.end[Op(Part.W, stage, microbatch)]
+                cp.add(model.length >= done - begin + problem.tail[rank])
     cp.minimize(model.length)

@@ -103,14 +103,17 @@ class _Judge:
     def play(self, rows: Rows) -> None:
         """Play rows, with backwards whole where splitting gains nothing and as they are."""
         for each in (joined(self.problem, rows), rows):
-            table = table_of(each, self.ground.placement)
-            with suppress(PptraceError):  # a policy may deadlock on what another one runs
-                simulated = self.ground.simulate(table)
-                fits = self.ground.fits(simulated, self.memory)
-                if fits and (self.best is None or simulated.step_ns < self.best.simulated.step_ns):
-                    self.best = Optimised(
-                        table=table, simulated=simulated, bound_ns=0, rows=rows, problem=self.problem
-                    )
+            self.play_table(table_of(each, self.ground.placement), rows)
+
+    def play_table(self, table: Schedule, rows: Rows) -> None:
+        """Play a table as it is; ``rows`` has it with backwards split."""
+        with suppress(PptraceError):  # a policy may deadlock on what another one runs
+            simulated = self.ground.simulate(table)
+            fits = self.ground.fits(simulated, self.memory)
+            if fits and (self.best is None or simulated.step_ns < self.best.simulated.step_ns):
+                self.best = Optimised(
+                    table=table, simulated=simulated, bound_ns=0, rows=rows, problem=self.problem
+                )
 
     def hear(self, found: Found) -> None:
         """Play what a search found, if it is new, and pass it on."""
@@ -160,7 +163,10 @@ def optimise(
     other = None if first is None or warm is not None else _elsewhere(ground, first)
     rows = [rows_of_table(warm)] if warm is not None else []
     part = effort if other is None else replace(effort, seconds=effort.seconds / 2)
-    best = _searched(_Judge(ground, memory, best, tell), part, cache, [*rows, *_starts(ground, known)], warn)
+    judge = _Judge(ground, memory, best, tell)
+    if warm is not None:
+        judge.play_table(warm, rows[0])
+    best = _searched(judge, part, cache, [*rows, *_starts(ground, known)], warn)
     left = effort.seconds - (effort.clock() - began)
     if other is not None and best is not None and best.rival and left > 0 and not effort.stopped():
         with suppress(PptraceError):
@@ -185,7 +191,8 @@ def _searched(
     best = judge.best
     if best is None or not best.rows or best.table.placement != judge.ground.placement:
         return best
-    return replace(best, bound_ns=min(found.bound, best.simulated.step_ns), problem=judge.problem)
+    step = best.simulated.step_ns
+    return replace(best, bound_ns=found.bound if found.bound <= step else 0, problem=judge.problem)
 
 
 def _of_rival(rival: Rival) -> Optimised:

@@ -164,6 +164,18 @@ class Problem:
             return self.recompute[stage]
         return (self.f, self.i, self.w, self.offload, self.reload)[part][stage]
 
+    @property
+    def shortest(self) -> Problem:
+        """This, with what no way of running backwards undercuts: where both in one are shorter, as short as that.
+
+        A table may run both in one where ``I`` starts, and ``W`` then ends no earlier than what is left of it.
+        """
+        if not self.b or all(b >= i + w for b, i, w in zip(self.b, self.i, self.w, strict=True)):
+            return self
+        i = tuple(map(min, self.i, self.b))
+        w = tuple(min(w, b - one) for w, b, one in zip(self.w, self.b, i, strict=True))
+        return replace(self, i=i, w=w, b=())
+
     def work(self, rank: int) -> int:
         """Return what a rank computes in the step."""
         return self.microbatches * sum(self.f[s] + self.i[s] + self.w[s] for s in self.stages_of[rank])

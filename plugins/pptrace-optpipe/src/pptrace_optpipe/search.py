@@ -151,7 +151,8 @@ class _Search:
         done = solve(
             self.coarse, self.part(self.left()), horizon=now.step, hint=now.start, least=self.bound // self.unit
         )
-        self.raise_bound(done.bound * self.unit)
+        if self.coarse.shortest is self.coarse:
+            self.raise_bound(done.bound * self.unit)
         if done.start:
             self.take(rows_of(self.coarse, done.start))
 

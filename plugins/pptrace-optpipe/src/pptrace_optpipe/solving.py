@@ -94,7 +94,10 @@ def solve(
     ranks: Collection[int] = (),
     least: int = 0,
 ) -> Solved:
-    """Solve the whole problem, or its relaxation to some ranks; see :func:`pptrace_optpipe.model.build`."""
+    """Solve the whole problem, or its relaxation to some ranks; see :func:`pptrace_optpipe.model.build`.
+
+    Backwards are split: the bound is one of whole backwards too where none is shorter than its halves.
+    """
     model = build(problem, horizon, ranks=ranks, least=least)
     if hint:
         model.hint(hint)
