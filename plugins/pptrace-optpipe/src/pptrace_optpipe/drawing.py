@@ -37,7 +37,12 @@ def draw_pareto(points: Sequence[tuple[int, Optimised]], rivals: Sequence[Rival]
                   marker="o", ms=4, label="found within a limit")  # fmt: skip
         bounded = [(memory / _GIB, one.bound_ns / 1e6) for memory, one in points if one.bound_ns]
         axes.plot(
-            *zip(*bounded, strict=True) if bounded else ([], []), color=_BOUND, lw=1.2, ls="--", label="bound"
+            *zip(*bounded, strict=True) if bounded else ([], []),
+            color=_BOUND,
+            lw=1.2,
+            ls="--",
+            label="bound",
+            drawstyle="steps-pre",
         )
         plain = [one for one in rivals if not one.name.endswith((COPIED, AGAIN))]
         copied, again = (

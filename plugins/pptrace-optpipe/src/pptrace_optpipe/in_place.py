@@ -103,7 +103,7 @@ class _Asked:
         """Return the problem."""
         del memory
         problem = problem_asked(self.request, self.placement, self.limit, self.shared)
-        check_room(problem)
+        check_room(problem, "schedule")
         return problem
 
     def simulate(self, table: Schedule) -> Simulated:

@@ -70,8 +70,8 @@ def again_of(recompute: tuple[int, ...]) -> tuple[int, ...]:
     return recompute
 
 
-def check_room(problem: Problem) -> None:
-    """Refuse limits that not even one microbatch fits in.
+def check_room(problem: Problem, key: str = "--memory") -> None:
+    """Refuse limits that not even one microbatch fits in; ``key`` is what sets them.
 
     Raises:
         ConstraintError: names the rank and what is missing.
@@ -85,10 +85,14 @@ def check_room(problem: Problem) -> None:
             least = min(least, max(own + kept for own, kept in zip(held, before, strict=True)))
         if limit not in (NO_LIMIT, max(limit, least)):
             what = "of a stage" if problem.copies or problem.recomputes else "of all its stages"
+            room = (
+                f"{format_size(limit)} for activations" if limit else "nothing left beside its weights and state"
+            )
+            more = f"{'' if limit else 'at least '}{format_size(least - limit)}"
             raise ConstraintError(
-                f"rank {rank} has {format_size(limit)} for activations, and one microbatch's {what} take "
-                f"{format_size(least)}: allow {format_size(least - limit)} more", key="--memory",
-            )  # fmt: skip
+                f"rank {rank} has {room}, and one microbatch's {what} take {format_size(least)}: allow {more} more",
+                key=key,
+            )
 
 
 def _tails(workload: Workload, stage_rank: tuple[int, ...]) -> tuple[int, ...]:
