@@ -13,6 +13,8 @@ from pptrace.config.resolve import load
 from pptrace.errors import PptraceError, TraceError
 from pptrace.experiment.prepare import costs_alone, prepare
 from pptrace.limits.reading import check_regular
+from pptrace.model.kind_table import TABLE
+from pptrace.model.kinds import COMMUNICATION
 from pptrace.timeline.measurement import ImportRequest, Measurement, Step
 
 if TYPE_CHECKING:
@@ -77,7 +79,25 @@ def read_measurement(
         step = Step(label="simulated", timeline=timeline, gap_ns=np.zeros(len(timeline), dtype=np.int64))
         return Measurement(steps=(step,), notes=notes), False
     measured = offer.measure(own, request or ImportRequest())
+    for step in measured.steps:
+        _check_places(step, own[0])
     return _with_notes(measured, notes), True
+
+
+def _check_places(step: Step, file: Path) -> None:
+    """Refuse passes and messages of stages or microbatches that the step does not have.
+
+    Raises:
+        TraceError: the first of them.
+    """
+    timeline, placement = step.timeline, step.timeline.placement
+    placed = (TABLE.feeds[timeline.kind] >= 0) | COMMUNICATION.mask(timeline.kind)
+    stage, first, last = timeline.stage, timeline.microbatch, timeline.microbatch + timeline.span
+    outside = (stage < 0) | (stage >= placement.stages) | (first < 0) | (last > placement.microbatches)
+    wrong = np.flatnonzero(placed & outside)
+    if wrong.size:
+        sizes = f"{placement.stages} stages and {placement.microbatches} microbatches"
+        raise TraceError(f"{step.label}: {timeline[int(wrong[0])].action} is not among its {sizes}", file=file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

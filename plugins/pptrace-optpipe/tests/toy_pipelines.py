@@ -38,3 +38,16 @@ def v_shaped(ranks: int, microbatches: int, limit: int) -> Problem:
         microbatches=microbatches, stage_rank=(*down, *down[::-1]), f=ones, i=ones, w=ones,
         activation=(2,) * (2 * ranks), weight_activation=ones, limit=(2 * limit,) * ranks,
     )  # fmt: skip
+
+
+BRIEF = (
+    "parallel: {pp: 3}\nbatch: {microbatches: 5}\ncosts: {name: table, forward: 10 ms, backward: 16 ms, "
+    "input_gradient: 10 ms, weight_gradient: 10 ms, activation: 2 GiB, weight_activation: 1 GiB}\n"
+)
+"""A configuration whose backwards in one are shorter than their halves."""
+FIRST = (
+    "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0F4,0B3,0B4",
+    "1F0,1F1,1I0,1W0,1B1,1F2,1I2,1F3,1W2,1F4,1I3,1W3,1I4,1W4",
+    "2F0,2I0,2F1,2I1,2W0,2W1,2F2,2I2,2W2,2F3,2B3,2F4,2I4,2W4",
+)
+"""A table for that of 198 ms, within 4 GiB."""

@@ -125,6 +125,7 @@ WRONG = {
     "no stage 0": ((), {"stage": [2] * COUNT}, "has no row of stage 0"),
     "far too many stages": ((), {"stage": [2**30] * COUNT}, "column stage holds numbers that cannot be"),
     "one type": ((), {"optype": ["gc"] * COUNT, "seq_id": range(COUNT)}, "holds no step in which all replicas"),
+    "no microbatches": ((), {"mb_id": [-1] * COUNT}, r"forward-compute 0 of stage 0 has no microbatch \(mb_id\)"),
     "each type once more": ((), {"seq_id": [0] * COUNT}, "counts operations of one type twice: "),
 }
 

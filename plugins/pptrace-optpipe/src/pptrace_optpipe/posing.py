@@ -85,14 +85,13 @@ def check_room(problem: Problem, key: str = "--memory") -> None:
             least = min(least, max(own + kept for own, kept in zip(held, before, strict=True)))
         if limit not in (NO_LIMIT, max(limit, least)):
             what = "of a stage" if problem.copies or problem.recomputes else "of all its stages"
-            room = (
-                f"{format_size(limit)} for activations" if limit else "nothing left beside its weights and state"
-            )
-            more = f"{'' if limit else 'at least '}{format_size(least - limit)}"
+            room, more = format_size(limit), format_size(least - limit)
+            if not limit:
+                room, more = "nothing left beside its weights and state", f"at least {more}"
             raise ConstraintError(
-                f"rank {rank} has {room}, and one microbatch's {what} take {format_size(least)}: allow {more} more",
-                key=key,
-            )
+                f"rank {rank} has {room} for activations, and one microbatch's {what} take {format_size(least)}: "
+                f"allow {more} more", key=key,
+            )  # fmt: skip
 
 
 def _tails(workload: Workload, stage_rank: tuple[int, ...]) -> tuple[int, ...]:

@@ -117,6 +117,11 @@ class _Wiring:
             if not computes:
                 raise TraceError(f"holds no forward-compute and no backward-compute of stage {rank}",
                                  file=self._table.path)  # fmt: skip
+            odd = next((at for at in computes if self._operations[at].microbatch < 0), None)
+            if odd is not None:
+                one = self._operations[odd]
+                raise TraceError(f"{one.type} {one.number} of stage {rank} has no microbatch (mb_id)",
+                                 file=self._table.path)  # fmt: skip
             self._chain(computes)
             for direction in _DIRECTIONS:
                 self._chain_messages(rank, direction)
