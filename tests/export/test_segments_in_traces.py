@@ -22,7 +22,6 @@ from pptrace.network.flat import Flat
 from pptrace.schedule.table import Schedule
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.messages import messages
-from pptrace.timeline.metrics import measure
 from pptrace.timeline.trim import trim
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ def test_traces_say_how_much_of_each_groups_communication_was_hidden(
     table = tmp_path / "table.csv"
     table.write_text("\n".join(",".join(row) for row in ROWS))
     plain = simulate_configuration(schedule=str(table))
-    run = replace(plain, timeline=timeline, metrics=measure(timeline, WORKLOAD))
+    run = replace(plain, timeline=timeline, prepared=replace(plain.prepared, workload=WORKLOAD))
 
     (path,) = run.save(tmp_path / name)
     again = (perfetto if name.endswith(".pftrace") else kineto).read([path])
