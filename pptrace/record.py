@@ -134,40 +134,40 @@ def _values(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _equal(values: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any, object], Any]:
-    def __eq__(self: Any, other: object) -> Any:  # noqa: N807 - a method
+    def equal(self: Any, other: object) -> Any:
         return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
 
-    return __eq__
+    return equal
 
 
 def _hashed(values: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], int]:
-    def __hash__(self: Any) -> int:  # noqa: N807 - a method
+    def hashed(self: Any) -> int:
         return hash(values(self))
 
-    return __hash__
+    return hashed
 
 
 def _shown(names: tuple[str, ...]) -> Callable[[Any], str]:
     @recursive_repr()
-    def __repr__(self: Any) -> str:  # noqa: N807 - a method
+    def shown(self: Any) -> str:
         told = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"{self.__class__.__qualname__}({told})"
 
-    return __repr__
+    return shown
 
 
 def _freeze(made: Any, names: frozenset[str], own: frozenset[str], *, slots: bool) -> None:
-    def __setattr__(self: Any, name: str, value: object) -> None:  # noqa: N807 - a method
+    def assign(self: Any, name: str, value: object) -> None:
         if type(self) is made or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
         super(made, self).__setattr__(name, value)
 
-    def __delattr__(self: Any, name: str) -> None:  # noqa: N807 - a method
+    def remove(self: Any, name: str) -> None:
         if type(self) is made or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
         super(made, self).__delattr__(name)
 
-    made.__setattr__, made.__delattr__ = __setattr__, __delattr__
+    made.__setattr__, made.__delattr__ = assign, remove
     if slots and "__getstate__" not in own:
         made.__getstate__ = _state
     if slots and "__setstate__" not in own:

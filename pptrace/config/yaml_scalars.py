@@ -58,8 +58,8 @@ def value_of(tag: str, text: str) -> str | float | bool | None:
     if tag == "bool":
         return text.lower() == "true"
     if tag == "int":
-        base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-        return int(text[2:] if base != 10 else text, base)  # noqa: PLR2004 - ten is the decimal base
+        base = {"0o": 8, "0x": 16}.get(text[:2])
+        return int(text[2:], base) if base else int(text)
     if tag == "float":
         return float(text.replace(".", "", 1) if text.lower().endswith((".inf", ".nan")) else text)
     return text

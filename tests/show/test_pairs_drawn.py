@@ -55,12 +55,16 @@ def test_a_pair_that_is_cut_is_drawn_as_cells() -> None:
     assert sum(cell.pair >= 0 for cell in cut.cells) == 3
 
 
+def drawn(schedule: Schedule) -> ET.Element:
+    return ET.fromstring(svg_text(draw(schedule), "pairs"))  # noqa: S314 - our own text
+
+
 def test_no_pairs_no_note() -> None:
     assert note(draw(V)) == ""
 
 
 def test_svg_frames_pairs_and_keeps_a_tooltip_per_action() -> None:
-    tree = ET.fromstring(svg_text(draw(PAIRS), "pairs"))  # noqa: S314 - our own text
+    tree = drawn(PAIRS)
 
     name = "{http://www.w3.org/2000/svg}"
     assert sorted(str(t.text) for t in tree.iter(f"{name}title")) == sorted(
@@ -72,7 +76,7 @@ def test_svg_frames_pairs_and_keeps_a_tooltip_per_action() -> None:
 
 def test_copies_lie_over_pairs_in_svg() -> None:
     row = ["0F0", "0F1", "0OFFLOAD1", "(0F2;0B0)OVERLAP_F_B", "0RELOAD1", "(0F3;0B2)OVERLAP_F_B", "0B1", "0B3"]
-    tree = ET.fromstring(svg_text(draw(Schedule.from_rows([row])), "copies"))  # noqa: S314 - our own text
+    tree = drawn(Schedule.from_rows([row]))
 
     parts = [(part.get("height"), part.get("stroke-width")) for part in tree.iter() if part.tag.endswith("rect")]
     frames = [at for at, (_, line) in enumerate(parts) if line == "1.4"]
@@ -84,7 +88,7 @@ def test_copies_lie_over_pairs_in_svg() -> None:
 
 def test_a_long_note_of_pairs_is_wrapped() -> None:
     kinds: dict[tuple[Kind, ...], tuple[int, ...]] = {(Kind.F, Kind.B): (0, 1) * 40}
-    tree = ET.fromstring(svg_text(draw(replace(PAIRS, interleave=kinds)), "pairs"))  # noqa: S314 - our own text
+    tree = drawn(replace(PAIRS, interleave=kinds))
 
     width = float(str(tree.get("width")))
     lines = [str(part.text) for part in tree.iter() if part.tag.endswith("text") and "F B F B" in str(part.text)]
