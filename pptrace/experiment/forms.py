@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from pptrace.errors import PptraceError
+from pptrace.errors import ConstraintError, PptraceError
 from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.candidates import Change, room_makers
 from pptrace.experiment.estimate import Estimate, estimate
@@ -80,10 +80,9 @@ class FormSearch:
         """
         self.variation, self.workloads, self.watch = variation, workloads, watch
         self.registry = variation.registry
-        root = variation.resolved
-        schedule = root.experiment.schedule
+        schedule = variation.resolved.experiment.schedule
         self.provided = None if schedule.kind == "table" else self.registry.schedules[schedule.name]
-        filled = Assembly(resolved=costs_alone(root, self.registry).resolved, registry=self.registry)
+        filled = Assembly(resolved=costs_alone(variation.resolved, self.registry).resolved, registry=self.registry)
         offered = self.provided.offer.options if self.provided else None
         filled, options = filled.options("schedule", offered)
         self.ground = Ground(
@@ -94,6 +93,7 @@ class FormSearch:
         self.forms: list[Form] = []
         self.run: Run | None = None
         self.error: PptraceError | None = None
+        self.misplaced: ConstraintError | None = None  # of a form whose messages the policy cannot place
         self.left, self.candidates, self.work_ns = 0, 0, 0
 
     def forms_found(self) -> Forms:
@@ -135,7 +135,7 @@ class FormSearch:
             run = simulate(root, self.registry, loose=self.variation.loose)
         except PptraceError as error:
             self.error = error
-            return self._note(Tried.refused(change, error))
+            return self._refused(change, error)
         schedule = run.prepared.schedule
         chunks, uneven = divmod(schedule.stages, schedule.ranks)
         if not uneven and root.experiment.schedule.kind != "table":
@@ -265,11 +265,10 @@ class FormSearch:
         if self.watch is not None:
             self.watch(len(self.tried) + 1)
         try:
-            run = self._run(change)
+            self._ran(change, self._run(change))
         except PptraceError as error:
-            self._note(Tried.refused(change, error))
+            self._refused(change, error)
             return None
-        self._ran(change, run)
         return self.forms[-1]
 
     def _run(self, change: Change) -> Run:
@@ -284,6 +283,11 @@ class FormSearch:
             self.run = run
         self.forms.append(form)
         return tried
+
+    def _refused(self, change: Change, error: PptraceError) -> Tried:
+        if self.misplaced is None and isinstance(error, ConstraintError) and error.key.startswith("p2p."):
+            self.misplaced = error
+        return self._note(Tried.refused(change, error))
 
     def _note(self, tried: Tried) -> Tried:
         self.tried[tried.change.arguments] = tried

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ConfigError, PptraceError
@@ -12,9 +12,10 @@ from pptrace.study.policies import check_policies, compare_policies
 from pptrace.study.ranking import groups_within, moves, ranked, uncertainty_of
 from pptrace.study.reason import short_reason
 from pptrace.study.row import metrics_row
+from pptrace.study.stand_in import policy_text, run_anyhow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pptrace.study.basis import Basis
@@ -36,6 +37,8 @@ class ComparedSchedule:
     """What it is at the three levels; None where it cannot run."""
     reason: str = ""
     """Why it cannot run, in one line."""
+    messages: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of ``p2p`` that it alone ran with, because the configuration's cannot place its messages."""
     formula_is_exact: bool = True
     """Whether its tables have the formula's very bubble."""
     formula_rank: int | None = None
@@ -58,6 +61,7 @@ class ComparedSchedule:
                 "pp": prepared.schedule.ranks,
                 "vp": prepared.schedule.stages // prepared.schedule.ranks,
                 "microbatches": prepared.request.microbatches,
+                "policy": policy_text(self.levels.run),
                 **metrics_row(self.levels),
                 "formula_is_exact": None if self.levels.formula is None else int(self.formula_is_exact),
             }
@@ -178,10 +182,10 @@ def compare(
 
 
 def _compared(basis: Basis, entry: Entry) -> ComparedSchedule:
-    levels = at_levels(basis.run(entry))
+    run, messages = run_anyhow(basis, entry)
     offer = basis.find(entry)
     exact = offer is None or offer.bubble_is_exact
-    return ComparedSchedule(entry=entry, levels=levels, formula_is_exact=exact)
+    return ComparedSchedule(entry=entry, levels=at_levels(run), messages=messages, formula_is_exact=exact)
 
 
 def _with_ranks(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSchedule, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.experiment.summary import time_text
 from pptrace.export.picture import CYCLE, INK, MUTED, write_picture
 from pptrace.study.compare_text import comparison_heading, slower_text
+from pptrace.study.stand_in import POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +144,9 @@ def _step(row: ComparedSchedule, least_ns: int) -> str:
 
 def _name(row: ComparedSchedule) -> str:
     label = row.entry.label
-    return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
+    name = label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
+    policy = row.messages.get(POLICY)
+    return f"{name}\np2p {policy}" if policy else name
 
 
 def _cut(line: str) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from pptrace.config.quantity import format_size
 from pptrace.experiment.summary import job_text, options_text, setting_text, time_text
 from pptrace.model.kinds import Kind
+from pptrace.study.ranking import listed
+from pptrace.study.stand_in import policy_text, stand_in_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,11 +53,13 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 def comparison_heading(comparison: Comparison) -> list[str]:
     """Return what is compared: the job, and where its sizes and network are the same for all, those."""
     ran = [(row.entry, row.levels) for row in comparison.rows if row.levels is not None]
+    usual = {row.entry for row in comparison.rows if not row.messages}
     counts = {_size(levels, "microbatches") for _, levels in ran}
     microbatches = f": {counts.pop()} microbatches" if len(counts) == 1 else ""
     # Entries with settings of their own say in their names how they differ from the others.
     plain = [levels.run for entry, levels in ran if not entry.settings]
-    settings = {setting_text(run) for run in plain or [levels.run for _, levels in ran]}
+    as_said = [levels.run for entry, levels in ran if not entry.settings and entry in usual]
+    settings = {setting_text(run) for run in as_said or plain or [levels.run for _, levels in ran]}
     return [f"{job_text(ran[0][1].run)}{microbatches}", *(settings if len(settings) == 1 else ())]
 
 
@@ -67,6 +71,9 @@ def _columns(rows: Sequence[ComparedSchedule], ran: Sequence[Levels]) -> list[tu
         sizes = [_size(one, name) for one in ran]
         if len(set(sizes)) > 1:
             columns.append((("", name), [str(size) for size in sizes]))
+    policies = [policy_text(one.run) for one in ran]
+    if any(row.messages for row in running):
+        columns.append((("", "p2p"), policies))
     tilde = ["" if row.formula_is_exact else "~" for row in running]
     formulas = [
         "-" if one.formula is None else f"{mark}{float(one.formula):.2%}"
@@ -144,6 +151,7 @@ def _notes(rows: Sequence[ComparedSchedule]) -> list[str]:
     if any(row.levels and row.levels.formula is not None and not row.formula_is_exact for row in running):
         notes.append("~: a formula that the schedule's tables only come near")
     notes += options_notes([(row.entry.label, row.levels.run) for row in running if row.levels])
+    notes += stand_in_notes([(row.entry.label, row.messages, row.levels.run) for row in running if row.levels])
     notes += work_note([(row.entry.label, row.levels.run) for row in running if row.levels])
     over = [row.levels for row in running if row.levels and row.levels.run.metrics.over_capacity]
     if over:
@@ -177,13 +185,9 @@ def _ties(comparison: Comparison) -> list[str]:
     """Return which schedules are a tie, where the costs say how well steps are known."""
     if not comparison.uncertainty:
         return []
-    ties = "; ".join(_listed(tie) for tie in comparison.ties)
+    ties = "; ".join(listed(tie) for tie in comparison.ties)
     said = f"nearer than that, a tie: {ties}" if ties else "all of these are further apart"
     return [f"steps are known to about ±{comparison.uncertainty:.1%} (costs.uncertainty); {said}"]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]])
 
 
 def _verdict(rows: Sequence[ComparedSchedule], uncertainty: float) -> str:
@@ -216,7 +220,7 @@ def first_text(steps: Sequence[tuple[int, str]], uncertainty: float = 0.0) -> st
     near = sorted(((step, label) for step, label in steps if step <= least * (1 + uncertainty)), key=itemgetter(0))
     if near[-1][0] > least:
         apart = f"{near[-1][0] / least - 1:.2%} apart, known to about ±{uncertainty:.1%}"
-        return f"{_listed([label for _, label in near])}, a tie ({apart})"
+        return f"{listed([label for _, label in near])}, a tie ({apart})"
     behind = sorted((step, label) for step, label in steps if step > least)
     lead = f", {behind[0][0] / least - 1:.2%} before {behind[0][1]}" if behind and least else ""
     return " and ".join(label for _, label in near) + lead

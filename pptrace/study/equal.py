@@ -11,6 +11,7 @@ from pptrace.experiment.form import Variation
 from pptrace.experiment.forms import FormSearch
 from pptrace.experiment.limit import LIMITS, limit_settings, memory_limit
 from pptrace.experiment.prepare import costs_alone
+from pptrace.experiment.run import simulate
 from pptrace.experiment.varied import varied_settings
 from pptrace.printable import Printed, csv_of
 from pptrace.study.equal_rows import equal_row
@@ -19,9 +20,10 @@ from pptrace.study.equal_shortage import none_fits
 from pptrace.study.equal_text import equal_lines
 from pptrace.study.ranking import ranked
 from pptrace.study.reason import short_reason
+from pptrace.study.stand_in import ANY_TABLE, POLICY, other_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pptrace.config.resolve import Resolved
@@ -132,6 +134,8 @@ def compare_equal(
         raise none_fits(rows, limit, source)
     steps = [row.forms.best.step_ns if row.fits and row.forms and row.forms.best else None for row in rows]
     rows = [replace(row, rank=rank) for row, rank in zip(rows, ranked(steps), strict=True)]
+    if len({POLICY in row.messages for row in rows if row.fits}) > 1:
+        rows = [replace(row, alike_ns=searches.alike_ns(row, root)) for row, root in zip(rows, roots, strict=True)]
     return EqualComparison(rows=tuple(rows), limit_bytes=limit, varied=settings)
 
 
@@ -193,25 +197,48 @@ class _Searches:
         self, entry: Entry, root: Resolved, costs: Costs, watch: Callable[[int], None] | None
     ) -> EqualSchedule:
         """Return what is found of a schedule; one that cannot run says why."""
-        registry = self.basis.registry
         limit = limit_settings(root, costs, self.limit, self.source)
-        change = Change(settings=limit)
+        messages: dict[str, Any] = {}
+        while True:
+            search = self._search(entry, root, {**limit, **messages}, watch)
+            forms = search.forms_found()
+            more = {} if forms.best else other_messages(self.basis, entry, search.misplaced)
+            if more.keys() <= messages.keys():
+                break
+            messages |= more
+        if forms.run is not None and not forms.run.metrics.memory.peak_bytes.any():
+            raise ConfigError("the costs say no bytes, so every schedule fits: leave it out", file=self.source)
+        settings = {"schedule.name": entry.name, **dict(entry.settings), **limit, **messages}
+        row = EqualSchedule(
+            entry=entry, forms=forms, given=settings, messages=messages,
+            reason=short_reason(forms.error) if forms.error else "",
+        )  # fmt: skip
+        return row if forms.fits else replace(row, remedy=search.with_room(forms.best or forms.own))
+
+    def _search(
+        self, entry: Entry, root: Resolved, given: Mapping[str, Any], watch: Callable[[int], None] | None
+    ) -> FormSearch:
+        """Look a schedule up among whose forms is to be searched, all of them with the settings given."""
+        change = Change(settings=given)
         variation = Variation(
-            resolved=root.again(change.sets, change.flags), registry=registry, settings=self.settings,
+            resolved=root.again(change.sets, change.flags), registry=self.basis.registry, settings=self.settings,
             limit_bytes=self.limit, kept=tuple(key for key, _ in entry.settings),
             apart=tuple(one for one in entry.settings if not one[0].startswith("schedule.")),
             loose=not entry.sets("parallel.vp"),
         )  # fmt: skip
-        search = FormSearch(variation, self.workloads, watch)
-        forms = search.forms_found()
-        if forms.run is not None and not forms.run.metrics.memory.peak_bytes.any():
-            raise ConfigError("the costs say no bytes, so every schedule fits: leave it out", file=self.source)
-        settings = {"schedule.name": entry.name, **dict(entry.settings), **limit}
-        row = EqualSchedule(
-            entry=entry, forms=forms, given=settings,
-            reason=short_reason(forms.error) if forms.error else "",
-        )  # fmt: skip
-        return row if forms.fits else replace(row, remedy=search.with_room(forms.best or forms.own))
+        return FormSearch(variation, self.workloads, watch)
+
+    def alike_ns(self, row: EqualSchedule, root: Resolved) -> int | None:
+        """Return the step of a schedule's best form under the policy that takes any table; None if it cannot."""
+        if not row.fits or row.entry.sets(POLICY) or row.entry.sets("p2p"):
+            return None
+        if POLICY in row.messages and row.forms and row.forms.best:
+            return row.forms.best.step_ns
+        change = Change(settings={**row.settings, **ANY_TABLE})
+        try:
+            return simulate(root.again(change.sets, change.flags), self.basis.registry).metrics.step_ns
+        except PptraceError:
+            return None
 
 
 def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:

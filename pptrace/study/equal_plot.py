@@ -11,6 +11,7 @@ from pptrace.export.picture import INK, MUTED, write_picture
 from pptrace.study.compare_text import slower_text
 from pptrace.study.equal_shortage import shortage
 from pptrace.study.equal_text import equal_heading
+from pptrace.study.stand_in import POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ def save_plot(comparison: EqualComparison, path: str | Path) -> Path:
         steps, memory = figure.subplots(1, 2, sharey=True)
         _draw_steps(steps, rows, runs)
         _draw_memory(memory, runs, limit)
-        heading = equal_heading(dict(enumerate(runs)), limit)
+        heading = equal_heading(rows, limit)
         figure.suptitle("\n".join(heading), x=0.01, ha="left", fontsize=11, color=INK)
         if refused:
             figure.supxlabel("\n".join(map(_cut, refused)), x=0.01, ha="left", fontsize=8, color=INK)
@@ -61,7 +62,7 @@ def _draw_steps(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run]) -
         axes.text(step / 1e9 + 0.02 * max(steps) / 1e9, index, text, va="center", fontsize=9, color=INK)
     axes.set(
         xlim=(0, max(steps) / 1e9 * 1.4 or 1), ylim=(len(rows) - 0.45, -0.55), yticks=range(len(rows)),
-        yticklabels=[f"{row.entry.label}\n{row.form}".rstrip() for row in rows],
+        yticklabels=[_label(row) for row in rows],
     )  # fmt: skip
     _dress(axes, "step", "s")
 
@@ -80,6 +81,13 @@ def _draw_memory(axes: Any, runs: Sequence[Run], limit_bytes: int) -> None:
     axes.legend(
         loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=3, fontsize=9, frameon=False, borderaxespad=0
     )
+
+
+def _label(row: EqualSchedule) -> str:
+    """Return a schedule's name above its form, with the policy where that is not the configuration's."""
+    policy = row.messages.get(POLICY)
+    form = ", ".join(filter(None, [row.form, policy and f"p2p {policy}"]))
+    return f"{row.entry.label}\n{form}".rstrip()
 
 
 def _dress(axes: Any, title: str, unit: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.study.equal_shortage import shortage
+from pptrace.study.stand_in import policy_text
 from pptrace.timeline.hidden import hidden_ns
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ def equal_row(row: EqualSchedule, limit_bytes: int) -> Row:
     """Return everything as one row of a tidy table: times in ns, sizes in bytes, memory of the fullest rank."""
     cells: Row = {"schedule": row.entry.label, "rank": row.rank}
     if row.fits and row.forms is not None and row.forms.run is not None:
-        cells |= {"form": row.form, "arguments": row.arguments, **_figures(row.forms.run, limit_bytes)}
+        cells |= {
+            "form": row.form,
+            "arguments": row.arguments,
+            "alike_step_ns": row.alike_ns,
+            **_figures(row.forms.run, limit_bytes),
+        }
     if row.forms is not None:
         own = row.forms.own
         cells |= {
@@ -40,6 +46,7 @@ def _figures(run: Run, limit_bytes: int) -> Row:
         "vp": schedule.stages // schedule.ranks,
         "micro": run.prepared.resolved.experiment.batch.micro,
         "microbatches": run.prepared.request.microbatches,
+        "policy": policy_text(run),
         "step_ns": metrics.step_ns,
         "tokens_per_s": metrics.tokens_per_s,
         "mfu": metrics.mfu,

@@ -31,6 +31,10 @@ class EqualSchedule:
     """What was found among its forms; None where none could be built."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """What all its forms are run with: its name, its own settings and the limit."""
+    messages: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of ``p2p`` that it alone is run with, because the configuration's cannot place its messages."""
+    alike_ns: int | None = None
+    """The best form's step under a policy that takes any table, where the configuration's does not take all."""
     reason: str = ""
     """Why the configuration's own form, or none at all, can run, in one line."""
     remedy: Tried | None = None

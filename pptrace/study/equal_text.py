@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import format_size
 from pptrace.experiment.summary import job_text, setting_text, time_text
@@ -10,9 +10,10 @@ from pptrace.study.compare_text import first_text, slower_text
 from pptrace.study.equal_rows import equal_row
 from pptrace.study.equal_shortage import needs, shortage
 from pptrace.study.ranking import uncertainty_of
+from pptrace.study.stand_in import ANY_TABLE, POLICY, policy_text, stand_in_notes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pptrace.experiment.run import Run
     from pptrace.experiment.varied import VariedSetting
@@ -32,13 +33,18 @@ def equal_lines(rows: Sequence[EqualSchedule], limit_bytes: int, varied: Sequenc
     first = max(len(label) for label in ["schedule", *(row.entry.label for row in rows)])
     table = [_line(cells, widths) for cells in zip(*columns, strict=True)]
     body = iter(table[1:])
-    lines = [*equal_heading(runs, limit_bytes), "", f"{'schedule':<{first}}  {table[0]}"]
+    lines = [*equal_heading(rows, limit_bytes), "", f"{'schedule':<{first}}  {table[0]}"]
     lines += [
         f"{row.entry.label:<{first}}  {next(body) if row.fits else shortage(row, limit_bytes)}" for row in rows
     ]
     lines += ["", *_legend(rows, varied), *_mended(rows, limit_bytes), *_arguments(rows, first)]
     steps = [(run.metrics.step_ns, label) for label, run in runs.items()]
-    return [*lines, f"fastest: {first_text(steps, uncertainty_of(runs.values()))}"]
+    uncertainty = uncertainty_of(runs.values())
+    alike = [(row.alike_ns, row.entry.label) for row in rows if row.alike_ns is not None]
+    lines += (
+        [f"fastest of these forms under {ANY_TABLE[POLICY]}: {first_text(alike, uncertainty)}"] if alike else []
+    )
+    return [*lines, f"fastest: {first_text(steps, uncertainty)}"]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -47,9 +53,10 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([f"{cells[0]:<{widths[0]}}", *figures, cells[-1]])
 
 
-def equal_heading(runs: Mapping[Any, Run], limit_bytes: int) -> list[str]:
-    """Return what is compared: the job, its batch and the limit."""
-    run = next(iter(runs.values()))
+def equal_heading(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
+    """Return what is compared: the job, its batch and the limit, and the configuration's policy if one has it."""
+    ran = [(row.messages, row.forms.run) for row in rows if row.fits and row.forms and row.forms.run]
+    run = next((run for messages, run in ran if not messages), ran[0][1])
     total = run.prepared.resolved.experiment.batch.global_batch
     return [f"{job_text(run)}: global batch {total:,}, {format_size(limit_bytes)} per rank", setting_text(run)]
 
@@ -75,7 +82,17 @@ def _columns(rows: Sequence[EqualSchedule], runs: dict[str, Run], limit_bytes: i
     for name in ("hidden", "exposed"):
         shares = [_share(one, f"{name}_communication_ns") for one in figures]
         columns.append([name, *(f"{share:.2%}" for share in shares)])
+    if any(row.alike_ns is not None for row in rows):
+        alike = [_alike(row, run) for row, run in zip(rows, runs.values(), strict=True)]
+        columns += [
+            ["p2p", *map(policy_text, runs.values())],
+            [f"all {ANY_TABLE[POLICY]}", *alike],
+        ]
     return [*columns, ["form", *(row.form or "as configured" for row in rows)]]
+
+
+def _alike(row: EqualSchedule, run: Run) -> str:
+    return "-" if row.alike_ns is None else time_text(run, row.alike_ns)
 
 
 def _size(value: object) -> str:
@@ -91,11 +108,15 @@ def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> l
     simulated, candidates = (sum(count) for count in zip(
         *((len(forms.tried), forms.candidates) for forms in searched), strict=True
     ))  # fmt: skip
+    ran = [
+        (row.entry.label, row.messages, row.forms.run) for row in rows if row.fits and row.forms and row.forms.run
+    ]
     return [
         "peak: the fullest rank's, state and activations; state: weights, gradients, optimizer, buffers, reserve",
         "hidden, exposed: communication that computation hid, and that it did not, in parts of all ranks' time",
         f"varied: {', '.join(one.name for one in varied)}; all else is the configuration's, so are GPUs and batch",
         f"simulated {simulated} forms: of {candidates} estimated ones the likeliest, and others near the best",
+        *stand_in_notes(ran),
     ]
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from pptrace.experiment.run import Run
 
-__all__ = ["Ranks", "groups_within", "moves", "ranked", "uncertainty_of"]
+__all__ = ["Ranks", "groups_within", "listed", "moves", "ranked", "uncertainty_of"]
 
 Ranks: TypeAlias = "tuple[int | None, ...]"
 """A rank for each, from 1; None for what takes no part."""
@@ -43,6 +43,15 @@ def moves(before: Ranks, after: Ranks) -> tuple[int, ...]:
         for ranks in (before, after)
     )
     return tuple((was or 0) - (now or 0) for was, now in zip(old, new, strict=True))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them.
+
+    >>> listed(["a", "b", "c"]), listed(["a"])
+    ('a, b and c', 'a')
+    """
+    return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
 
 
 def groups_within(values: Sequence[tuple[int, str]], share: float) -> tuple[tuple[str, ...], ...]:

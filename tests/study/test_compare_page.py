@@ -23,7 +23,7 @@ def test_every_output_on_the_page_is_the_example_s(root: Path) -> None:
 
     shown = blocks(root, "text")
 
-    assert len(shown) == 5
+    assert len(shown) == 6
     assert [block for block in shown if block not in recorded] == []
 
 
