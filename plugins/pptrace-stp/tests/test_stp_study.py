@@ -53,6 +53,19 @@ def test_gains_on_h20_are_the_paper_s_within_three_points(row: list[str]) -> Non
     assert percent(row[5]) == pytest.approx(percent(row[6]), abs=POINTS)
 
 
+@pytest.mark.parametrize("row", A800, ids=" ".join)
+def test_merged_backwards_bring_zb_v_near_1f1b_i_and_split_ones_do_not(row: list[str]) -> None:
+    assert abs(percent(row[8])) < 1
+    assert percent(row[9]) < percent(row[8]) - 2
+
+
+@pytest.mark.parametrize("row", H20, ids=" ".join)
+def test_zb_v_on_h20_is_the_paper_s_within_three_points_but_where_the_page_says(row: list[str]) -> None:
+    most = 4.3 if row[1] == "2" else POINTS
+
+    assert percent(row[7]) == pytest.approx(percent(row[8]), abs=most)
+
+
 @pytest.mark.parametrize("row", [*A800, *H20], ids=" ".join)
 def test_memory_has_the_paper_s_order_in_every_row(row: list[str]) -> None:
     one_f_one_b, zb_v, stp = map(int, row[-6:-3])

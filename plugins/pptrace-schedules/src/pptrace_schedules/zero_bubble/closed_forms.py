@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["bubble_of", "options"]
 
 
-def bubble_of(request: ScheduleRequest, chunks: int, extra: int) -> Fraction:
-    """Return idle over ranks times length, where each action takes 1 and a rank idles for ``extra``."""
+def bubble_of(request: ScheduleRequest, chunks: int, extra: int) -> Fraction | None:
+    """Return idle over ranks times length, where each action takes 1 and a rank idles for ``extra``.
+
+    There is none where backwards are merged, for gradients are then handed on later.
+    """
+    if request.options.get("merge"):
+        return None
     work = 3 * chunks * request.microbatches
     return Fraction(extra, work + extra)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.plugin import InFlight, Kind, ScheduleError, fill_weights, list_schedule
+from pptrace_schedules.zero_bubble.merge import merged
 from pptrace_schedules.zero_bubble.room import room_for
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Times:
 def built(
     request: ScheduleRequest, fixed: Schedule, most: int, orders: Callable[[Times], Iterator[Schedule]]
 ) -> Schedule:
-    """Return the fixed form, or where times are known the best table for them.
+    """Return the fixed form, or where times are known the best table for them; backwards merged if so asked.
 
     Args:
         request: the sizes, costs, memory and options.
@@ -76,6 +77,14 @@ def built(
     Raises:
         ConstraintError: a rank has no memory for one microbatch.
     """
+    table = _best(request, fixed, most, orders)
+    return merged(table) if request.options.get("merge") else table
+
+
+def _best(
+    request: ScheduleRequest, fixed: Schedule, most: int, orders: Callable[[Times], Iterator[Schedule]]
+) -> Schedule:
+    """Return the fixed form, or where times are known the best table for them."""
     order = request.options.get("order", "auto")
     if order == "fixed" or (order == "auto" and not request.f_ns):
         return fixed

@@ -27,6 +27,11 @@ class ZeroBubbleOptions(BaseModel):
         "its last, the pace of steps with data_parallel.validation=after. step: from the first start to the "
         "last end.",
     )
+    merge: bool = Field(
+        default=False,
+        description="Runs an input gradient and its own weight gradient right behind it as one full backward, as "
+        "PyTorch's _merge_bw does: its collectives hide behind weight gradients, its gradient is handed on later.",
+    )
     memory: Size | None = Field(
         default=None,
         description="Bytes for activations on each rank, for generated orders; what the device has left unless "

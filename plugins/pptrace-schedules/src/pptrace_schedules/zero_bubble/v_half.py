@@ -41,7 +41,7 @@ def build(request: ScheduleRequest) -> Schedule:
     return v_shaped(request, filled(half_blocks(request.ranks), request.microbatches, most), most)
 
 
-def bubble(request: ScheduleRequest) -> Fraction:
+def bubble(request: ScheduleRequest) -> Fraction | None:
     """Return idle over ranks times length."""
     ranks, microbatches = request.ranks, request.microbatches
     if ranks == 1:

@@ -49,7 +49,7 @@ def check(request: ScheduleRequest) -> None:
     check_one_chunk(request, "zb-h1", "interleaved-zb")
 
 
-def bubble(request: ScheduleRequest) -> Fraction:
+def bubble(request: ScheduleRequest) -> Fraction | None:
     """Return idle over ranks times length."""
     ranks = request.ranks
     return bubble_of(request, 1, max(ranks - 1, 2 * ranks - 1 - request.microbatches))

@@ -49,7 +49,7 @@ def check(request: ScheduleRequest) -> None:
     check_one_chunk(request, "zb-h2", "zb-v")
 
 
-def bubble(request: ScheduleRequest) -> Fraction:
+def bubble(request: ScheduleRequest) -> Fraction | None:
     """Return idle over ranks times length, waits before the first and behind the last action too."""
     ranks = request.ranks
     return bubble_of(request, 1, max(ranks - 1, 2 * ranks - 2 - request.microbatches // 2))
