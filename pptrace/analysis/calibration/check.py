@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.analysis.calibration.drawn import drawn_spans_ns
+from pptrace.analysis.calibration.sharing import Sharing, sharing
 from pptrace.analysis.steps.nearest_policy import nearest_policy
 from pptrace.analysis.steps.path import chain_of
 from pptrace.analysis.steps.replay import run_order
@@ -56,8 +57,12 @@ class Checked:
       waited so that nobody saw it, as messages were late beyond the median that is fitted;
     - where ranks held one stage, what an action costs the host once more: what cutting stages adds was not seen;
     - what steps vary by: what several of them did, or what nine in ten are within of which every action, gap and
-      message is drawn from those that were recorded, whichever is more; the fit varies, too, as a mean of them.
+      message is drawn from those that were recorded, whichever is more; the fit varies, too, as a mean of them;
+    - where actions slow each other down (:mod:`pptrace.analysis.calibration.sharing`), what they would all take
+      longer if every rank computed all the time.
     """
+    sharing: Sharing | None
+    """How actions slow each other down; None where they do not, as far as one sees."""
     warnings: tuple[str, ...]
     """Why it cannot be trusted; empty where nothing says so."""
 
@@ -81,10 +86,13 @@ def checked(fit: Calibration, steps: Sequence[Performed], registry: Registry, *,
     spans = [step.span_ns for step in steps]
     step_ns, own_ns = round(float(np.mean(spans))), round(float(np.mean([step.span_ns for step in again])))
     error = abs(own_ns / step_ns - 1) if step_ns else 0.0
+    shared = sharing(steps) if measured else None
+    interval = _interval(fit, steps, len(chain_of(again[0]).positions), abs(own_ns - step_ns), step_ns, policy)
+    if interval is not None and shared is not None:
+        interval += shared.at_most
     return Checked(
-        policy=policy.label, step_ns=step_ns, own_ns=own_ns,
-        interval=_interval(fit, steps, len(chain_of(again[0]).positions), abs(own_ns - step_ns), step_ns, policy),
-        warnings=tuple(_warnings(fit, steps, error, measured=measured)),
+        policy=policy.label, step_ns=step_ns, own_ns=own_ns, interval=interval, sharing=shared,
+        warnings=tuple(_warnings(fit, steps, error, shared, measured=measured)),
     )  # fmt: skip
 
 
@@ -147,7 +155,9 @@ def _simulated(fit: Calibration, step: Performed, policy: Policy) -> Performed:
     return performed(run_order(step.order, times, policy, partial=step.partial))
 
 
-def _warnings(fit: Calibration, steps: Sequence[Performed], error: float, *, measured: bool) -> Iterator[str]:
+def _warnings(
+    fit: Calibration, steps: Sequence[Performed], error: float, shared: Sharing | None, *, measured: bool
+) -> Iterator[str]:
     actions = sum(len(step) for step in steps)
     if any(step.partial for step in steps):
         yield (
@@ -156,6 +166,12 @@ def _warnings(fit: Calibration, steps: Sequence[Performed], error: float, *, mea
         )
     if error > _DOUBTFUL:
         yield f"the fit gives its own step back only to {error:.1%}: what it says of other schedules is worth less"
+    if shared is not None:
+        yield (
+            f"actions take {shared.ratio:.1f} times as long while {shared.many:.1f} ranks compute as while "
+            f"{shared.few:.1f} do: they share processors, memory or power, and schedules that keep more or fewer "
+            "of them computing at once take longer or shorter than predicted"
+        )
     if measured and fit.gaps < _SEEN_SELDOM * actions:
         yield (
             f"of {actions} actions {fit.gaps} waited for no message: what the host does between actions was "
