@@ -26,16 +26,22 @@ OWN = (2, 6)
 
 
 @pytest.mark.parametrize(
-    ("group", "layout"), [("mesh_pp", ""), ("PIPELINE_MODEL_PARALLEL_GROUP", ""), ("", "pp=2,dp=2,tp=2")]
-)
-def test_one_rank_s_file_alone_is_read_and_has_its_place(group: str, layout: str, tmp_path: Path) -> None:
+    ("groups", "layout"),
+    [
+        ({"mesh_pp": OWN}, ""), ({"PIPELINE_MODEL_PARALLEL_GROUP": OWN}, ""), ({}, "pp=2,dp=2,tp=2"),
+        ({"mesh_tp": (6, 7), "mesh_dp": (4, 6)}, ""),
+    ],
+)  # fmt: skip
+def test_one_rank_s_file_alone_is_read_and_has_its_place(
+    groups: dict[str, tuple[int, ...]], layout: str, tmp_path: Path
+) -> None:
     costs = Workload.uniform(2, f_ns=1_000_000, b_ns=2_000_000, boundary_bytes=200_000)
     timeline = simulate(
         Schedule.from_rows(ROWS), costs, Flat(rate_kbps=1_000_000), Policy(name=PolicyName.ORDERED)
     )
     _, path = GpuRun(timeline=timeline, said="arguments", ahead=True).write(tmp_path)
     trace = json.loads(path.read_text())
-    config = [{"pg_name": "0", "pg_desc": group, "ranks": str(list(OWN))}] if group else []
+    config = [{"pg_name": "0", "pg_desc": name, "ranks": str(list(ranks))} for name, ranks in groups.items()]
     trace["distributedInfo"] = {"backend": "nccl", "rank": OWN[1], "world_size": 8, "pg_config": config}
     for event in trace["traceEvents"]:
         for way in {"Dst Rank", "Src Rank"} & event["args"].keys():

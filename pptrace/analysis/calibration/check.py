@@ -162,7 +162,7 @@ def _warnings(
     if any(step.partial for step in steps):
         yield (
             f"ranks or actions are missing: the pipeline is taken to have {fit.stages} stages on {fit.ranks} "
-            "ranks, and stages that nobody recorded take the mean of the others"
+            "ranks (--layout pp=N says otherwise), and stages that nobody recorded take the mean of the others"
         )
     if error > _DOUBTFUL:
         yield f"the fit gives its own step back only to {error:.1%}: what it says of other schedules is worth less"

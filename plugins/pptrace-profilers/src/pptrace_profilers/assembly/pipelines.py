@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import AXES, ConfigError, Layout, TraceError
+from pptrace_profilers.assembly.pipeline_size import GROUPED, left_over, ranks_by_stages, stages_of
 from pptrace_profilers.recording.recording import MOST_RANKS, pipeline_group
 
 if TYPE_CHECKING:
@@ -22,12 +23,6 @@ _SIZE = re.compile(r"([a-z]+)=(\d+)")
 _MOST_NAMED = 16
 """Ranks that are named one by one."""
 _SORTS = ("slowest", "median")
-_GROUPED = {
-    "dp": re.compile(r"(?:^|[_\W])dp(?:$|[_\W])|^data_parallel", re.IGNORECASE),
-    "cp": re.compile(r"(?:^|[_\W])cp(?:$|[_\W])|^context_parallel", re.IGNORECASE),
-    "tp": re.compile(r"(?:^|[_\W])tp(?:$|[_\W])|^tensor_model_parallel", re.IGNORECASE),
-}
-"""How groups of each axis are described, by PyTorch's device meshes and by Megatron-LM."""
 
 
 def one_pipeline(
@@ -84,16 +79,28 @@ def numbers_of(
 ) -> tuple[tuple[int, ...], int]:
     """Return the ranks' numbers where files of others are missing, none else, and how many ranks there are.
 
-    Where neither a layout nor groups say so, those are all ranks of the job.
+    Where neither a layout nor groups nor stages say so, those are all ranks of the job.
     """
     ranks = tuple(max(one.rank, 0) for one in pipeline)
-    if layout or any(pipeline_group(one.groups, one.rank) for one in known):
+    if layout or any(map(_members, known)):
         recorded = _by_rank(known)
         pipelines = _of_layout(recorded, layout) if layout else _of_groups(recorded)[0]
         whole = next(its for its in pipelines.values() if ranks[0] in its)
         return tuple(map(whole.index, ranks)) if len(ranks) < len(whole) else (), len(whole)
     world = max((one.world for one in known), default=0)
-    return (ranks, world) if len(ranks) < world and max(ranks) < world else ((), len(ranks))
+    if len(ranks) >= world or max(ranks) >= world:
+        return (), len(ranks)
+    size = ranks_by_stages(pipeline, world)
+    numbers = tuple(stages_of(one)[0] for one in pipeline) if size else ()
+    if numbers and all(a < b for a, b in pairwise(numbers)):
+        return numbers if len(numbers) < size else (), size
+    return ranks, world
+
+
+def _members(recording: Recording) -> tuple[int, ...]:
+    """Return the global ranks of a recording's pipeline as its groups say them, directly or by what they leave."""
+    rank = max(recording.rank, 0)
+    return pipeline_group(recording.groups, rank) or left_over(recording.groups, rank, recording.world)
 
 
 def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
@@ -118,7 +125,7 @@ def _apart(first: Path, second: Path) -> str:
 
 
 def _of_groups(known: dict[int, Recording]) -> tuple[dict[str, tuple[int, ...]], str]:
-    groups = {pipeline_group(one.groups, rank) for rank, one in known.items()} - {()}
+    groups = {_members(one) for one in known.values()} - {()}
     if groups:
         pipelines = sorted(groups)
         places = [_place(known, ranks) for ranks in pipelines]
@@ -138,7 +145,7 @@ def _place(known: dict[int, Recording], pipeline: Sequence[int]) -> str:
     """Return where a pipeline is, ``dp=0,tp=1``, by its first rank's place in the groups of other axes."""
     rank = next((rank for rank in pipeline if rank in known), -1)
     parts = []
-    for axis, described in _GROUPED.items():
+    for axis, described in GROUPED.items():
         groups = known[rank].groups.items()
         ranks = next((ranks for name, ranks in groups if described.search(name) and rank in ranks), ())
         if len(ranks) > 1:
