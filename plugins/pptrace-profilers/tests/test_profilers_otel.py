@@ -78,6 +78,24 @@ def test_the_last_rank_alone_is_said_to_be_what_is_written_by_default(pipeline: 
     assert note.startswith("spans of 1 of 2 ranks")
 
 
+def test_the_last_of_two_replicas_ranks_alone_is_of_its_pipeline(pipeline: Any, tmp_path: Path) -> None:
+    said = {"dl.world_size": 4, "dl.pipeline_parallel.size": 2, "dl.data_parallel.size": 2, "dl.rank": 3}
+    records = [json.loads(line) for line in spans(pipeline, 1, "own")]
+    lines = [json.dumps({**record, "resource": {"attributes": said}}) for record in records]
+
+    found = measured(tmp_path, lines)
+
+    assert (found.numbers, found.ranks) == ((1,), 2)
+    assert {int(stage) for stage in found.steps[0].timeline.stage} == {1}
+
+
+def test_a_rank_whose_spans_say_no_sizes_is_a_pipeline_of_its_own(pipeline: Any, tmp_path: Path) -> None:
+    records = [json.loads(line) for line in spans(pipeline, 1, "own")]
+    lines = [json.dumps({**record, "resource": {"attributes": {"dl.rank": 1}}}) for record in records]
+
+    assert len(measured(tmp_path, lines).steps) == 2
+
+
 def test_spans_without_a_time_are_counted_once(pipeline: Any, tmp_path: Path) -> None:
     lines = spans(pipeline, 0, "own")
     broken = [json.dumps({**json.loads(line), "end_time_unix_nano": 0}) for line in lines[:2]]

@@ -22,7 +22,7 @@ from pptrace_profilers.recording.intervals import window_around
 from pptrace_profilers.recording.recording import MOST_RANKS, NO_STAGE, Execution, MessageEnd, Recording
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pptrace_profilers.formats.otel_spans import Span
@@ -44,7 +44,7 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
     """Read a job's files, each of one rank, of several, or of a part of the time.
 
     Returns:
-        The recordings by rank, the job's layout where every rank of it is there (else none), and notes.
+        The recordings by rank, the job's layout where its spans say it (else none), and notes.
 
     Raises:
         TraceError: no file can be read, or they hold no span of a step or of a microbatch.
@@ -64,9 +64,9 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
         if names.isdisjoint(wanted):
             raise TraceError(f"has no span of {what}: Megatron-LM writes them with {_GROUPS}", file=paths[0])
     sizes = dict(_sizes(next(iter(by_rank.values()))[0].resource))
-    if not sizes and -1 not in by_rank:
+    if not sizes and set(by_rank) == set(range(len(by_rank))):
         sizes = dict.fromkeys(("pp", "world"), len(by_rank))
-    layout, world = _layout(sizes, len(by_rank)), sizes.get("world", 0)
+    layout, world = _layout(sizes, by_rank), sizes.get("world", 0)
     if len(by_rank) < world:
         notes.append(
             f"spans of {len(by_rank)} of {world} ranks: Megatron-LM writes those of its last rank alone unless "
@@ -80,11 +80,11 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
     return recordings, layout, notes
 
 
-def _layout(sizes: Mapping[str, int], ranks: int) -> str:
-    """Return a job's sizes where as many ranks are there; ranks count as Megatron-LM does, stages last."""
+def _layout(sizes: Mapping[str, int], ranks: Collection[int]) -> str:
+    """Return a job's sizes where its spans say them; ranks count as Megatron-LM does, stages last."""
     world, known = sizes.get("world", 0), {axis: sizes.get(axis, 1) for axis in ("pp", "tp", "dp")}
     each = known["pp"] * known["tp"] * known["dp"]
-    if world != ranks or world % each:
+    if not world or world % each or not all(0 <= rank < world for rank in ranks):
         return ""
     return ",".join(f"{axis}={size}" for axis, size in {**known, "cp": world // each}.items())
 
