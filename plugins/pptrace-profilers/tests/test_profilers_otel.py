@@ -93,7 +93,10 @@ def test_a_rank_whose_spans_say_no_sizes_is_a_pipeline_of_its_own(pipeline: Any,
     records = [json.loads(line) for line in spans(pipeline, 1, "own")]
     lines = [json.dumps({**record, "resource": {"attributes": {"dl.rank": 1}}}) for record in records]
 
-    assert len(measured(tmp_path, lines).steps) == 2
+    found = measured(tmp_path, lines)
+
+    assert len(found.steps) == 2
+    assert any("--layout pp=4" in note for note in found.notes)
 
 
 def test_spans_without_a_time_are_counted_once(pipeline: Any, tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
     if not sizes and set(by_rank) == set(range(len(by_rank))):
         sizes = dict.fromkeys(("pp", "world"), len(by_rank))
     layout, world = _layout(sizes, by_rank), sizes.get("world", 0)
+    if not world:
+        notes.append("spans do not say how many ranks the job has: --layout pp=4 does, of a pipeline of four")
     if len(by_rank) < world:
         notes.append(
             f"spans of {len(by_rank)} of {world} ranks: Megatron-LM writes those of its last rank alone unless "
