@@ -65,6 +65,18 @@ def test_a_step_follows_from_model_flops_where_no_time_is_printed() -> None:
     assert rated["measured_s"] * 400e12 * 16 == pytest.approx(6 * 32 * 4096 * 8.03e9, rel=0.2)
 
 
+@pytest.mark.needs_plugins
+def test_a_row_without_a_time_is_compared_by_its_memory() -> None:
+    one = case(step_s="", mem_gib="20")
+    rows = run_cases([one], executor="serial")
+    figures = figures_of([one], rows)
+
+    assert (one.measured_s, one.measured_flops, one.skipped) == (0, 0, "")
+    assert (rows[0]["measured_s"], rows[0]["error_pct"]) == (None, None)
+    assert rows[0]["memory_error_pct"] == pytest.approx(100 * (rows[0]["memory_gib"] / 20 - 1), abs=1e-3)
+    assert [(group.rows, group.skipped) for group in (figures.sources[0], figures.memory[0])] == [(0, 0), (1, 0)]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.plugin import ConfigError
+from pptrace.plugin import ConfigError, ConstraintError
 from pptrace_models.checked import checked
 from pptrace_models.models import MODELS
 from pptrace_models.stages import parse_layout, partition, stages_of
@@ -35,6 +35,41 @@ def test_the_layouts_of_public_recipes_are_read() -> None:
 
     proxy = stages_of(model("deepseek-v3", layers=14, layout="Et*2|(tt|)*5t|tmL"), 8)
     assert [len(stage.layers) for stage in proxy] == [2, 2, 2, 2, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("stages", "split"),
+    [(4, [21, 20, 20, 19]), (16, [6, *[5] * 13, 6, 3]), (1, [80]), (2, [41, 39])],
+)
+def test_stages_end_by_what_they_multiply(stages: int, split: list[int]) -> None:
+    llama = {"layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672, "vocabulary": 131072}
+    assert partition(checked(Transformer, llama | {"balance": "products"}, "model"), stages) == split
+
+
+@given(layers=st.integers(1, 40), stages=st.integers(1, 40), words=st.integers(1, 4_000))
+def test_a_stage_passes_its_share_with_its_last_layer_alone(*, layers: int, stages: int, words: int) -> None:
+    values = {"layers": layers, "hidden": 64, "heads": 4, "ffn": 128, "vocabulary": words, "balance": "products"}
+    found = checked(Transformer, values, "model")
+    layer, head = 64 * (4 * 64 + 3 * 128), 64 * words
+    try:
+        split = partition(found, stages)
+    except ConstraintError as error:
+        nearest = int(error.nearest.split()[0])
+        assert nearest < stages
+        return
+    assert sum(split) == layers
+    share = (layers * layer + head) / stages
+    for stage in range(stages - 1):
+        done = sum(split[: stage + 1]) * layer
+        assert done - layer <= share * (stage + 1) < done
+
+
+def test_what_an_even_split_counts_is_said_once() -> None:
+    for other in ({"layout": "EttL"}, {"layers_per_stage": [2]}):
+        with pytest.raises(ConfigError, match="balance: layout and layers_per_stage say it themselves"):
+            model("llama2-7b", balance="products", **other)
+    with pytest.raises(ConfigError, match="balance: products counts dense layers alone"):
+        model("deepseek-v3", balance="products")
 
 
 def test_llama_405b_has_its_layers_on_two_stages_fewer_than_there_are() -> None:

@@ -123,6 +123,21 @@ def test_fp32_weights_need_no_master_copy(costs: Callable[..., Workload]) -> Non
     assert (workload.optimizer_bytes == 2 * workload.weights_bytes).all()
 
 
+def test_gradients_added_apart_take_the_place_of_activations(costs: Callable[..., Workload]) -> None:
+    fused, apart = costs(), costs(options={"accumulation": "separate"})
+    gradients = fused.weights_bytes  # in the weights' precision, as long as those
+    beyond = max(int(left) - int(kept) for left, kept in zip(gradients, fused.activation_bytes, strict=True))
+    assert apart.reserved_bytes - fused.reserved_bytes == max(0, beyond)
+
+    full = {"recompute": "full"}
+    checkpoints, late = costs(full), costs(full, options={"accumulation": "separate"})
+    kept = checkpoints.activation_bytes
+    once_more = max(int(left) - int(own) for left, own in zip(gradients, kept, strict=True))
+    assert late.reserved_bytes - checkpoints.reserved_bytes == once_more > 0
+    in_place = costs(full, options={"accumulation": "separate", "gradients": "bf16"})
+    assert in_place.reserved_bytes == checkpoints.reserved_bytes
+
+
 def test_the_reserve_is_two_gib(costs: Callable[..., Workload]) -> None:
     workload = costs()
     assert workload.boundary_bytes.tolist() == [2048 * 1024 * 2] * 3

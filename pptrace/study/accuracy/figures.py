@@ -118,7 +118,7 @@ def _errors(name: str, rows: Sequence[dict[str, Any]], column: str = "error_pct"
     errors = [float(row[column]) for row in rows if row[column] is not None]
     count = max(len(errors), 1)
     return Errors(
-        name=name, rows=len(errors), skipped=len(rows) - len(errors),
+        name=name, rows=len(errors), skipped=sum(bool(row["skipped"]) for row in rows),
         mean_absolute=sum(map(abs, errors)) / count, mean=sum(errors) / count,
         least=min(errors, default=0.0), most=max(errors, default=0.0),
     )  # fmt: skip

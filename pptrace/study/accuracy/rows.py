@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ class Case:
     row: Mapping[str, str]
     """Its columns, with those that rules read out of others."""
     measured_s: float
-    """What its step takes, in seconds; 0 where the row does not say."""
+    """What its step takes, in seconds; 0 where the row does not say: its memory is compared alone then."""
     measured_flops: float = 0.0
     """Model FLOP/s of the whole job, where the row prints those of a device and no time."""
     settings: Mapping[str, Any]
@@ -147,7 +148,10 @@ def _value(text: str) -> Any:
 
 
 def _measured(row: Mapping[str, str]) -> tuple[float, float]:
-    """Return the step in seconds, or the model FLOP/s that it follows from, and 0 for the other."""
+    """Return the step in seconds, or the model FLOP/s that it follows from, and 0 for the other.
+
+    Both are 0 where the row prints no time, but memory.
+    """
     step, devices = number(row, "step_s"), number(row, "n_gpus")
     if step:
         return step, 0.0
@@ -157,6 +161,8 @@ def _measured(row: Mapping[str, str]) -> tuple[float, float]:
     flops = number(row, "tflops_gpu")
     if flops and devices:
         return 0.0, flops * devices * _TERA
+    if re.search(r"\d", row.get("mem_gib", "")):
+        return 0.0, 0.0
     raise ConfigError("neither step_s nor tok_s_gpu nor tflops_gpu is given")
 
 

@@ -106,11 +106,12 @@ def _simulated(case: Case, *, registry: Registry | None, rows: int) -> Row:
     except Exception as error:  # noqa: BLE001 - one row that fails costs no other
         return {"skipped": f"{one_line(error)} (a bug)"}
     memory = run.metrics.memory
-    measured = case.measured_s or run.metrics.model_flops / case.measured_flops
+    rate = case.measured_flops
+    measured = case.measured_s or (run.metrics.model_flops / rate if rate else 0.0)
     experts = next((value for key, value, _ in run.prepared.resolved.explain() if key == "model.num_experts"), 0)
     return {
         "kind": "moe" if experts else "dense",
-        "measured_s": measured,
+        "measured_s": measured or None,
         "simulated_s": run.metrics.step_ns / 1e9,
         "memory_gib": round(int(memory.peak_bytes.max(initial=0)) / _GIB, 2),
         "device_gib": round(memory.capacity_bytes / _GIB, 2),

@@ -25,6 +25,7 @@ __all__ = [
     "embedding_held",
     "head_held",
     "layer_held",
+    "pending_bytes",
     "prediction_held",
     "state",
 ]
@@ -173,6 +174,18 @@ def accumulation_ns(model: Transformer, device: Accelerator, options: RooflineOp
     if options.accumulation == "fused":
         return 0
     return _update_ns(device, held.trained() * (model.element_bytes + 2 * gradient_bytes(options)))
+
+
+def pending_bytes(model: Transformer, options: RooflineOptions, held: Held) -> int:
+    """Return the bytes of a stage's gradients that are there, at its backward's end, until they are added up.
+
+    PyTorch adds a gradient in the precision of its weight to the one before as it comes. Frameworks whose buffers
+    are in FP32 keep the gradients of all weights until the backward is done, then add and free them (nanotron's
+    ``FP32GradientAccumulator.backward``, DeepSpeed's ``BF16_Optimizer.update_hp_grads``).
+    """
+    if options.accumulation == "fused" or gradient_bytes(options) == model.element_bytes:
+        return 0
+    return held.trained() * model.element_bytes
 
 
 def _reduce_ns(model: Transformer, options: RooflineOptions, groups: Groups, held: Held) -> int:

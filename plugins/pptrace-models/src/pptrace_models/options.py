@@ -25,7 +25,7 @@ class RooflineOptions(Parameters):
     zero: Literal[0, 1, 2, 3] = 0
     """What the ranks that hold the same weights shard: 1 the optimizer's state (Megatron-LM's distributed
     optimizer), 2 gradients, too, 3 weights, too (FSDP), which are gathered as ``data_parallel.reshard`` says."""
-    gradients: Literal["fp32", "bf16"] = "fp32"
+    gradients: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of gradient buffers and of their reduction (``--main-grads-dtype``)."""
     main_params: Literal["fp32", "fp16", "remainder"] | None = None
     """What the optimizer keeps of weights besides: a copy in fp32 or fp16 (``--main-params-dtype``), or the 16
@@ -45,7 +45,8 @@ class RooflineOptions(Parameters):
     """A file of measured products, which go before what their shapes say; none unless given."""
     accumulation: Literal["fused", "separate"] = "fused"
     """How a microbatch's weight gradients are added up: by the product itself (Megatron-LM), or written in the
-    model's precision and added by kernels of their own (DeepSpeed's BF16 optimizer)."""
+    model's precision and added by kernels of their own (DeepSpeed's BF16 optimizer, nanotron). To buffers in FP32
+    that happens behind the backward, so all of a stage's gradients are there once more at its end."""
     scatter_gather: bool = False
     """Whether each tensor-parallel device sends its share of a message; the next stage gathers it."""
     spread: Annotated[float, Field(ge=0, le=0.5)] = 0.0

@@ -75,7 +75,7 @@ def build(request: CostRequest) -> Workload:
         **arrays,
         boundary_bytes=_boundaries(request, passed),
         boundary_gradient_bytes=_boundaries(request, back) if back != passed else np.zeros(0, dtype=np.int64),
-        reserved_bytes=options.reserved + max(kept.transient for kept in held),
+        reserved_bytes=options.reserved + job.passing_bytes(held),
         reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=min(devices.memories),
         rank_capacity_bytes=np.array(devices.memories if len({*devices.memories}) > 1 else [], dtype=np.int64),
@@ -214,6 +214,17 @@ class _Job:
         if self.tower:
             items = in_front(items, self.stages, *self.tower.kept())
         return [summed(activations.Kept(), own) for own in items]
+
+    def passing_bytes(self, kept: Sequence[activations.Kept]) -> int:
+        """Return the most that a backward has at once beyond what the forward kept and the buffers of gradients.
+
+        At its beginning that is a layer that is computed again. Towards its end, gradients that are still to be
+        added up have taken the place of the microbatch's activations.
+        """
+        pending = [
+            memory.pending_bytes(self.model, self.options, self._holding().held(own)) for own in self.stages
+        ]
+        return max(own.transient + max(0, left - own.activation) for own, left in zip(kept, pending, strict=True))
 
     def passed(self) -> list[int]:
         """Return the bytes of a microbatch that each stage passes on."""

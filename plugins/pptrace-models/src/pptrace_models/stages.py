@@ -163,6 +163,8 @@ def partition(model: Transformer, stages: int) -> list[int]:
         ConstraintError: more stages than layers.
     """
     given = model.layers_per_stage
+    if model.balance == "products":
+        return _by_products(model, stages)
     if given is not None:
         key = "model.layers_per_stage"
         if len(given) != stages:
@@ -181,6 +183,29 @@ def partition(model: Transformer, stages: int) -> list[int]:
     base, remainder = divmod(model.layers, stages)
     favoured = [*range(stages - 2, 0, -1), 0, stages - 1][:remainder]
     return [base + (stage in favoured) for stage in range(stages)]
+
+
+def _by_products(model: Transformer, stages: int) -> list[int]:
+    """Return the layers of each stage where each takes layers until it passes its share of all products' weights.
+
+    The LM head counts, the embedding does not; the layer that passes a share is still the stage's (``build_model``
+    in nanotron's models/base.py).
+
+    Raises:
+        ConstraintError: more stages than layers and LM head fill.
+    """
+    layer = model.hidden * (model.query_width + model.kv_width + model.value_width + model.matrices * model.ffn)
+    layer += model.output_width * model.hidden
+    whole = model.layers * layer + model.vocabulary * model.hidden
+    found = [0] * stages
+    stage = 0
+    for index in range(model.layers):
+        found[stage] += 1
+        stage += (index + 1) * layer * stages > whole * (stage + 1)
+    if stage != stages - 1:
+        message = f"{stages} stages are more than layers and LM head fill where a stage ends by what it multiplies"
+        raise ConstraintError(message, nearest=f"{stage + 1} stages", key="parallel")
+    return found
 
 
 def _sequence(text: str, at: int) -> tuple[str, int]:

@@ -101,6 +101,9 @@ class Transformer(Parameters):
     """Layers that ``recompute_method`` counts; 1 unless given."""
     layers_per_stage: list[Annotated[int, Field(ge=0, le=100_000)]] | None = None
     """Layers on each stage in order; by default even, the remainder on the middle stages, later ones first."""
+    balance: Literal["layers", "products"] = "layers"
+    """What an even split counts: layers, or the weights that layers and LM head multiply, as nanotron's
+    ``build_model`` does for layers that are alike."""
     layout: str | None = None
     """What lies on each stage, as Megatron-LM's ``--pipeline-model-parallel-layout`` has it: ``E`` embedding,
     ``t`` layer, ``m`` module of multi-token prediction, ``L`` loss, bars between stages, ``*`` to repeat."""
@@ -160,6 +163,8 @@ class Transformer(Parameters):
             raise ValueError("kv_heads: latent attention has as many as heads; take kv_heads away")
         if self.layout is not None and self.layers_per_stage is not None:
             raise ValueError("layout: says what layers_per_stage does; give one of them")
+        if self.balance == "products":
+            self._alike()
         if self.capacity and self.imbalance > 1:
             raise ValueError("imbalance: experts with a capacity have as many tokens each; give one of them")
         return self
@@ -239,6 +244,12 @@ class Transformer(Parameters):
         embedding = self.hidden * (self.vocabulary * (1 if self.tied_embeddings else 2) + self.learned_positions)
         layers = self.layers * (self._attention() + 2 * norm) + (self.layers - experts) * mlp + experts * expert
         return layers + embedding + norm
+
+    def _alike(self) -> None:
+        if self.layout is not None or self.layers_per_stage is not None:
+            raise ValueError("balance: layout and layers_per_stage say it themselves; give one of them")
+        if self.num_experts or self.mtp:
+            raise ValueError("balance: products counts dense layers alone; give layers_per_stage or layout")
 
     def _fill(self) -> None:
         if not self.head_dim and self.hidden % self.heads:
