@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.model.request import CostRequest
+from pptrace.plugin import ConfigError
 from pptrace_models.checked import checked
 from pptrace_models.roofline import build
 from pptrace_models.transformer import Transformer
@@ -136,6 +137,18 @@ def test_gradients_added_apart_take_the_place_of_activations(costs: Callable[...
     assert late.reserved_bytes - checkpoints.reserved_bytes == once_more > 0
     in_place = costs(full, options={"accumulation": "separate", "gradients": "bf16"})
     assert in_place.reserved_bytes == checkpoints.reserved_bytes
+
+
+def test_each_shape_of_a_matrix_has_a_tensor_in_place_of_its_gradient(costs: Callable[..., Workload]) -> None:
+    plain, dummies = costs(tp=2), costs(tp=2, options={"dummy_gradients": True})
+    # Queries, keys and values; attention's output; both of the MLP: a layer's weights, once for all layers.
+    layer = 12 * 1024 * 1024
+    assert dummies.reserved_bytes - plain.reserved_bytes == 2 * layer // 2
+    mixture = {"num_experts": 8, "top_k": 2, "expert_ffn": 512, "moe_every": 2}
+    both = costs(mixture, options={"dummy_gradients": True}).reserved_bytes - costs(mixture).reserved_bytes
+    assert both == 2 * (layer + 2 * 1024 * 512)  # of dense layers, and of one expert
+    with pytest.raises(ConfigError, match="dummy_gradients: they take the place of gradients"):
+        costs(options={"dummy_gradients": True, "accumulation": "separate"})
 
 
 def test_the_reserve_is_two_gib(costs: Callable[..., Workload]) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import CostRequest
     from pptrace_models.accelerator import Accelerator
+    from pptrace_models.activations import Kept
     from pptrace_models.groups import Groups
     from pptrace_models.options import RooflineOptions
     from pptrace_models.shard import Shard
@@ -66,6 +67,22 @@ class Holding:
     def held(self, stage: Stage) -> memory.Held:
         """Return the parameters of a stage on one device."""
         return summed(memory.Held(), self._items(stage))
+
+    def beyond_bytes(self, kept: Sequence[Kept]) -> int:
+        """Return the most that a backward has at once beyond what the forward kept and the buffers of gradients.
+
+        At its beginning that is a layer that is computed again. Towards its end, gradients that are still to be
+        added up have taken the place of the microbatch's activations. Tensors in place of gradients stay.
+
+        Args:
+            kept: what each stage keeps of a microbatch.
+        """
+        return max(self._beyond(stage, own) for stage, own in zip(self.stages, kept, strict=True))
+
+    def _beyond(self, stage: Stage, kept: Kept) -> int:
+        pending = memory.pending_bytes(self.model, self.options, self.held(stage))
+        dummies = memory.dummy_bytes(self.model, self.part, stage.layers) if self.options.dummy_gradients else 0
+        return kept.transient + max(0, pending - kept.activation) + dummies
 
     def _state(self, stage: Stage, device: Accelerator, groups: Groups) -> memory.State:
         items = self._items(stage)

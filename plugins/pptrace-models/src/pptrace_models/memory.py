@@ -10,18 +10,19 @@ from pptrace_models.matrices import linears
 from pptrace_models.options import gradient_bytes, optimizer_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.groups import Groups
     from pptrace_models.options import RooflineOptions
     from pptrace_models.shard import Shard
-    from pptrace_models.transformer import Transformer
+    from pptrace_models.transformer import Layer, Transformer
 
 __all__ = [
     "Held",
     "State",
     "accumulation_ns",
+    "dummy_bytes",
     "embedding_held",
     "head_held",
     "layer_held",
@@ -186,6 +187,20 @@ def pending_bytes(model: Transformer, options: RooflineOptions, held: Held) -> i
     if options.accumulation == "fused" or gradient_bytes(options) == model.element_bytes:
         return 0
     return held.trained() * model.element_bytes
+
+
+def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> int:
+    """Return the bytes of tensors in place of gradients: one for each shape of these layers' matrices.
+
+    Routers and the LM head are none of Transformer Engine's modules.
+    """
+    shapes = {
+        (matrix.inputs, matrix.outputs)
+        for experts in {layer.experts for layer in layers}
+        for matrix in linears(model, shard, experts=experts)
+        if matrix.group != "router"
+    }
+    return sum(inputs * outputs for inputs, outputs in shapes) * model.element_bytes
 
 
 def _reduce_ns(model: Transformer, options: RooflineOptions, groups: Groups, held: Held) -> int:

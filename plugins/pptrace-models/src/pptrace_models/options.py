@@ -47,6 +47,9 @@ class RooflineOptions(Parameters):
     """How a microbatch's weight gradients are added up: by the product itself (Megatron-LM), or written in the
     model's precision and added by kernels of their own (DeepSpeed's BF16 optimizer, nanotron). To buffers in FP32
     that happens behind the backward, so all of a stage's gradients are there once more at its end."""
+    dummy_gradients: bool = False
+    """Whether fused accumulation hands autograd a tensor in place of each gradient, kept once for each shape of a
+    layer's matrices (Transformer Engine's ``get_dummy_wgrad``)."""
     scatter_gather: bool = False
     """Whether each tensor-parallel device sends its share of a message; the next stage gathers it."""
     spread: Annotated[float, Field(ge=0, le=0.5)] = 0.0

@@ -75,7 +75,7 @@ def build(request: CostRequest) -> Workload:
         **arrays,
         boundary_bytes=_boundaries(request, passed),
         boundary_gradient_bytes=_boundaries(request, back) if back != passed else np.zeros(0, dtype=np.int64),
-        reserved_bytes=options.reserved + job.passing_bytes(held),
+        reserved_bytes=options.reserved + job.holding().beyond_bytes(held),
         reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=min(devices.memories),
         rank_capacity_bytes=np.array(devices.memories if len({*devices.memories}) > 1 else [], dtype=np.int64),
@@ -97,6 +97,9 @@ def _check_options(options: RooflineOptions) -> None:
         raise ConfigError("false needs segments: write segments: true beside it", key="costs.delay_wgrad")
     if options.accumulation == "separate" and options.segments:
         raise ConfigError("separate has no segment of its own: take segments away", key="costs.accumulation")
+    if options.dummy_gradients and options.accumulation == "separate":
+        message = "they take the place of gradients that products add up themselves: write accumulation: fused"
+        raise ConfigError(message, key="costs.dummy_gradients")
     if options.host_action and not options.host:
         raise ConfigError("needs the time of a layer: give host, too", key="costs.host_action")
     if options.segments and options.overlap_tp:
@@ -141,12 +144,13 @@ class _Job:
         copies = [-(-size * _NS // rate) for size in kept] if rate else [0] * len(kept)
         return {
             **self._times(device, groups),
-            **self._holding().columns(device, groups),
+            **self.holding().columns(device, groups),
             "offload_ns": copies,
             "reload_ns": copies,
         }
 
-    def _holding(self) -> Holding:
+    def holding(self) -> Holding:
+        """Return what the stages hold."""
         return Holding(
             model=self.model, part=self.part, options=self.options, request=self.request, stages=self.stages,
             tower=self.tower,
@@ -179,7 +183,7 @@ class _Job:
         if self.tower:
             once = [0 if self.tower.has_backward(projector=of) else front[of].f for of in (False, True)]
             without_backward = [sum(own) for own in in_front([[0] for _ in stages], stages, *once)]
-        holding = self._holding()
+        holding = self.holding()
         added = [memory.accumulation_ns(model, device, options, holding.held(stage)) for stage in stages]
         return {
             "f_ns": [cost.f for cost in costs],
@@ -214,17 +218,6 @@ class _Job:
         if self.tower:
             items = in_front(items, self.stages, *self.tower.kept())
         return [summed(activations.Kept(), own) for own in items]
-
-    def passing_bytes(self, kept: Sequence[activations.Kept]) -> int:
-        """Return the most that a backward has at once beyond what the forward kept and the buffers of gradients.
-
-        At its beginning that is a layer that is computed again. Towards its end, gradients that are still to be
-        added up have taken the place of the microbatch's activations.
-        """
-        pending = [
-            memory.pending_bytes(self.model, self.options, self._holding().held(own)) for own in self.stages
-        ]
-        return max(own.transient + max(0, left - own.activation) for own, left in zip(kept, pending, strict=True))
 
     def passed(self) -> list[int]:
         """Return the bytes of a microbatch that each stage passes on."""
