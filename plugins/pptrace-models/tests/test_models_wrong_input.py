@@ -87,7 +87,7 @@ def test_a_precision_that_the_device_lacks_names_those_it_has(costs: Callable[..
     [
         ({"zero": 4}, "costs.options.zero: input should be 0, 1, 2 or 3, not 4"),
         ({"zeros": 1}, "costs.options.zeros: unknown key (did you mean 'zero'?"),
-        ({"gradients": "fp8"}, "costs.options.gradients: input should be 'fp32' or 'bf16', not 'fp8'"),
+        ({"gradients": "fp8"}, "costs.options.gradients: input should be 'fp32', 'bf16' or 'fp16', not 'fp8'"),
         ({"reserved": "2 GiP"}, "costs.options.reserved: unknown unit 'GiP'"),
         ({"exp_avg": "fp8"}, "costs.exp_avg: Megatron-LM's precision-aware optimizer needs the distributed one: "),
         ({"zero": 1, "exp_avg": "int8"}, "costs.options.exp_avg: input should be 'fp32', 'fp16', 'bf16' or 'fp8'"),

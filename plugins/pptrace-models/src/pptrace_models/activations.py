@@ -3,7 +3,8 @@
 A layer of width h with as many KV heads, an MLP of two matrices of 4h, dropout and score matrices keeps
 34sbh + 5as^2b bytes in bf16 (Korthikanti et al., Reducing Activation Recomputation, 2022), and W keeps the inputs
 and output gradients of its linear layers, 32sbh (Zero Bubble). Tensor parallelism divides all but the norms', the
-column-parallel inputs' and the dropouts' 10sbh; sequence parallelism divides these too.
+column-parallel inputs' and the dropouts' 10sbh; sequence parallelism divides these too. Matrices whose weights are
+frozen keep no inputs.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def layer_kept(model: Transformer, shard: Shard, *, experts: bool, again: bool =
     """Return what a layer keeps; ``again`` says whether it is computed again where ``recompute`` is full."""
     scores = _scores(model, shard)
     whole = _between(model, shard) + _attention(model, shard) + _mlp(model, shard, experts=experts) + scores
-    weight_part = _weight_part(model, shard, experts=experts)
+    weight_part = 0 if model.frozen else _weight_part(model, shard, experts=experts)
     kept = whole - _freed(model, shard, experts=experts)
     if model.recompute == "full" and again:
         kept = shard.split_tokens * model.hidden * model.element_bytes
@@ -79,6 +80,8 @@ def head_kept(model: Transformer, shard: Shard) -> Kept:
     """Return what the last stage keeps behind its layers: inputs of final norm and LM head, and fp32 logits."""
     row = shard.split_tokens * model.hidden * model.element_bytes
     logits = shard.tokens * shard.vocabulary
+    if model.frozen:
+        return Kept(activation=row + _FP32 * logits)
     return Kept(
         activation=2 * row + _FP32 * logits,
         weight_part=row + model.element_bytes * logits,
@@ -87,13 +90,20 @@ def head_kept(model: Transformer, shard: Shard) -> Kept:
 
 def _between(model: Transformer, shard: Shard) -> int:
     """Return the bytes between tensor-parallel regions: inputs of norms and of matrices, and dropout masks."""
-    return shard.split_tokens * model.hidden * (4 * model.element_bytes + 2 * model.dropout)
+    inputs = 2 if model.frozen else 4
+    return shard.split_tokens * model.hidden * (inputs * model.element_bytes + 2 * model.dropout)
 
 
 def _attention(model: Transformer, shard: Shard) -> int:
     """Return queries, keys, values and output, and what latent attention compresses, on both sides of norms."""
-    compressed = 2 * (model.query_rank + model.kv_rank) * shard.split_tokens
-    return (shard.tokens * (_expanded(shard) + shard.output) + compressed) * model.element_bytes
+    compressed = _inputs(model, 2) * (model.query_rank + model.kv_rank) * shard.split_tokens
+    output = shard.output if model.flash_attention or not model.frozen else 0
+    return (shard.tokens * (_expanded(shard) + output) + compressed) * model.element_bytes
+
+
+def _inputs(model: Transformer, tensors: int) -> int:
+    """Return tensors without the one that a matrix reads, which only a gradient of its weights asks for."""
+    return tensors - model.frozen
 
 
 def _expanded(shard: Shard) -> int:
@@ -106,11 +116,11 @@ def _freed(model: Transformer, shard: Shard, *, experts: bool) -> int:
     freed = {
         "core_attn": _scores(model, shard),
         "mla_up_proj": shard.tokens * _expanded(shard) * model.element_bytes if model.kv_rank else 0,
-        "layernorm": 2 * shard.split_tokens * model.hidden * model.element_bytes,
+        "layernorm": 0 if model.frozen else 2 * shard.split_tokens * model.hidden * model.element_bytes,
         "mlp": 0 if experts else mlp,
         "mlp_act": 0 if experts else mlp - shard.tokens * (model.matrices - 1) * shard.ffn * model.element_bytes,
         "moe": mlp if experts else 0,
-        "moe_act": shard.routed * shard.expert_ffn * model.element_bytes if experts else 0,
+        "moe_act": shard.routed * shard.expert_ffn * model.element_bytes if experts and not model.frozen else 0,
         "shared_experts": _shared(model, shard) if experts else 0,
     }
     within = {"moe_act", "shared_experts"} if "moe" in model.again else set()
@@ -127,14 +137,15 @@ def _scores(model: Transformer, shard: Shard) -> int:
 
 def _mlp(model: Transformer, shard: Shard, *, experts: bool) -> int:
     if not experts:
-        tensors = model.matrices + (model.gated and not model.fused_activation)
+        tensors = _inputs(model, model.matrices) + (model.gated and not model.fused_activation)
         return shard.tokens * tensors * shard.ffn * model.element_bytes
-    routed = shard.routed * (model.matrices * shard.expert_ffn + 2 * model.hidden) * model.element_bytes
+    inner, outer = _inputs(model, model.matrices) * shard.expert_ffn, _inputs(model, 2) * model.hidden
+    routed = shard.routed * (inner + outer) * model.element_bytes
     return routed + _shared(model, shard) + shard.split_tokens * model.num_experts * _FP32
 
 
 def _shared(model: Transformer, shard: Shard) -> int:
-    return shard.tokens * model.matrices * shard.shared_ffn * model.element_bytes
+    return shard.tokens * _inputs(model, model.matrices) * shard.shared_ffn * model.element_bytes
 
 
 def _weight_part(model: Transformer, shard: Shard, *, experts: bool) -> int:

@@ -8,6 +8,7 @@ whole backward counts to I. Where a causal core skips its masked half, its terms
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace_models.attention import core_flops, core_operation, doubled_reach
@@ -33,7 +34,7 @@ def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) ->
     matrices = linears(model, shard, experts=kind.experts)
     groups = dict.fromkeys(matrix.group for matrix in matrices)
     element = model.element_bytes
-    return (
+    found = (
         *(_linear(name, [m for m in matrices if m.group == name], element, gradient_bytes) for name in groups),
         core_operation(model, shard, kind.window),
         *_activations(model, shard, experts=kind.experts),
@@ -42,6 +43,7 @@ def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) ->
         *((_routing(model, shard),) if kind.experts else ()),
         _norms(model, shard),
     )
+    return tuple(map(_passing, found)) if model.frozen else found
 
 
 def prediction(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[Operation, ...]:
@@ -64,11 +66,12 @@ def product(name: str, matrices: Iterable[Linear], element: int, gradient_bytes:
 def embedding(model: Transformer, shard: Shard, gradient_bytes: int) -> Operation:
     """Return the embedding's rows, read forward and added to backward; all of its backward counts to I."""
     rows = shard.tokens * model.hidden
+    added = rows * (model.element_bytes + 2 * gradient_bytes)
     return Operation(
         name="embedding",
         unit="memory",
         forward=Work(size_bytes=2 * rows * model.element_bytes),
-        input_gradient=Work(size_bytes=rows * (model.element_bytes + 2 * gradient_bytes)),
+        input_gradient=Work() if model.frozen else Work(size_bytes=added),
         weight_gradient=Work(),
     )
 
@@ -81,15 +84,19 @@ def head(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[Operati
     matrix = Linear(group="head", inputs=model.hidden, outputs=shard.vocabulary, tokens=tokens)
     # Forward: read the logits, write them in fp32, read those for the maximum and for the sum.
     loss_bytes = logits * (element + 3 * _LOGITS_BYTES)
+    logit = _linear("head", [matrix], element, gradient_bytes, unit="head")
     return (
         _memory("final norm", 2 * normed, 3 * normed),
-        _linear("head", [matrix], element, gradient_bytes, unit="head"),
+        _passing(logit) if model.frozen else logit,
         _memory("loss", loss_bytes, logits * (_LOGITS_BYTES + element)),
     )
 
 
 def step_flops(model: Transformer, sequences: int, sequence: int) -> int:
-    """Return a step's model FLOPs: forward and twice that, nothing computed again, a causal core halved."""
+    """Return a step's model FLOPs: forward and twice that, nothing computed again, a causal core halved.
+
+    Of products whose weights are frozen, forward and once that.
+    """
     tokens, h = sequences * sequence, model.hidden
     attention = 2 * h * (model.query_width + model.kv_width + model.value_width + model.output_width)
     if model.kv_rank:
@@ -101,12 +108,19 @@ def step_flops(model: Transformer, sequences: int, sequence: int) -> int:
     routed = model.shared_ffn + model.top_k * model.expert_ffn
     expert = 2 * h * (model.num_experts + model.matrices * routed)
     width = model.query_width + model.output_width
-    total = 0
+    products = cores = 0
     for kind, count in Counter(model.layer(index) for index in range(model.layers + model.mtp)).items():
         core = core_flops(tokens, doubled_reach(model, sequence, kind.window), width)
-        total += count * (tokens * (attention + (expert if kind.experts else mlp)) + core)
+        products += count * tokens * (attention + (expert if kind.experts else mlp))
+        cores += count * core
     predicted = model.mtp * 4 * h * h
-    return 3 * (total + tokens * (predicted + (1 + model.mtp) * 2 * h * model.vocabulary))
+    products += tokens * (predicted + (1 + model.mtp) * 2 * h * model.vocabulary)
+    return (2 if model.frozen else 3) * products + 3 * cores
+
+
+def _passing(operation: Operation) -> Operation:
+    """Return an operation whose weights are frozen: its backward passes a gradient on, and has none of weights."""
+    return replace(operation, weight_gradient=Work())
 
 
 def _linear(

@@ -81,7 +81,8 @@ class Holding:
 
     def _beyond(self, stage: Stage, kept: Kept) -> int:
         pending = memory.pending_bytes(self.model, self.options, self.held(stage))
-        dummies = memory.dummy_bytes(self.model, self.part, stage.layers) if self.options.dummy_gradients else 0
+        has_dummies = self.options.dummy_gradients and not self.model.frozen
+        dummies = memory.dummy_bytes(self.model, self.part, stage.layers) if has_dummies else 0
         return kept.transient + max(0, pending - kept.activation) + dummies
 
     def _state(self, stage: Stage, device: Accelerator, groups: Groups) -> memory.State:
@@ -101,13 +102,16 @@ class Holding:
         """Return the parameters of each item of a stage; modules of multi-token prediction embed tokens, too."""
         model, part = self.model, self.part
 
-        def layer(kind: Layer) -> memory.Held:
-            return memory.layer_held(model, part, experts=kind.experts)
+        def own(held: memory.Held) -> memory.Held:
+            return held.untrained() if model.frozen else held
 
-        embedding = memory.embedding_held(model, part)
+        def layer(kind: Layer) -> memory.Held:
+            return own(memory.layer_held(model, part, experts=kind.experts))
+
+        embedding = own(memory.embedding_held(model, part))
         (items,) = items_of(
             model, [stage], layer=layer, embedding=embedding, prediction=memory.prediction_held(model, part),
-            head=memory.head_held(model, part, with_embedding=stage.embedding), heads=1,
+            head=own(memory.head_held(model, part, with_embedding=stage.embedding)), heads=1,
         )  # fmt: skip
         copied = [embedding] if stage.mtp > 0 and not stage.embedding else []
         if self.tower:

@@ -45,11 +45,18 @@ class Held:
     """Those of experts, which fewer replicas hold."""
     frozen: int = 0
     """Those that are not trained, which the replicas of dense ones hold: weights alone."""
+    frozen_experts: int = 0
+    """Those of experts that are not trained."""
 
     def __add__(self, other: Held) -> Held:
         return Held(
-            dense=self.dense + other.dense, experts=self.experts + other.experts, frozen=self.frozen + other.frozen
-        )
+            dense=self.dense + other.dense, experts=self.experts + other.experts,
+            frozen=self.frozen + other.frozen, frozen_experts=self.frozen_experts + other.frozen_experts,
+        )  # fmt: skip
+
+    def untrained(self) -> Held:
+        """Return the same with nothing trained."""
+        return Held(frozen=self.dense + self.frozen, frozen_experts=self.experts + self.frozen_experts)
 
     def trained(self) -> int:
         """Return those that are trained."""
@@ -57,7 +64,7 @@ class Held:
 
     def total(self) -> int:
         """Return all of them."""
-        return self.trained() + self.frozen
+        return self.trained() + self.frozen + self.frozen_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +151,12 @@ def state(
     # which are read, too, where main weights are but what they lack.
     passes = 2 if not master or options.main_params == "remainder" else 1
     touched = gradient + 2 * kept + passes * model.element_bytes
-    frozen = -(-held.frozen // shard.replicas) if shards_weights else held.frozen
-    renewed = replace(held, dense=held.dense + held.frozen * shards_weights)
+    frozen = held.frozen + held.frozen_experts
+    renewed = held
+    waiting = replace(reduced, frozen=0, frozen_experts=0) if reduced else None
+    if shards_weights:
+        frozen = _owned(shard, Held(dense=held.frozen, experts=held.frozen_experts))
+        renewed = Held(dense=held.dense + held.frozen, experts=held.experts + held.frozen_experts)
     return State(
         weights=((owned if shards_weights else count) + frozen) * model.element_bytes,
         gradients=(owned if shards_gradients else count) * gradient,
@@ -154,9 +165,7 @@ def state(
         optimizer_ns=_update_ns(device, owned * touched),
         unshard_ns=_gather_ns(model, groups, renewed) if shards_gradients else 0,
         gathered=_shared(shard, gathered) * model.element_bytes if shards_weights else 0,
-        unreduced=(_shared(shard, replace(reduced, frozen=0)) if reduced else count - owned) * gradient
-        if shards_gradients
-        else 0,
+        unreduced=(_shared(shard, waiting) if waiting else count - owned) * gradient if shards_gradients else 0,
     )
 
 
@@ -167,7 +176,8 @@ def _owned(shard: Shard, held: Held) -> int:
 
 def _shared(shard: Shard, held: Held) -> int:
     """Return the parameters that other devices hold, too."""
-    return (held.dense + held.frozen) * (shard.replicas > 1) + held.experts * (shard.expert_replicas > 1)
+    dense, experts = held.dense + held.frozen, held.experts + held.frozen_experts
+    return dense * (shard.replicas > 1) + experts * (shard.expert_replicas > 1)
 
 
 def accumulation_ns(model: Transformer, device: Accelerator, options: RooflineOptions, held: Held) -> int:
@@ -218,7 +228,7 @@ def _gather_ns(model: Transformer, groups: Groups, held: Held) -> int:
 
 def _replicas_ns(groups: Groups, held: Held, parts: Sequence[tuple[str, int]]) -> int:
     """Return the time of collectives, with bytes of a parameter, of dense parameters and then of experts."""
-    if held.frozen and not held.trained():
+    if not held.trained() and held.total():
         return 0
     return sum(
         groups.replicas_ns(collective, count, size_bytes, experts=experts)

@@ -82,7 +82,8 @@ def beside_products(
         weights, _ = _split([one.weight_gradient.products for one in found])
         forward += beside.ring(through, gather) + beside.ring(summed, reduce) - gather - reduce
         backward += beside.ring(back_summed, gather) + beside.bulk(weights, reduce) - gather - reduce
-        backward += beside.bulk(back, gather)
+        if weights:
+            backward += beside.bulk(back, gather)
     return replace(group, forward_ns=forward, backward_ns=backward)
 
 

@@ -176,7 +176,9 @@ class _Job:
             front = self.tower.costs(device, groups, options, grad)
             items = in_front(items, stages, *front)
         costs = [
-            summed(timing.Cost(), own).at_least(stage_host_ns(options, stage), apart=options.segments)
+            summed(timing.Cost(), own).at_least(
+                stage_host_ns(options, stage), apart=options.segments, frozen=model.frozen
+            )
             for own, stage in zip(items, stages, strict=True)
         ]
         without_backward = [0] * len(stages)

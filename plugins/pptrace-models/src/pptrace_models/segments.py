@@ -83,7 +83,7 @@ def stage_segments(costing: Costing, stage: Stage, host_ns: int = 0) -> dict[Kin
         (order,) = in_front(units, [stage], _encoder(costing, costing.tower), _projector(costing, costing.tower))
     forward = [part for one in order for part in one.forward]
     backward = [part for one in reversed(order) for part in one.backward]
-    waits = _waits(_computed(forward, backward), host_ns)
+    waits = _waits(_computed(forward, backward), host_ns, frozen=costing.model.frozen)
     forward.insert(0, Part("host", waits.f))
     backward[:0] = (Part("host", waits.i), Part("host-weight", waits.w, for_weights=True))
     found = {
@@ -138,9 +138,10 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     norms = costing.passes(one for one in operations if one.name == "norms and residuals")
     own = costing.passes(one for one in operations if one.name in _ATTENTION).plus(norms.share(1, 2))
     whole = costing.passes(operations)
-    waits = _waits(whole, costing.host_ns if kind.experts else 0)
-    if whole.f and whole.i and whole.w:
-        own = own.plus(Passes(*(wait * part // all_ for wait, part, all_ in zip(waits, own, whole, strict=True))))
+    waits = _waits(whole, costing.host_ns if kind.experts else 0, frozen=model.frozen)
+    if whole.f and whole.i:
+        shares = zip(waits, own, whole, strict=True)
+        own = own.plus(Passes(*(wait * part // max(all_, 1) for wait, part, all_ in shares)))
     inner = whole.plus(waits).minus(own)
     name = "experts" if kind.experts else "mlp"
     split = collectives.is_split(shard)
@@ -166,8 +167,10 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     return Unit(forward=forward, backward=(*backward[:at], *once_more, *backward[at:]))
 
 
-def _waits(whole: Passes, host_ns: int) -> Passes:
+def _waits(whole: Passes, host_ns: int, *, frozen: bool) -> Passes:
     """Return what a layer's computation waits for the host that issues it, as :meth:`Cost.at_least` has it."""
+    if frozen:
+        return Passes(max(0, host_ns - whole.f), max(0, host_ns - whole.i), 0)
     backward = max(0, 2 * host_ns - whole.i - whole.w)
     return Passes(max(0, host_ns - whole.f), backward // 2, backward - backward // 2)
 

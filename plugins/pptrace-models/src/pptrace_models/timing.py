@@ -75,14 +75,17 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})
 
-    def at_least(self, host_ns: int, *, apart: bool = False) -> Cost:
+    def at_least(self, host_ns: int, *, apart: bool = False, frozen: bool = False) -> Cost:
         """Return this where the host takes so long to issue a forward, and twice that a whole backward.
 
         Args:
             host_ns: what the host takes for a forward.
             apart: whether collectives run beside that, and computation alone is bound.
+            frozen: whether the backward has no weight gradients, so that the host takes as long as for a forward.
         """
         f, i = (self.f - self.f_collective, self.i - self.i_collective) if apart else (self.f, self.i)
+        if frozen:
+            return replace(self, f=self.f + max(0, host_ns - f), i=self.i + max(0, host_ns - i))
         waits = max(0, 2 * host_ns - i - self.w)
         more = {"f": self.f + max(0, host_ns - f), "i": self.i + waits // 2, "w": self.w + waits - waits // 2}
         return replace(self, **more)
@@ -129,7 +132,7 @@ def layer_cost(
         group = beside_products(group, operations, shard.tp, lambda one: _product_ns(one, model, device))
     cost = _cost(operations, group, model, device)
     if kind.experts:
-        cost = cost.at_least(options.host, apart=options.segments)
+        cost = cost.at_least(options.host, apart=options.segments, frozen=model.frozen)
     if model.recompute == "full":
         if not kind.again:
             return cost

@@ -142,6 +142,9 @@ class Transformer(Parameters):
     drop none."""
     encoder: Encoder | None = None
     """A vision or audio encoder in front, with keys of its own; none unless given."""
+    frozen: bool = False
+    """Whether all but the encoder and its projector is not trained: backwards pass gradients on to these, and
+    compute none of weights."""
     imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
     """Tokens of the busiest device's experts, over an even share of them; what is measured, where nothing is
     dropped."""
@@ -163,10 +166,16 @@ class Transformer(Parameters):
             raise ValueError("kv_heads: latent attention has as many as heads; take kv_heads away")
         if self.layout is not None and self.layers_per_stage is not None:
             raise ValueError("layout: says what layers_per_stage does; give one of them")
-        if self.balance == "products":
-            self._alike()
         if self.capacity and self.imbalance > 1:
             raise ValueError("imbalance: experts with a capacity have as many tokens each; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        if self.balance == "products":
+            self._alike()
+        if self.frozen:
+            self._has_something_trained()
         return self
 
     @model_validator(mode="after")
@@ -244,6 +253,12 @@ class Transformer(Parameters):
         embedding = self.hidden * (self.vocabulary * (1 if self.tied_embeddings else 2) + self.learned_positions)
         layers = self.layers * (self._attention() + 2 * norm) + (self.layers - experts) * mlp + experts * expert
         return layers + embedding + norm
+
+    def _has_something_trained(self) -> None:
+        if self.encoder is None or not self.encoder.passes_back:
+            raise ValueError("frozen: nothing is trained then; give an encoder whose layers or projector are")
+        if self.mtp:
+            raise ValueError("mtp: multi-token prediction trains a decoder; write mtp: 0 for a frozen one")
 
     def _alike(self) -> None:
         if self.layout is not None or self.layers_per_stage is not None:
