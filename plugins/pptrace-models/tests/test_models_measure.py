@@ -65,6 +65,7 @@ class Torch:
     """As much of PyTorch as the script asks of a GPU on which each product takes 2 us and one cannot run."""
 
     int8 = bfloat16 = None
+    version = SimpleNamespace(hip=None)
 
     def __init__(self, **properties: Any) -> None:
         self.clock, self.calls = 0.0, list[str]()
@@ -73,6 +74,7 @@ class Torch:
             "name": "H100",
             "L2_cache_size": 2**30,
             "bf16": True,
+            "major": 9,
         } | properties
         self.cuda = self
 
@@ -101,8 +103,8 @@ class Torch:
         assert kind["device"] == "cuda:1"
         return shape
 
-    def matmul(self, left: tuple[int, ...], right: tuple[int, ...], out: Any) -> None:
-        assert (left[-1], out is not None) == (right[-2], True)
+    def matmul(self, left: tuple[int, ...], right: tuple[int, ...], **into: Any) -> None:
+        assert (left[-1], {*into} <= {"out"}) == (right[-2], True)
         if left[-1] == 13:
             raise RuntimeError("out of memory\nand more lines")
         self.calls.append("matmul")
@@ -134,6 +136,7 @@ def on_gpu(config: Path, torch: Torch, monkeypatch: pytest.MonkeyPatch, **about:
     own = runpy.run_path(str(file), run_name="script")
     own["MEASURED"]["products"] = [[1, 64, 64, 64], [1, 64, 64, 13], [4, 32, 64, 64]]
     own["MEASURED"]["device"] |= about
+    own["main"].__globals__["CLOCKS_S"] = 0
     own["main"]()
     found: dict[str, Any] = json.loads(config.with_name("kernels.json").read_text())
     return found
@@ -164,11 +167,25 @@ def test_on_a_gpu_events_time_products_with_cold_caches_and_what_fails_is_record
     assert simulate(config, sets=sets).metrics.step_ns > 0
 
 
+def test_clocks_rise_before_the_first_product_is_measured(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = Torch()
+    monkeypatch.setitem(sys.modules, "torch", cast("ModuleType", torch))
+    own = runpy.run_path(str(script(config)), run_name="script")
+    own["main"].__globals__["CLOCKS_S"] = 1e-3
+    own["raise_clocks"]("cpu")
+    assert torch.calls == []
+    own["raise_clocks"]("cuda:1")
+    assert torch.calls[:51] == [*["matmul"] * 50, "synchronize"]
+
+
 def test_a_gpu_that_cannot_measure_or_is_another_one_is_named(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="this GPU has no BF16, in which products are measured"):
         on_gpu(config, Torch(bf16=False), monkeypatch)
+    monkeypatch.undo()
+    with pytest.raises(SystemExit, match="this GPU has no BF16"):
+        on_gpu(config, Torch(major=7), monkeypatch)  # PyTorch emulates it
     monkeypatch.undo()
     with pytest.raises(SystemExit, match="nothing could be measured"):
         on_gpu(config, Torch(), monkeypatch, peak_bf16=1)
