@@ -1,7 +1,8 @@
 """The same problem as an integer program over moments, for HiGHS: another formulation and another engine.
 
 For every op and moment a binary says whether it starts then; streams, memory and dataflow are sums of those.
-Moments are halves, as all times of toy pipelines are. Nothing orders microbatches unless that is asked for.
+Moments are halves, as all times of toy pipelines are. Microbatches are numbered as they start on the first stage,
+and nothing else orders them unless that is asked for.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Program:
 
 
 def shortest(problem: Problem, horizon: int, *, ordered: bool, seconds: float = 60) -> int:
-    """Return the least longest span, in halves; ``ordered`` says whether microbatches keep their order."""
+    """Return the least longest span, in halves; ``ordered`` is whether microbatches keep order everywhere."""
     program = _Program(problem, horizon)
     last = horizon - 1
     for op in program.ops:
@@ -72,8 +73,7 @@ def shortest(problem: Problem, horizon: int, *, ordered: bool, seconds: float = 
     for rank in range(problem.ranks):
         _share(program, rank)
     _lengths(program)
-    if ordered:
-        _in_order(program)
+    _in_order(program, everywhere=ordered)
     columns = program.length + 1 + problem.stages
     matrix = coo_array(
         ([value for _, _, value in program.terms],
@@ -159,8 +159,9 @@ def _lengths(program: _Program) -> None:
             program.row([*begin, (first, -1.0), (program.length, -1.0)], -np.inf, -problem.duration(op))
 
 
-def _in_order(program: _Program) -> None:
-    """Start ops of one sort and stage in the order of microbatches."""
+def _in_order(program: _Program, *, everywhere: bool) -> None:
+    """Start ops of one sort and stage in the order of microbatches; or the first stage's forwards alone."""
     for op in program.ops:
-        if op.part in COMPUTED and op.microbatch:
+        first = op.part is Part.F and not op.stage
+        if op.part in COMPUTED and op.microbatch and (everywhere or first):
             program.after(op, op._replace(microbatch=op.microbatch - 1))

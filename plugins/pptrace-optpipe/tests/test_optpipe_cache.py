@@ -63,3 +63,7 @@ def test_a_cache_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
     Cache(tmp_path / "file").put(table(2, 2, 2, copies=False), Entry(rows=[], step=1, bound=1, seconds=1))
 
     assert not list(Cache(tmp_path / "file").entries())
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        known, wrong = Cache(path).get(table(2, 2, 2, copies=False))
+        assert known is None
+        assert wrong.startswith(f"{tmp_path / 'file'}: is not a folder, so nothing is cached")

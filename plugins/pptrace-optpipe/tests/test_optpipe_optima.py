@@ -28,9 +28,15 @@ LONG = [
 ]  # fmt: skip
 ROWS = [(*row[:3], False, row[3]) for row in WITHOUT] + [(*row[:3], True, row[3]) for row in WITH]
 IS_LONG = bool(os.environ.get("PPTRACE_OPTPIPE_LONG"))
-OF_BOTH = [(2, 4, 2, False, 13), (3, 4, 3, False, 14), (3, 4, 3, True, 13)]
+OF_BOTH = [(2, 4, 2, False, 13), (3, 4, 3, False, 14), (2, 3, 2, True, 9)]
 """Those that the other engine proves in seconds; the others take it a minute or more."""
-OF_BOTH += [(2, 4, 2, True, 12), (2, 4, 1.5, True, 13.5), (3, 4, 2, True, 14), (4, 4, 3, True, 15)] * IS_LONG
+OF_BOTH += [
+    (3, 4, 3, True, 13),
+    (2, 4, 2, True, 12),
+    (2, 4, 1.5, True, 13.5),
+    (3, 4, 2, True, 14),
+    (4, 4, 3, True, 15),
+] * IS_LONG
 
 
 AGAIN = [(2, 3, 1.5, 0, False, 11), (2, 3, 1.5, 1, False, 12), (2, 3, 1.5, 0, True, 10.5),
@@ -63,8 +69,7 @@ def test_the_model_proves_the_harder_optima_too(
 ) -> None:
     found = optimum(toy(stages, microbatches, limit, copies=bool(copies)), effort(240))
 
-    assert found.length == 2 * length
-    assert 2 * length >= found.bound >= (48 if copies and microbatches == 8 else 2 * length)
+    assert (found.length, found.bound) == (2 * length, 2 * length)
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "limit", "copies", "length"), OF_BOTH)
@@ -73,7 +78,7 @@ def test_an_integer_program_over_moments_has_the_same_optimum(
 ) -> None:
     problem = toy(stages, microbatches, limit, copies=bool(copies))
 
-    assert shortest(problem, latest(problem, int(2 * length)), ordered=True) == 2 * length
+    assert shortest(problem, latest(problem, int(2 * length)), ordered=not copies) == 2 * length
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "limit", "checkpoint", "copies", "length"), AGAIN)
@@ -98,7 +103,7 @@ def test_an_integer_program_computes_as_much_again(
     found = optimum(problem, effort())
 
     assert found.is_proved
-    assert shortest(problem, latest(problem, found.length), ordered=True) == found.length
+    assert shortest(problem, latest(problem, found.length), ordered=False) == found.length
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 6), (4, 4), (4, 8)])

@@ -73,6 +73,11 @@ class Cache:
             return _entry(json.loads(file.read_text(encoding="utf-8")), problem), ""
         except FileNotFoundError:
             return None, ""
+        except NotADirectoryError:
+            return (
+                None,
+                f"{_plain(self.path)}: is not a folder, so nothing is cached: set PPTRACE_OPTPIPE_CACHE to one",
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None, f"{file}: is damaged, and is solved anew"
 
@@ -122,6 +127,11 @@ class Cache:
         for file in files:
             file.unlink(missing_ok=True)
         return len(files)
+
+
+def _plain(path: Path) -> Path:
+    """Return the first part of a path that is there and no folder."""
+    return next((one for one in (*reversed(path.parents), path) if one.exists() and not one.is_dir()), path)
 
 
 def _key(problem: Problem) -> str:

@@ -1,4 +1,4 @@
-"""Prove the optimum of a small problem: raise the bound by a few ranks at a time, then solve the whole model."""
+"""Prove the optimum of a small problem: raise the bound by counts and on a few ranks, then solve all of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pptrace_optpipe.bounds import bound, latest, relaxed_bound, relaxed_ranks
+from pptrace_optpipe.counting import counted_bound
 from pptrace_optpipe.listing import serial_rows
 from pptrace_optpipe.playing import play
 from pptrace_optpipe.solving import Solved, solve
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["optimum"]
 
 _SHARE = 0.2
-"""The part of the time that a first search, and each group of ranks, may take."""
+"""The part of the time that a first search, counts, and each group of ranks, may take."""
 
 
 def optimum(problem: Problem, effort: Effort) -> Solved:
@@ -36,6 +37,8 @@ def optimum(problem: Problem, effort: Effort) -> Solved:
         return solve(problem, part(1), horizon=_horizon(problem), least=least)
     horizon = latest(problem, found.length)
     least = max(least, found.bound)
+    if least < found.length:
+        least = counted_bound(problem, part(_SHARE), length=found.length, least=least)
     for ranks in relaxed_ranks(problem):
         if least >= found.length:
             return replace(found, bound=least)

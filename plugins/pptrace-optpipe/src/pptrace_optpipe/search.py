@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pptrace_optpipe.bounds import bound, relaxed_bound, relaxed_ranks
+from pptrace_optpipe.counting import counted_bound
 from pptrace_optpipe.ordering import rows_of
 from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import coarsened
@@ -30,6 +31,8 @@ _STARTS = 0.5
 """The part of the time that goes to schedules to start from, at most."""
 _STEADY = 0.25
 """The part that goes to schedules that repeat, at most."""
+_COUNTS = 0.125
+"""The part that goes to a bound by counts, at most."""
 _UNITS = 4_000
 """Units of time that a rank's work has in what the solver is given: coarse enough to be quick."""
 _FRUITLESS = 3
@@ -128,6 +131,14 @@ class _Search:
         """Return a part of the effort."""
         return replace(self.effort, seconds=min(seconds, self.left()))
 
+    def count(self) -> None:
+        """Raise the bound by counts without microbatches, for a part of the time."""
+        if self.best is None or self.is_over():
+            return
+        length = self.best.played.step
+        part = self.part(self.effort.seconds * _COUNTS)
+        self.raise_bound(counted_bound(self.problem, part, length=length, least=self.bound))
+
     def relax(self) -> None:
         """Raise the bound by small groups of ranks, for a part of the time."""
         if self.best is None or len(self.coarse.ops()) > _WHOLE:
@@ -213,6 +224,7 @@ def search(
         return one.found()
     start(problem, one.bound, lambda: one.left() <= effort.seconds * (1 - _STARTS), one.begin)
     one.repeat()
+    one.count()
     one.relax()
     one.solve_whole()
     one.windows()

@@ -1,0 +1,75 @@
+"""The bound by counts: no schedule is refuted, and what it shows to be too short is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_pipelines import toy, v_shaped
+
+from pptrace_optpipe.bounds import latest
+from pptrace_optpipe.counting import can_be_as_short, counted_bound
+from pptrace_optpipe.problem import Problem
+from pptrace_optpipe.solving import Effort, solve
+from pptrace_optpipe.starting import start
+
+if TYPE_CHECKING:
+    from random import Random
+
+EFFORT = Effort(seconds=20)
+PLACEMENTS = [(0,), (0, 1), (0, 0), (0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2)]
+
+
+@settings(settings.get_profile("few"))
+@given(
+    st.sampled_from(PLACEMENTS), st.integers(1, 5), st.sampled_from(["", "copies", "copies", "again", "both"]),
+    st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_a_schedule_that_exists_is_never_too_short(
+    rank_of: tuple[int, ...], microbatches: int, more: str, random: Random
+) -> None:
+    """Copies may be slow, instant or share streams, and backwards in one shorter than their halves."""
+    stages = len(rank_of)
+    copies, anew = more in {"copies", "both"}, more in {"again", "both"}
+
+    def some(low: int, high: int, count: int = stages) -> tuple[int, ...]:
+        return tuple(random.randint(low, high) for _ in range(count))
+
+    whole, f, i, w = some(1, 3), some(1, 3), some(1, 3), some(0, 3)
+    ranks = max(rank_of) + 1
+    room = [sum(whole[stage] for stage in range(stages) if rank_of[stage] == rank) for rank in range(ranks)]
+    problem = Problem(
+        microbatches=min(microbatches, 6 // stages), stage_rank=rank_of, f=f, i=i, w=w, activation=whole,
+        b=tuple(random.randint(max(one, 1), one + other) for one, other in zip(i, w, strict=True)),
+        weight_activation=tuple(random.randint(0, one) for one in whole), span=random.random() < 0.2,
+        limit=tuple(one + random.randint(0, 3) for one in room),
+        forward_transfer=some(0, 2, stages - 1), backward_transfer=some(0, 2, stages - 1),
+        offload=some(1, 5) if copies else (), reload=some(1, 5) if copies else (),
+        one_stream=random.random() < 0.5,
+        shared=((0, 1),) if copies and ranks > 1 and random.random() < 0.5 else (),
+        recompute=some(1, 3) if anew else (), checkpoint=tuple(map(min, whole, some(0, 2))) if anew else (),
+        tail=() if random.random() < 0.5 else some(0, 2, ranks),
+    )  # fmt: skip
+    plain = replace(problem, span=False)
+    begun = start(plain)
+    assert begun is not None
+    found = solve(problem, Effort(seconds=1), horizon=latest(problem, begun.played.step))
+    short = replace(problem.shortest, tail=()) if problem.span else problem.shortest
+
+    assert found.length is None or can_be_as_short(short, EFFORT, found.length)
+    assert can_be_as_short(plain.shortest, EFFORT, begun.played.step)
+
+
+@pytest.mark.parametrize(
+    ("problem", "length"),
+    [(toy(2, 4, 2, copies=True), 24), (toy(3, 4, 2, copies=True), 28), (toy(2, 4, 1.5, copies=False), 34),
+     (v_shaped(2, 4, 3), 26)],
+)  # fmt: skip
+def test_counts_show_what_one_moment_less_cannot_be(problem: Problem, length: int) -> None:
+    """Lengths are what the whole model proves."""
+    assert not can_be_as_short(problem, EFFORT, length - 1)
+    assert can_be_as_short(problem, EFFORT, length)
+    assert counted_bound(problem, EFFORT, length=length + 3) == length
