@@ -9,11 +9,12 @@ schedule:
 - Streams: ``n(t) - n(t - d)``, summed over what runs on a stream, is at most 1.
 - Dataflow: whatever has begun has its own predecessor ended, and no two share one, so at least as many of those
   have ended. ``F`` is counted against ``F`` of the stage before, ``I`` against ``I`` of the next, ``W`` against
-  ``I``, ``O`` against ``F``, ``R`` against ``O``, ``C`` against the forwards that are to be computed again.
-- Residency: a microbatch whose ``I`` has begun has its forward ended and, if it goes to the host or is computed
-  again, is back or has been computed. What has left for the host and is not back has its forward ended too, and
-  has not begun its ``I``. So begun ``I`` <= ended ``F`` - begun ``O`` + ended ``R`` + ended ``C``, where ``F``
-  leaves out the forwards that are to be computed again.
+  ``I``, ``O`` against ``F`` that go to the host, ``R`` against ``O``, ``C`` against ``F`` that are computed again.
+- Residency: an activation stays, goes to the host or is computed again, and its ``F`` and ``I`` are counted with
+  those of its kind. ``I`` begun are at most ``F`` that ended as long ago as the way to the last stage and back
+  takes at least, and at most ``R``, or ``C``, that have ended. Quicker to solve, and weaker, is to count together
+  what stays and what goes to the host: of what has begun ``I``, nothing is at the host or on its way, so ``I``
+  begun <= ``F`` ended - ``O`` begun + ``R`` ended.
 - Memory: what is held is the sum of those counts times sizes, exactly.
 
 So every schedule gives counts that satisfy all this, and where none do within a length, no schedule is as short.
@@ -27,25 +28,24 @@ by destructive improvement, European Journal of Operational Research 112, 1999.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ortools.sat.python import cp_model
 
 from pptrace_optpipe.bounds import latest
-from pptrace_optpipe.problem import NO_LIMIT, Op, Part, coarsened
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, coarsened
 from pptrace_optpipe.solving import run_solver, solver_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from pptrace_optpipe.problem import Problem
     from pptrace_optpipe.solving import Effort
 
 __all__ = ["can_be_as_short", "counted_bound"]
 
-_LATER = Part.A
-"""Stands for a forward that is to be computed again; nothing is awaited here."""
+_WAYS = (None, Part.O, Part.C)
+"""What becomes of an activation: it stays, goes to the host, or is computed again."""
 _MOST = 20_000
 """Moments of all sorts together, above which no solver is asked."""
 _FINEST = 400
@@ -75,7 +75,8 @@ def counted_bound(problem: Problem, effort: Effort, *, length: int, least: int =
         left = effort.seconds - (effort.clock() - began)
         if left <= 0 or effort.stopped() or _size(coarse, tried) > _MOST:
             break
-        if can_be_as_short(coarse, replace(effort, seconds=left if tried == low else left / 2), tried):
+        each = replace(effort, seconds=left / 2 if tried == low else left / 4)
+        if all(can_be_as_short(coarse, each, tried, apart=apart) for apart in _apart(coarse)):
             high = tried
         else:
             low = tried + 1
@@ -83,33 +84,50 @@ def counted_bound(problem: Problem, effort: Effort, *, length: int, least: int =
     return max(low * unit, least)
 
 
-def can_be_as_short(problem: Problem, effort: Effort, length: int) -> bool:
+def _apart(problem: Problem) -> tuple[bool, ...]:
+    """Return how to count, the quick way first; without copies both are the same."""
+    return (False, True) if problem.copies else (False,)
+
+
+def can_be_as_short(problem: Problem, effort: Effort, length: int, *, apart: bool) -> bool:
     """Return whether counts leave a length possible, or time ran out.
 
     Args:
         problem: what to schedule, in units that moments are few of.
         effort: how to search.
         length: of the step or, where that counts, the longest rank's span.
+        apart: whether to count what goes to the host apart from what stays, which shows more and takes longer.
     """
-    model = _Counts(problem, length).build()
+    model = _Counts(problem, length, apart=apart).build()
     return bool(run_solver(solver_of(effort), model, effort) != cp_model.INFEASIBLE)
 
 
 def _size(problem: Problem, length: int) -> int:
     """Return how many moments of sorts a model has."""
-    sorts = 3 + 2 * problem.copies + 2 * problem.recomputes
+    sorts = 3 + 4 * problem.copies + 3 * problem.recomputes
     return sorts * problem.stages * max(latest(problem, length), 0)
+
+
+class _Sort(NamedTuple):
+    """Ops that are alike."""
+
+    part: Part
+    stage: int
+    way: Part | None = None
+    """Of ``F`` and ``I``: what becomes of their activation, one of ``_WAYS``."""
 
 
 class _Counts:
     """The model of one length."""
 
-    def __init__(self, problem: Problem, length: int) -> None:
-        self.problem, self.length = problem, length
+    def __init__(self, problem: Problem, length: int, *, apart: bool) -> None:
+        self.problem, self.length, self.apart = problem, length, apart
+        self.host = Part.O if apart else None
+        """The way of what goes to the host."""
         self.moments = max(latest(problem, length) - min(problem.tail), 0) + 1
         self.cp = cp_model.CpModel()
-        self.begun: dict[tuple[Part, int], list[Any]] = {}
-        """By sort and stage: how many have begun by each moment."""
+        self.begun: dict[_Sort, list[Any]] = {}
+        """How many have begun by each moment."""
 
     def build(self) -> cp_model.CpModel:
         """Return the model."""
@@ -120,94 +138,104 @@ class _Counts:
             self._dataflow(stage)
         for rank in range(problem.ranks):
             stages = problem.stages_of[rank]
-            self._one_at_a_time([(part, s) for part in (Part.F, _LATER, Part.I, Part.W, Part.C) for s in stages])
+            self._one_at_a_time([one for one in self.begun if one.stage in stages and one.part in ON_RANK])
             if problem.limit[rank] != NO_LIMIT:
                 self._memory(rank)
             self._ends(rank)
         for ranks, parts in problem.channels:
-            self._one_at_a_time([(part, s) for part in parts for rank in ranks for s in problem.stages_of[rank]])
+            stages = tuple(stage for rank in ranks for stage in problem.stages_of[rank])
+            self._one_at_a_time([one for one in self.begun if one.stage in stages and one.part in parts])
         return self.cp
 
-    def _took(self, part: Part, stage: int) -> int:
-        return self.problem.duration(Op(Part.F if part is _LATER else part, stage, 0))
+    def _took(self, sort: _Sort) -> int:
+        return self.problem.duration(Op(sort.part, sort.stage, 0))
 
     def _sorts(self, stage: int) -> None:
         """Count the ops of a stage, none of which begins before what it needs can have ended, or ends too late."""
-        problem = self.problem
+        problem, every = self.problem, self.problem.microbatches
         limited = problem.limit[problem.stage_rank[stage]] != NO_LIMIT
-        down = list(accumulate((f + t for f, t in zip(problem.f, (*problem.forward_transfer, 0), strict=True)),
-                               initial=0))  # fmt: skip
-        turned = down[-1] + sum(problem.i[stage + 1 :]) + sum(problem.backward_transfer[stage:])
-        done = down[stage] + problem.f[stage]
-        first = {Part.F: down[stage], Part.I: turned, Part.W: turned + problem.i[stage]}
-        if problem.copies and limited:
-            first |= {Part.O: done, Part.R: done + problem.offload[stage]}
-        if problem.recomputes and limited:
-            first |= {_LATER: down[stage], Part.C: done}
-        for part, since in first.items():
-            until = self.moments - self._took(part, stage)
-            self.begun[part, stage] = self._line(part, stage, since, until)
-        for part, other in ((Part.O, Part.R), (_LATER, Part.C)):
-            if (part, stage) in self.begun:
-                self.cp.add(self.begun[part, stage][-1] == self.begun[other, stage][-1])
-        every = problem.microbatches
-        self.cp.add(self._count(Part.F, stage, self.moments) + self._count(_LATER, stage, self.moments) == every)
-        for part in (Part.I, Part.W):
+        down = sum(problem.f[:stage]) + sum(problem.forward_transfer[:stage])
+        done = down + problem.f[stage]
+        turned = done + self._trip(stage)
+        first = {_Sort(Part.W, stage): turned + problem.i[stage]}
+        for way in (None, Part.O, Part.C):
+            possible = problem.copies and self.apart if way is Part.O else problem.recomputes
+            if way is None or (limited and possible):
+                first |= {_Sort(Part.F, stage, way): down, _Sort(Part.I, stage, way): turned}
+        if limited and problem.copies:
+            first |= {_Sort(Part.O, stage): done, _Sort(Part.R, stage): done + problem.offload[stage]}
+        if _Sort(Part.F, stage, Part.C) in first:
+            first[_Sort(Part.C, stage)] = done
+        for sort, since in first.items():
+            self.begun[sort] = self._line(sort, since, self.moments - self._took(sort))
+        for part in (Part.F, Part.I, Part.W):
             self.cp.add(self._count(part, stage, self.moments) == every)
 
-    def _line(self, part: Part, stage: int, since: int, until: int) -> list[Any]:
+    def _trip(self, stage: int) -> int:
+        """Return the least time from the end of a forward to the start of its input gradient."""
+        return self.problem.round_trip(stage) - self.problem.f[stage] - self.problem.i[stage]
+
+    def _line(self, sort: _Sort, since: int, until: int) -> list[Any]:
         """Return how many of a sort have begun by each moment; those that take time begin one at a time."""
         every, line, last = self.problem.microbatches, list[Any](), 0
-        at_once = 1 if self._took(part, stage) else every
+        at_once = 1 if self._took(sort) else every
         for moment in range(self.moments):
             if since <= moment < max(until, 1):
-                now = self.cp.new_int_var(0, every, f"{part.name}{stage}<={moment}")
-                begins = self.cp.new_int_var(0, at_once, f"{part.name}{stage}@{moment}")
+                now = self.cp.new_int_var(0, every, f"{sort}<={moment}")
+                begins = self.cp.new_int_var(0, at_once, f"{sort}@{moment}")
                 self.cp.add(now == last + begins)
                 last = now
             line.append(last)
         return line
 
-    def _count(self, part: Part, stage: int, moment: int, *, ended: bool = False) -> Any:
-        """Return how many of a sort have begun, or ended, by a moment."""
-        line = self.begun.get((part, stage))
-        if line is None:
-            return 0
-        at = moment - self._took(part, stage) if ended else moment
-        return line[min(at, self.moments - 1)] if at >= 0 else 0
+    def _at(self, sort: _Sort, moment: int) -> Any:
+        """Return how many of a sort have begun by a moment."""
+        line = self.begun.get(sort)
+        return line[min(moment, self.moments - 1)] if line is not None and moment >= 0 else 0
+
+    def _done(self, sort: _Sort, moment: int) -> Any:
+        """Return how many of a sort have ended by a moment."""
+        return self._at(sort, moment - self._took(sort)) if sort in self.begun else 0
+
+    def _count(self, part: Part, stage: int, moment: int) -> Any:
+        """Return how many of a part have begun on a stage, whatever becomes of their activations."""
+        return sum(self._at(_Sort(part, stage, way), moment) for way in _WAYS)
 
     def _ended(self, part: Part, stage: int, moment: int) -> Any:
-        return self._count(part, stage, moment, ended=True)
+        return sum(self._done(_Sort(part, stage, way), moment) for way in _WAYS)
 
     def _dataflow(self, stage: int) -> None:
         """Let no more of a sort have begun than what they need has ended."""
-        problem = self.problem
+        problem, trip = self.problem, self._trip(stage)
+        out, back, again = (_Sort(part, stage) for part in (Part.O, Part.R, Part.C))
         for moment in range(self.moments):
-            forwards = self._count(Part.F, stage, moment) + self._count(_LATER, stage, moment)
             if stage:
-                at = moment - problem.forward_transfer[stage - 1]
-                self._at_most(forwards, self._ended(Part.F, stage - 1, at) + self._ended(_LATER, stage - 1, at))
-            gradients, done = self._count(Part.I, stage, moment), self._ended(Part.F, stage, moment)
+                sent = self._ended(Part.F, stage - 1, moment - problem.forward_transfer[stage - 1])
+                self._at_most(self._count(Part.F, stage, moment), sent)
             if stage + 1 < problem.stages:
-                at = moment - problem.backward_transfer[stage]
-                self._at_most(gradients, self._ended(Part.I, stage + 1, at))
-            out = self._count(Part.O, stage, moment)
-            back, again = self._ended(Part.R, stage, moment), self._ended(Part.C, stage, moment)
-            self._at_most(gradients, done - out + back + again)
+                sent = self._ended(Part.I, stage + 1, moment - problem.backward_transfer[stage])
+                self._at_most(self._count(Part.I, stage, moment), sent)
             self._at_most(self._count(Part.W, stage, moment), self._ended(Part.I, stage, moment))
-            self._at_most(out, done)
-            self._at_most(self._count(Part.R, stage, moment), self._ended(Part.O, stage, moment))
-            self._at_most(self._count(Part.C, stage, moment), self._ended(_LATER, stage, moment))
+            for way in _WAYS:
+                forward, gradient = _Sort(Part.F, stage, way), _Sort(Part.I, stage, way)
+                self._at_most(self._at(gradient, moment), self._done(forward, moment - trip))
+            self._at_most(self._at(out, moment), self._done(_Sort(Part.F, stage, self.host), moment))
+            self._at_most(self._at(back, moment), self._done(out, moment))
+            there = self._done(back, moment)
+            if not self.apart:
+                there += self._done(_Sort(Part.F, stage), moment) - self._at(out, moment)
+            self._at_most(self._at(_Sort(Part.I, stage, self.host), moment), there)
+            self._at_most(self._at(again, moment), self._done(_Sort(Part.F, stage, Part.C), moment))
+            self._at_most(self._at(_Sort(Part.I, stage, Part.C), moment), self._done(again, moment))
 
     def _at_most(self, one: Any, other: Any) -> None:
         if not isinstance(one, int) or not isinstance(other, int):
             self.cp.add(one <= other)
 
-    def _one_at_a_time(self, sorts: Iterable[tuple[Part, int]]) -> None:
+    def _one_at_a_time(self, sorts: Sequence[_Sort]) -> None:
         """Let sorts share a stream."""
-        own = [one for one in sorts if one in self.begun]
         for moment in range(self.moments):
-            self._at_most(sum(self._count(*one, moment) - self._ended(*one, moment) for one in own), 1)
+            self._at_most(sum(self._at(one, moment) - self._done(one, moment) for one in sorts), 1)
 
     def _memory(self, rank: int) -> None:
         """Hold a rank to its limit."""
@@ -219,12 +247,12 @@ class _Counts:
                 held += whole * self._count(Part.F, stage, moment)
                 held -= (whole - part) * self._ended(Part.I, stage, moment)
                 held -= part * self._ended(Part.W, stage, moment)
-                if problem.copies:
-                    held += whole * (self._count(Part.R, stage, moment) - self._ended(Part.O, stage, moment))
+                back, out = self._at(_Sort(Part.R, stage), moment), self._done(_Sort(Part.O, stage), moment)
+                held += whole * (back - out)
                 if problem.recomputes:
-                    kept = problem.checkpoint[stage]
-                    held += kept * self._count(_LATER, stage, moment)
-                    held += (whole - kept) * self._count(Part.C, stage, moment)
+                    later, again = (_Sort(Part.F, stage, Part.C), _Sort(Part.C, stage))
+                    left_out = whole - problem.checkpoint[stage]
+                    held += left_out * (self._at(again, moment) - self._at(later, moment))
             self._at_most(held, problem.limit[rank])
 
     def _ends(self, rank: int) -> None:
@@ -237,7 +265,7 @@ class _Counts:
                 continue
             first = problem.stages_of[rank][0]
             for moment in range(self.moments - 1 - last):
-                begun = self._count(Part.F, first, moment) + self._count(_LATER, first, moment)
+                begun = self._count(Part.F, first, moment)
                 if isinstance(begun, int):
                     continue
                 # Whatever has begun by now, all weight gradients begin no later than that length from here.

@@ -13,6 +13,7 @@ from pptrace_optpipe.problem import Part, coarsened
 from pptrace_optpipe.search import Found, search
 from pptrace_optpipe.starting import started
 from pptrace_optpipe.tables import joined, rows_of_table, table_of
+from pptrace_optpipe.waiting import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Optimised", "cached_search", "optimise"]
 
 _SHARE = 0.25
-"""The part of the time in which the simulator plays what a search starts from, unless messages are ``async``."""
+"""The part of the time in which the simulator plays orders made by hand, and half of it for what a search starts
+from, unless messages are ``async``."""
+_AT_LEAST = 4
+"""How many of those orders it plays, however short a search is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +127,20 @@ class _Judge:
         if self.best is not None:
             self.tell(self.best.simulated, found)
 
-    def play_starts(self, effort: Effort) -> None:
-        """Play what searches start from, where messages cost what a search does not see."""
+    def play_starts(self, effort: Effort, made: Sequence[Rows]) -> None:
+        """Play what searches start from, where messages cost what a search does not see.
+
+        A policy may deadlock on all of that. So the orders of schedules made by hand go first, whatever those
+        hold, with copies that they wait for.
+        """
         if self.ground.messages_are_simple:
             return
         until = effort.clock() + effort.seconds * _SHARE
+        for place, one in enumerate(in_order(self.problem, made)):
+            if effort.stopped() or (place >= _AT_LEAST and effort.clock() > until):
+                break
+            self.play(one.rows)
+        until += effort.seconds * _SHARE / 2
         for one in sorted(started(self.problem), key=lambda one: one.played.step):
             if effort.clock() > until or effort.stopped():
                 return
@@ -166,24 +179,27 @@ def optimise(
     judge = _Judge(ground, memory, best, tell)
     if warm is not None:
         judge.play_table(warm, rows[0])
-    best = _searched(judge, part, cache, [*rows, *_starts(ground, known)], warn)
+    best = _searched(judge, part, cache, [*rows, *_starts(ground, known)], warn, _starts(ground, rivals))
     left = effort.seconds - (effort.clock() - began)
     if other is not None and best is not None and best.rival and left > 0 and not effort.stopped():
         with suppress(PptraceError):
             judge = _Judge(other, memory, best, tell)
-            best = _searched(judge, replace(effort, seconds=left), cache, _starts(other, known), warn)
+            best = _searched(
+                judge, replace(effort, seconds=left), cache, _starts(other, known), warn, _starts(other, rivals)
+            )
     if best is None:
         raise ScheduleError("nothing that fits was found in time: allow more time or memory")
     return replace(best, seconds=effort.clock() - began)
 
 
 def _searched(
-    judge: _Judge, effort: Effort, cache: Cache | None, warm: Sequence[Rows], warn: Callable[[str], None]
-) -> Optimised | None:
-    """Search in one placement, and return the best that is known then."""
+    judge: _Judge, effort: Effort, cache: Cache | None, warm: Sequence[Rows], warn: Callable[[str], None],
+    made: Sequence[Rows],
+) -> Optimised | None:  # fmt: skip
+    """Search in one placement, and return the best that is known then; ``made`` need not fit."""
     if not judge.problem.recomputes:
         warm = [[[op for op in row if op.part is not Part.C] for row in rows] for rows in warm]
-    judge.play_starts(effort)
+    judge.play_starts(effort, made)
     found = cached_search(judge.problem, effort, cache, warm=warm, tell=judge.hear, warn=warn)
     if found is None:
         return judge.best

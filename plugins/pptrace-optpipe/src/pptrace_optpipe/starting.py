@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["Schedule", "better", "fitted", "start", "started"]
+__all__ = ["Schedule", "better", "fitted", "flights", "start", "started"]
 
 _AHEAD = (Fraction(1), Fraction(9, 8), Fraction(5, 4), Fraction(3, 2), Fraction(7, 4), Fraction(2), Fraction(5, 2),
           Fraction(3), Fraction(4), Fraction(6))  # fmt: skip
@@ -140,7 +140,7 @@ def _rules(problem: Problem) -> Iterator[Rule]:
         limit = tuple(NO_LIMIT if one == NO_LIMIT else int(one * more) for one in problem.limit)
         for patient, weights_first in product((True, False), (False, True)):
             yield Rule(limit=limit, patient=patient, weights_first=weights_first)
-    for most in _flights(problem):
+    for most in flights(problem):
         yield Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=most)
 
 
@@ -167,7 +167,7 @@ def _by_round_trips(problem: Problem) -> Iterator[tuple[int, ...]]:
         yield tuple(shares)
 
 
-def _flights(problem: Problem) -> Iterator[tuple[int, ...]]:
+def flights(problem: Problem) -> Iterator[tuple[int, ...]]:
     """Yield bounds of activations in flight: as 1F1B has them, and up to twice as many."""
     ranks = problem.ranks
     for ahead in range(ranks):

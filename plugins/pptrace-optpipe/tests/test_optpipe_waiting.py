@@ -1,0 +1,92 @@
+"""Orders that stay: with copies that they wait for they fit, and a policy that takes few others is not serial."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_pipelines import table
+
+from pptrace.hooks.registry import Registry
+from pptrace.plugin import PptraceError
+from pptrace_optpipe.command import command
+from pptrace_optpipe.playing import play
+from pptrace_optpipe.problem import ON_RANK, Op, Part
+from pptrace_optpipe.setting import setting_of
+from pptrace_optpipe.tables import table_of
+from pptrace_optpipe.waiting import in_order, with_waits
+
+SHORT = """
+parallel: {pp: 4}
+batch: {microbatches: 8}
+network: {name: hockney, bandwidth: 5 GB/s, latency: 5 us}
+p2p: {policy: batched}
+costs: {name: table, forward: 10 ms, input_gradient: 10 ms, weight_gradient: 10 ms, offload: 10 ms, reload: 10 ms,
+  boundary: 32 MiB, activation: 2 GiB, weight_activation: 1 GiB, weights: 1 GiB}
+"""
+
+
+@settings(settings.get_profile("few"))
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(2, 6), st.integers(0, 4))
+def test_an_order_that_stays_keeps_its_limit_or_is_refused(
+    ranks: int, microbatches: int, limit: int, early: int
+) -> None:
+    problem, roomy = (table(ranks, microbatches, most / 2, copies=True) for most in (limit, 2 * microbatches))
+    rows = [
+        [op for op in row if op.part in ON_RANK] for one in in_order(roomy, []) for row in one.rows
+    ][:ranks]  # fmt: skip
+
+    made = with_waits(problem, rows, early)
+
+    if limit > 2:
+        assert made is not None
+    if made is not None:
+        played = play(problem, made)
+        assert played is not None
+        assert played.fits(problem)
+        assert [[op for op in row if op.part in ON_RANK] for row in made] == rows
+        assert all(Part.A not in {op.part for op in row[-1:]} for row in made)
+
+
+def one_forward_one_backward(ahead: int, rank: int) -> list[Op]:
+    """Return a rank's row of 8 microbatches, so many forwards ahead."""
+    row = [Op(Part.F, rank, microbatch) for microbatch in range(ahead)]
+    for microbatch in range(8):
+        row += [Op(Part.I, rank, microbatch), Op(Part.W, rank, microbatch)]
+        row += [Op(Part.F, rank, microbatch + ahead)] * (microbatch + ahead < 8)
+    return row
+
+
+@pytest.mark.parametrize(("memory", "step"), [(4, 501), (5, 478)])
+def test_in_orders_made_by_hand_messages_in_batches_take_little_longer_with_room_for_one_or_two_activations(
+    memory: int, step: int, tmp_path: Path
+) -> None:
+    """All that a search starts from deadlocks or takes 972 ms; 1F1B in all of its memory takes 457.6 ms."""
+    (tmp_path / "step.yaml").write_text(SHORT, encoding="utf-8")
+    setting, _ = setting_of(tmp_path / "step.yaml", (), Registry.load())
+
+    known = [[one_forward_one_backward(most or 4 - rank, rank) for rank in range(4)] for most in (0, 8)]
+    found = []
+    for one in in_order(setting.problem(memory * 2**30), known):
+        with suppress(PptraceError):
+            found.append(setting.simulate(table_of(one.rows, setting.placement)))
+
+    assert min(one.step_ns for one in found if setting.fits(one, memory * 2**30)) <= step * 10**6
+
+
+def test_such_an_order_is_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPTRACE_OPTPIPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("step.yaml").write_text(SHORT, encoding="utf-8")
+
+    arguments = ["step.yaml", "--memory", "5GiB", "--time", "0.5s", "--json", "-o", "best.csv"]
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+
+    values = json.loads(result.stdout)
+    assert values["step_ns"] <= 600 * 10**6
+    assert max(values["peak_bytes"]) <= 5 * 2**30
