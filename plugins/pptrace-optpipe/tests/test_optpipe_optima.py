@@ -28,6 +28,7 @@ LONG = [
 ]  # fmt: skip
 ROWS = [(*row[:3], False, row[3]) for row in WITHOUT] + [(*row[:3], True, row[3]) for row in WITH]
 IS_LONG = bool(os.environ.get("PPTRACE_OPTPIPE_LONG"))
+SECONDS = 600 if IS_LONG else 60
 OF_BOTH = [(2, 4, 2, False, 13), (3, 4, 3, False, 14), (2, 3, 2, True, 9)]
 """Those that the other engine proves in seconds; the others take it a minute or more."""
 OF_BOTH += [
@@ -78,7 +79,7 @@ def test_an_integer_program_over_moments_has_the_same_optimum(
 ) -> None:
     problem = toy(stages, microbatches, limit, copies=bool(copies))
 
-    assert shortest(problem, latest(problem, int(2 * length)), ordered=not copies) == 2 * length
+    assert shortest(problem, latest(problem, int(2 * length)), ordered=not copies, seconds=SECONDS) == 2 * length
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "limit", "checkpoint", "copies", "length"), AGAIN)
@@ -103,7 +104,7 @@ def test_an_integer_program_computes_as_much_again(
     found = optimum(problem, effort())
 
     assert found.is_proved
-    assert shortest(problem, latest(problem, found.length), ordered=False) == found.length
+    assert shortest(problem, latest(problem, found.length), ordered=False, seconds=SECONDS) == found.length
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 6), (4, 4), (4, 8)])
