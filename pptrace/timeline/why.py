@@ -58,8 +58,13 @@ class Why:
 
 
 def why(timeline: Timeline, path: Int32s | None = None) -> Why:
-    """Find in a whole step why ranks wait and what the critical path is, whose rows may be known already."""
-    return Why(waits=waits(timeline), path=on_path(timeline, path))
+    """Find in a whole step why ranks wait and what the critical path is, whose rows may be known already.
+
+    Of a rank whose lanes are missing, as where the files of some ranks were read, nothing is known.
+    """
+    found = waits(timeline)
+    known = np.isin(found.rank, timeline.lane_rank)
+    return Why(waits=found if known.all() else _taken(found, known), path=on_path(timeline, path))
 
 
 def _taken(columns: _Columns, chosen: NDArray[np.bool_]) -> _Columns:

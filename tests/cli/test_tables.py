@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -160,6 +161,20 @@ def test_our_traces_become_each_other_byte_for_byte(pptrace: Pptrace, folder: Pa
         assert (answer.code, answer.err) == (0, f"wrote {target}\n")
 
     assert (folder / "d.pftrace").read_bytes() == (folder / "a.pftrace").read_bytes()
+
+
+def test_one_rank_s_file_of_several_says_why_that_rank_waits(pptrace: Pptrace, folder: Path) -> None:
+    pptrace("simulate", "--schedule", "good.csv", "-o", "r{rank}.json")
+    whole = json.loads((folder / "r0.json").read_bytes())["traceEvents"]
+
+    for source, target in (("r0.json", "a.pftrace"), ("r0.json", "again.json")):
+        answer = pptrace("convert", source, target)
+        assert (answer.code, answer.err) == (0, f"wrote {target}\n")
+
+    found = json.loads((folder / "again.json").read_bytes())["traceEvents"]
+    spans = [[(one["pid"], one["ts"]) for one in them if one.get("cat") == "wait"] for them in (whole, found)]
+    assert spans[0] == spans[1] != []
+    assert b"why rank 0 waits" in (folder / "a.pftrace").read_bytes()
 
 
 def test_a_trace_gives_back_its_table(pptrace: Pptrace, folder: Path) -> None:

@@ -61,6 +61,16 @@ def test_older_versions_lack_columns_that_are_only_wanted(pipeline: Any, tmp_pat
     assert [len(one.executions) for one in read_nsys(path, BUILT_IN)] == [8, 8]
 
 
+def test_a_schema_of_other_bytes_than_text_is_refused_in_sqlite_s_words(pipeline: Any, tmp_path: Path) -> None:
+    path = pipeline.nsys(tmp_path / "a.sqlite")
+    path.write_bytes(
+        path.read_bytes().replace(b"CREATE TABLE NVTX_EVENTS", b"CREATE TABLE NVTX \xd7\xd6\x8f\xb7TS")
+    )
+
+    with pytest.raises(TraceError, match=r"a\.sqlite: is no whole SQLite database: malformed database schema"):
+        read_nsys(path, BUILT_IN)
+
+
 def test_ranks_come_from_mpi(pipeline: Any, tmp_path: Path) -> None:
     path = change(pipeline.nsys(tmp_path / "a.sqlite"), "UPDATE MPI_RANKS SET rank = 6 + rank")
 

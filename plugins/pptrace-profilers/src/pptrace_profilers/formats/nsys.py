@@ -56,6 +56,9 @@ def read_nsys(path: Path, rules: Rules) -> list[Recording]:
             return _Export(path, Tables(path, database)).recordings(rules)
     except (sqlite3.Error, OverflowError) as error:
         raise TraceError(f"is no whole SQLite database: {error}", file=path) from None
+    except UnicodeDecodeError as error:  # of SQLite's own message, which quotes the database's schema
+        message = error.object.decode(errors="replace")
+        raise TraceError(f"is no whole SQLite database: {message}", file=path) from None
 
 
 def _opened(path: Path) -> sqlite3.Connection:
