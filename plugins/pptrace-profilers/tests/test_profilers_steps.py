@@ -1,4 +1,4 @@
-"""Which step an action and a message belong to where the profiler marked none."""
+"""Which step an action and a message belong to where the profiler marked none, and which kernel carries what."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.model.action import parse_action
+from pptrace_profilers.assembly.messages import Message, kernel_payloads
 from pptrace_profilers.assembly.steps import split_steps
 from pptrace_profilers.recording.recording import Execution, MessageEnd, Recording
 
@@ -37,3 +38,18 @@ def test_a_receive_belongs_to_the_step_of_the_action_that_needs_it(*, inside: bo
     for number, (only,) in enumerate(steps):
         assert [one.start_ns for one in only.ends if not one.sends] == [100 * number]
         assert [one.start_ns for one in only.ends if one.sends] == [100 * number + 80]
+
+
+@pytest.mark.parametrize(("stream", "carried"), [(20, [2]), (21, [1, 1])], ids=["one stream", "two streams"])
+def test_ends_with_the_same_times_are_one_kernel_s_on_one_stream_alone(stream: int, carried: list[int]) -> None:
+    """Two kernels that run at once on streams of their own carry one message each."""
+    both = [
+        MessageEnd(sends=sends, peer=0, start_ns=5, end_ns=9, size_bytes=8, posted_ns=1, stream=on)
+        for sends, on in ((True, 20), (False, stream))
+    ]
+    messages = [
+        Message(source=1, target=2, sent=both[0], received=None),
+        Message(source=0, target=1, sent=None, received=both[1]),
+    ]
+
+    assert sorted(kernel_payloads(messages).values()) == carried

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Kernel", "Message", "kernel_of", "kernel_payloads", "match_ends", "shifted_message"]
 
-Kernel = tuple[int, int, int, int]
-"""A kernel that carries messages: its rank, launch, start and end."""
+Kernel = tuple[int, int, int, int, int]
+"""A kernel that carries messages: its rank, stream, launch, start and end."""
 _Key = tuple[bool, int, int]
 """Whether a message is an activation, the stage that sends it, and its first microbatch."""
 
@@ -155,7 +155,7 @@ def _named(message: Message) -> Message:
 
 def kernel_of(rank: int, end: MessageEnd) -> Kernel | None:
     """Return which kernel carries an end of a message; None where the host's own post was recorded."""
-    return None if end.posted_ns < 0 else (rank, end.posted_ns, end.start_ns, end.end_ns)
+    return None if end.posted_ns < 0 else (rank, end.stream, end.posted_ns, end.start_ns, end.end_ns)
 
 
 def kernel_payloads(messages: Iterable[Message]) -> Counter[Kernel | None]:

@@ -183,6 +183,7 @@ class _Work:
             sends=sends, action=action, posted_ns=int(operations.launch_ns[position]),
             peer=payload.peer if payload else -1, size_bytes=payload.size_bytes if payload else 0,
             start_ns=int(operations.start_ns[position]), end_ns=int(operations.end_ns[position]),
+            stream=int(operations.stream[position]),
         )  # fmt: skip
 
     def reductions(self) -> list[Execution]:

@@ -93,6 +93,8 @@ class MessageEnd:
     """``SEND_F`` and so on, where an annotation around it says so."""
     posted_ns: int = -1
     """When the host launched its kernel; -1 where the host's own post is ``start_ns``."""
+    stream: int = -1
+    """The GPU's stream that its kernel ran on; -1 where the trace does not say."""
 
     @property
     def host_ns(self) -> int:
