@@ -43,6 +43,7 @@ from pptrace.hooks.offers import ScheduleOffer as ScheduleOffer
 from pptrace.hooks.registry import Registry as Registry
 from pptrace.hooks.specs import hookimpl as hookimpl
 from pptrace.kernel import run_kernel as run_kernel
+from pptrace.limits.packets import check_packets as check_packets
 from pptrace.limits.reading import UnpackedFile as UnpackedFile
 from pptrace.limits.reading import check_events as check_events
 from pptrace.limits.reading import open_unpacked as open_unpacked

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import os
 import stat
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pptrace.errors import TraceError
@@ -13,7 +14,7 @@ from pptrace.limits.keys import EVENTS, UNPACKED, most_events, most_unpacked
 from pptrace.limits.memory import gibibytes, memory_key, most_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from io import BufferedReader
     from pathlib import Path
 
@@ -34,6 +35,8 @@ EVENT_BYTES = 350
 _HELD = 4
 """What is read whole takes this many times its bytes until it is columns."""
 _PART = 1 << 20
+_WINDOW, _FRACTION = 1 << 18, 64
+"""How much of a file, in bytes and as a part of it, says what the rest will hold."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -47,6 +50,8 @@ class UnpackedFile:
         raw.seek(0)
         self._file = gzip.GzipFile(fileobj=raw) if self._packed else raw
         self._most = most_unpacked()
+        self._whole = os.fstat(raw.fileno()).st_size
+        self._looked, self._before = 0, 0
         self.size = 0
         """Bytes that were read."""
 
@@ -68,6 +73,40 @@ class UnpackedFile:
             if part.endswith(b"\n"):
                 break
         return b"".join(parts)
+
+    def expect(self, events: int, marks: Sequence[bytes]) -> None:
+        """Check that a trace may have as many events as were read, and as many as the rest of the file has.
+
+        Where the rest, were it like what was read last, had too many, its events are counted without being parsed.
+
+        Args:
+            events: how many were read, held or not.
+            marks: texts of which each event has one.
+
+        Raises:
+            TraceError: there are more than the limit.
+        """
+        most, at = most_events(), self._raw.tell()
+        if events > most:
+            raise _too_many(most, self._path)
+        window = at - self._looked
+        if self._looked == self._whole or window < max(_WINDOW, self._whole // _FRACTION):
+            return
+        rest = (events - self._before) * max(self._whole - at, 0) // window
+        self._looked, self._before = at, events
+        if events + rest > most:
+            self._looked = self._whole  # once is enough: what is counted is the whole file
+            self._count(marks, most)
+
+    def _count(self, marks: Sequence[bytes], most: int) -> None:
+        """Count a file's events; raises what :meth:`expect` does, and leaves damage to whoever reads it."""
+        found = 0
+        with suppress(EOFError, zlib.error, OSError), self._path.open("rb") as raw:
+            again = UnpackedFile(self._path, raw)
+            while part := again.read():
+                found += sum(map(part.count, marks))
+                if found > most:
+                    raise _too_many(most, self._path)
 
     def _counted(self, part: bytes) -> bytes:
         self.size += len(part)
@@ -125,10 +164,14 @@ def check_events(count: int, path: Path | str) -> None:
         TraceError: there are more than the limit, or than memory holds.
     """
     if count > most_events():
-        raise TraceError(f"holds more than {most_events():,} events: set {EVENTS} to allow more", file=path)
+        raise _too_many(most_events(), path)
     if count * EVENT_BYTES > most_memory():
         size = gibibytes(count * EVENT_BYTES)
         raise TraceError(f"holds more events than memory does ({size}): {memory_key()}", file=path)
+
+
+def _too_many(most: int, path: Path | str) -> TraceError:
+    return TraceError(f"holds more than {most:,} events: set {EVENTS} to allow more", file=path)
 
 
 def check_regular(path: Path) -> None:

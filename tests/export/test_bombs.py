@@ -11,9 +11,10 @@ import pytest
 
 from pptrace.errors import ConfigError, TraceError
 from pptrace.export import kineto, perfetto
-from pptrace.limits import reading
+from pptrace.limits import packets, reading
 from pptrace.limits.keys import EVENTS, MEMORY, UNPACKED, most_unpacked
 from pptrace.limits.memory import most_memory
+from pptrace.limits.reading import open_unpacked
 from pptrace.model.action import parse_action
 from pptrace.model.kinds import Stream
 from pptrace.model.placement import Placement
@@ -142,3 +143,56 @@ def test_a_limit_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, text:
 
     with pytest.raises(ConfigError, match=f"{MEMORY}: is "):
         most_memory()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_rest_of_too_many_events_is_found_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, packed: bool
+) -> None:
+    part, events = 1 << 20, 300_000
+    text = b"".join(b'{"ph":"C","ts":%06d},\n' % (number * 7919 % 10**6) for number in range(events))
+    path = tmp_path / "a.json"
+    path.write_bytes(gzip.compress(text, 1) if packed else text)
+    monkeypatch.setattr(reading, "_WINDOW", 1 << 12)
+    monkeypatch.setenv(EVENTS, str(events // 2))
+
+    with open_unpacked(path) as file:
+        found = file.read(part).count(b"ph")
+        with pytest.raises(TraceError, match=f"holds more than {events // 2:,} events: set {EVENTS}"):
+            file.expect(found, [b'"ph"'])
+
+    assert found < events // 4
+
+
+def test_a_beginning_that_is_denser_than_the_rest_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'{"ph":1},\n' * 900 + b" " * 90_000)
+    monkeypatch.setattr(reading, "_WINDOW", 1 << 12)
+    monkeypatch.setenv(EVENTS, "900")
+
+    with open_unpacked(path) as file:
+        found = 0
+        while part := file.read(5000):
+            found += part.count(b"ph")
+            file.expect(found, [b'"ph"'])
+
+    assert found == 900
+
+
+@pytest.mark.parametrize("body", [b"", b"\x40\x01", b"\x40" * 200, b"\x40" * 70_000])
+def test_packets_are_counted_before_they_are_decoded(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, length = len(body), b""
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    packet = b"\n" + length + bytes([size]) + body
+    monkeypatch.setattr(packets, "_FIRST", 4)
+    monkeypatch.setenv(EVENTS, "50")
+    packets.check_packets(4, packet * 50, 4 * len(packet), "a.pftrace")
+    packets.check_packets(3, packet * 51, 3 * len(packet), "a.pftrace")
+
+    with pytest.raises(TraceError, match=f"a.pftrace: holds more than 50 events: set {EVENTS}"):
+        packets.check_packets(4, packet * 51, 4 * len(packet), "a.pftrace")
+    for cut in range(1, min(len(packet), 9)):
+        packets.check_packets(4, (packet * 50)[:-cut] + b"\n\xff\xff", 4 * len(packet), "a.pftrace")

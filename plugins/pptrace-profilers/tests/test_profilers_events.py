@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pptrace.errors import TraceError
 from pptrace.timeline.measurement import ImportRequest
+from pptrace_profilers.events import blocks
 from pptrace_profilers.events.table import Events, Keep, read_events
 from pptrace_profilers.importers import measure_kineto
 
@@ -154,3 +156,28 @@ def test_memory_that_is_no_number_is_none(wrong: tuple[Any, Any], tmp_path: Path
     path.write_text(json.dumps({"traceEvents": [memory(*wrong)]}), encoding="utf-8")
 
     assert read_events(path, Keep(categories=frozenset(), prefixes=("[memory]",))).allocated == {}
+
+
+def test_events_that_are_not_wanted_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    others = [{"ph": "i", "ts": 1.0}, {}, {"ph": 5}] * 50
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": others}))
+    monkeypatch.setenv("PPTRACE_MOST_EVENTS", "150")
+    assert read_events(path, KEEP).bad == 50
+    monkeypatch.setenv("PPTRACE_MOST_EVENTS", "149")
+
+    with pytest.raises(TraceError, match="holds more than 149 events: set PPTRACE_MOST_EVENTS"):
+        read_events(path, KEEP)
+
+
+def test_a_file_most_of_whose_events_are_broken_is_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "_MOST_BROKEN", 10)
+    for broken in (10, 11):
+        path = tmp_path / f"{broken}.json"
+        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [{"ph": 5}] * broken}))
+    assert read_events(tmp_path / "10.json", KEEP).bad == 10
+
+    with pytest.raises(TraceError, match="holds 11 broken events and 0 whole ones: not a trace"):
+        read_events(tmp_path / "11.json", KEEP)

@@ -34,6 +34,7 @@ _TELLING = (
     b'{"ph":"C"',
 )
 """How the lines begin that a timeline is made of."""
+_MARKS = [b"\n" + start for start in _TELLING]
 
 
 def read(paths: Sequence[Path]) -> Timeline:
@@ -108,6 +109,7 @@ def _batches(file: UnpackedFile, path: Path) -> Iterator[list[dict[str, Any]]]:
         telling = [line for line in lines if line.startswith(_TELLING)]
         count += len(telling)
         check_events(count, path)
+        file.expect(count, _MARKS)
         yield json.loads(b"[" + b"".join(telling).rstrip().rstrip(b",") + b"]")
         last = lines[-1] if lines else last
         if not part:

@@ -13,6 +13,7 @@ from pptrace.errors import TraceError
 from pptrace.export.perfetto.extension import FIELD_NUMBERS, MESSAGE, PACKAGE, descriptor_set
 from pptrace.export.perfetto.layout import BEGIN, COUNTER, END
 from pptrace.export.perfetto.marker import FORMAT_KEY, PROVENANCE_KEY, STEP_KEY, VERSION, layout_of, renamed
+from pptrace.limits.packets import check_packets
 from pptrace.limits.reading import check_events
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Events", "scan"]
 
 _PACKET_TAG = 0x0A
-_BATCH = 1 << 16
 _LONGEST_VARINT = 10
 _MORE = 0x80
 _OF_LINKS = "transfer"
@@ -63,9 +63,8 @@ def scan(raw: bytes, file: str) -> Events:
     runs: list[Any] = []
     count = 0
     while at < length:
+        check_packets(count, raw, at, file)
         count += 1
-        if count % _BATCH == 0:
-            check_events(count, file)
         if runs:
             taken = _take_runs(raw, at, runs, events, file)
             runs = []

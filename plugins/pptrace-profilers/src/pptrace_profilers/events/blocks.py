@@ -28,6 +28,9 @@ MOST_EVENT_BYTES = 16 << 20
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY = re.compile(rb'\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id|bp|s|tts|tdur|sf|cname)"\s*:')
 _BLANK = b" \t\r\n"
+_MARKS = (b'"ph"',)
+_MOST_BROKEN = 100_000
+"""Events that may be none, where most of a file's are none."""
 _LONGEST_KEY, _MOST_BLANKS = 4096, 256
 """Bytes before an event's first key is whole, and blanks between two events, where a block is cut."""
 
@@ -44,6 +47,8 @@ class Blocks:
     """Whether the file ends in the middle."""
     size: int = 0
     """Bytes read, unpacked."""
+    file: UnpackedFile | None = None
+    """What is read, while it is."""
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield texts of whole events with commas between, without brackets.
@@ -53,8 +58,19 @@ class Blocks:
         Raises:
             TraceError: the file cannot be read, is no Chrome JSON, or unfolds without end.
         """
-        with open_unpacked(self.path) as file:
-            yield from self._split(file)
+        with open_unpacked(self.path) as self.file:
+            yield from self._split(self.file)
+
+    def expect(self, events: int, bad: int) -> None:
+        """Check how many events there were, whole and broken, and how many will be.
+
+        Raises:
+            TraceError: there are more than a trace may have, or most are broken.
+        """
+        if self.file is not None:
+            self.file.expect(events + bad, _MARKS)
+        if bad > max(events, _MOST_BROKEN):
+            raise TraceError(f"holds {bad:,} broken events and {events:,} whole ones: not a trace", file=self.path)
 
     def values(self, block: bytes) -> Iterator[Any]:
         """Yield the values of a block one by one: of one that holds the array's end, or broken events."""

@@ -48,6 +48,7 @@ class PlainEvents:
                 events = _DECODER.decode(b"[" + text + b"]")
                 count += len(events)
                 check_events(count, self._blocks.path)
+                self._blocks.expect(count - self.bad, self.bad)
                 yield from events
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 for event in self._blocks.values(text):
@@ -56,3 +57,5 @@ class PlainEvents:
                         yield event
                     else:
                         self.bad += 1
+                check_events(count, self._blocks.path)
+                self._blocks.expect(count - self.bad, self.bad)

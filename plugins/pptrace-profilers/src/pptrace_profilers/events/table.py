@@ -125,11 +125,17 @@ def read_events(path: Path, keep: Keep) -> Events:
     columns = Columns()
     choice = _Choice(keep)
     waiting: list[Event] = []
+    seen = 0
     for block in blocks:
         try:
-            waiting += choice.of(_LEAN.decode(b"[" + block + b"]"), block)
+            events = _LEAN.decode(b"[" + block + b"]")
+            seen += len(events)
+            waiting += choice.of(events, block)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            waiting += choice.of(_events_one_by_one(block, blocks, columns))
+            whole, empty = _events_one_by_one(block, blocks, columns)
+            seen += len(whole) + empty
+            waiting += choice.of(whole)
+        blocks.expect(seen, columns.bad)
         if len(waiting) >= _BATCH:
             columns.add(waiting)
             check_events(columns.count + columns.bad, path)
@@ -192,17 +198,19 @@ def _lean(event: Event) -> Event:
     return Event(event.ph, event.cat, event.name, event.pid, event.tid, event.ts, event.dur, marks)
 
 
-def _events_one_by_one(block: bytes, blocks: Blocks, columns: Columns) -> list[Detailed]:
-    """Read a block that holds the array's end, broken events, or events of other types."""
+def _events_one_by_one(block: bytes, blocks: Blocks, columns: Columns) -> tuple[list[Detailed], int]:
+    """Read a block that holds the array's end, broken events or others; and how many say nothing."""
     events: list[Detailed] = []
+    empty = 0
     for value in blocks.values(block):
         if value == {}:
+            empty += 1
             continue
         try:
             events.append(msgspec.convert(_with_raw_text(value), Detailed))
         except (msgspec.ValidationError, UnicodeError, RecursionError):
             columns.bad += 1
-    return events
+    return events, empty
 
 
 def _with_raw_text(event: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -106,9 +107,14 @@ def read_inspector(path: Path) -> list[Transfer]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     with open_unpacked(path) as file:
-        while line := file.readline(_LONGEST_LINE):
+        for number in count(1):
+            line = file.readline(_LONGEST_LINE)
+            if not line:
+                return
             if len(line) == _LONGEST_LINE:
                 raise TraceError(f"a line is longer than {_LONGEST_LINE >> 20} MiB: not a trace", file=path)
+            if number % _BATCH == 0:
+                file.expect(number, (b"\n",))
             yield line
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Span", "SpanFile", "read_spans"]
 
 _LONGEST_LINE = 16 << 20
+_BATCH = 1 << 12
+"""Lines between two looks at how many there are."""
 _LATEST_NS = 2**62
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -86,7 +89,12 @@ def _objects(path: Path) -> Iterator[bytes]:
     parts: list[bytes] = []
     held = 0
     with open_unpacked(path) as file:
-        while line := file.readline(_LONGEST_LINE + 1):
+        for number in count(1):
+            line = file.readline(_LONGEST_LINE + 1)
+            if not line:
+                return
+            if number % _BATCH == 0:
+                file.expect(number, (b"\n",))
             held += len(line)
             if held > _LONGEST_LINE:
                 raise TraceError(f"has a line, or an object, of more than {_LONGEST_LINE >> 20} MiB", file=path)

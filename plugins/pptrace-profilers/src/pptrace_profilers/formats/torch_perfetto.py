@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pptrace.plugin import TraceError, check_events, read_unpacked, read_varint
+from pptrace.plugin import TraceError, check_packets, read_unpacked, read_varint
 from pptrace_profilers.events.builder import EventBuilder
 from pptrace_profilers.events.numbers import whole
 from pptrace_profilers.events.table import Arguments
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["read_pftrace"]
 
 _CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]\w*")
-_BATCH = 1 << 16
 _PACKET_TAG, _LONGEST_VARINT = 0x0A, 10
 _MOST_OPEN, _MOST_ANCESTORS = 10_000, 8
 _BEGIN, _END, _INSTANT = 1, 2, 3
@@ -48,9 +47,8 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
 
     slices = _Slices(path)
     raw = _unpacked(path)
-    for count, (start, stop) in enumerate(_packets(raw, path, slices)):
-        if count % _BATCH == 0:
-            check_events(count, path)
+    for count, (start, stop) in enumerate(_packets(raw, path, slices), 1):
+        check_packets(count, raw, stop, path)
         try:
             slices.take(TracePacket.FromString(raw[start:stop]))
         except DecodeError:
