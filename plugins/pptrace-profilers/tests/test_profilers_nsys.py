@@ -71,6 +71,42 @@ def test_a_schema_of_other_bytes_than_text_is_refused_in_sqlite_s_words(pipeline
         read_nsys(path, BUILT_IN)
 
 
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS id, x AS value FROM c"
+MADE_UP = {
+    "rows": (
+        f"CREATE VIEW endless AS {ENDLESS}",
+        "CREATE VIRTUAL TABLE StringIds USING fts5(id, value, content='endless', content_rowid='id')",
+    ),
+    "texts": (
+        "CREATE TABLE StringIds (id INTEGER)",
+        f"CREATE VIEW some AS {ENDLESS} LIMIT 200",
+        "INSERT INTO StringIds SELECT id FROM some",
+        f"ALTER TABLE StringIds ADD COLUMN value TEXT DEFAULT '{'x' * 500_000}'",
+    ),
+    "a text": (
+        "CREATE TABLE StringIds (id INTEGER, value TEXT)",
+        "INSERT INTO StringIds VALUES (1, hex(zeroblob(1 << 20)))",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("rows", "has no table StringIds"),
+        ("texts", "table StringIds has more text than its file"),
+        ("a text", "is no whole SQLite database: string or blob too big"),
+    ],
+)
+def test_what_a_small_database_makes_up_without_end_is_refused(
+    pipeline: Any, what: str, told: str, tmp_path: Path
+) -> None:
+    path = change(pipeline.nsys(tmp_path / "a.sqlite", drop="StringIds"), *MADE_UP[what])
+
+    with pytest.raises(TraceError, match=told):
+        read_nsys(path, BUILT_IN)
+
+
 def test_ranks_come_from_mpi(pipeline: Any, tmp_path: Path) -> None:
     path = change(pipeline.nsys(tmp_path / "a.sqlite"), "UPDATE MPI_RANKS SET rank = 6 + rank")
 

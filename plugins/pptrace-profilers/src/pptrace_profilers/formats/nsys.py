@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["read_nsys"]
 
 _PROCESS = ~0xFFFFFF
+_LONGEST_TEXT = 1 << 20
+"""Bytes that one value of a database may have."""
 _SAYS_RANK = re.compile(r"(?:global[ _])?rank[ _:=]*(\d{1,9})", re.IGNORECASE)
 _SUFFIX = re.compile(r", (?:seq|op_id|sizes) = .*", re.DOTALL)
 """What PyTorch's ``emit_nvtx`` writes behind an annotation's name."""
@@ -64,6 +66,7 @@ def read_nsys(path: Path, rules: Rules) -> list[Recording]:
 def _opened(path: Path) -> sqlite3.Connection:
     # Without "immutable" a database beside a journal would be written to.
     database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
     database.text_factory = lambda text: text.decode("utf-8", errors="replace")
     return database
 

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Tables"]
 
-_BATCH = 1 << 12
-"""Rows between two looks at how many there are."""
+_BATCH = 1 << 8
+"""Rows between two looks at how many there are, and how long their texts."""
+_MOST_TEXT, _LEAST_TEXT = 4, 64 << 20
+"""How many times a database's bytes its texts may have together, and what they always may."""
+_TEXTS = frozenset({str, bytes})
 
 
 class Tables:
@@ -26,8 +29,11 @@ class Tables:
         Raises:
             TraceError: it is no export of Nsight Systems.
         """
-        self._path, self._database, self._read = path, database, 0
-        names = [str(name) for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        self._path, self._database, self._read, self._text = path, database, 0, 0
+        self._most_text = max(_MOST_TEXT * path.stat().st_size, _LEAST_TEXT)
+        # What has no page of its own is made up when it is read, without end if its author wants.
+        stored = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0")
+        names = [str(name) for (name,) in stored]
         self._columns = {
             name: {str(row[1]) for row in database.execute(f"PRAGMA table_info({_quoted(name)})")}
             for name in names
@@ -49,7 +55,8 @@ class Tables:
             wanted: columns that are None where it has them not.
 
         Raises:
-            TraceError: a needed column is missing, or all tables have more rows than a trace may have events.
+            TraceError: a needed column is missing, or all tables have more rows than a trace may have events, or
+                more text than their file: a column's default is stored once, and is every row's.
         """
         if table not in self._columns:
             return
@@ -63,6 +70,10 @@ class Tables:
         while part := found.fetchmany(_BATCH):
             self._read += len(part)
             check_events(self._read, self._path)
+            self._text += sum([len(value) for row in part for value in row if value.__class__ in _TEXTS])
+            if self._text > self._most_text:
+                message = f"table {table} has more text than its file: export it again"
+                raise TraceError(message, file=self._path)
             yield from part
 
     def first(self, table: str, column: str) -> int | None:
