@@ -23,6 +23,7 @@ from pptrace.errors import TraceError as TraceError
 from pptrace.errors import nearest as nearest
 from pptrace.experiment.prepare import Prepared as Prepared
 from pptrace.experiment.prepare import prepare as prepare
+from pptrace.experiment.sizes import check_size as check_size
 from pptrace.export.output import replace_file as replace_file
 from pptrace.export.picture import check_picture as check_picture
 from pptrace.export.picture import write_picture as write_picture

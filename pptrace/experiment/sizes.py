@@ -10,7 +10,7 @@ from pptrace.limits.memory import gibibytes, memory_key, most_memory
 if TYPE_CHECKING:
     from pptrace.config.resolve import Resolved
 
-__all__ = ["ACTION_BYTES", "RECEIVING_BYTES", "check_size"]
+__all__ = ["ACTION_BYTES", "RECEIVING_BYTES", "check_size", "too_large"]
 
 ACTION_BYTES, RECEIVING_BYTES = 270, 400
 """What an action takes, from the table to the metrics: where sends alone are rows too, and where receives are.
@@ -29,14 +29,20 @@ def check_size(resolved: Resolved) -> None:
         ConfigError: forward and backward of every stage and microbatch would take more.
     """
     experiment = resolved.experiment
-    ranks, microbatches = experiment.parallel.pp or 1, experiment.batch.microbatches or 1
-    actions = _PASSES * ranks * (experiment.parallel.vp or 1) * microbatches
     each = ACTION_BYTES if experiment.p2p.policy in _SENDS_ALONE else RECEIVING_BYTES
+    parallel = experiment.parallel
+    told = too_large(parallel.pp or 1, parallel.vp or 1, experiment.batch.microbatches or 1, each)
+    if told and experiment.schedule.kind != "table":
+        raise resolved.error("batch.microbatches", told)
+
+
+def too_large(ranks: int, chunks: int, microbatches: int, each: int = ACTION_BYTES) -> str:
+    """Return why a step is too large for the machine, empty where it is not: an action takes ``each`` bytes."""
+    actions = _PASSES * ranks * chunks * microbatches
     size, most = actions * each, most_memory()
-    if size <= most or experiment.schedule.kind == "table":
-        return
-    message = (
+    if size <= most:
+        return ""
+    return (
         f"{actions:,} actions on {ranks:,} ranks would take about {gibibytes(size)} of memory, and "
         f"{gibibytes(most)} are to spare: take fewer microbatches, or {memory_key()}"
     )
-    raise resolved.error("batch.microbatches", message)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Crossover", "Flip", "Point", "Skipped", "crossover"]
 
 _PAIR = 2
-_LARGEST_COUNT = 2**31 - 1
-"""No key that counts something takes more."""
+_LARGEST_CERTAIN = 10**6
+"""Beyond it, a count that cannot be is too large, and not merely no multiple of what it has to be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ def _check_last(basis: Basis, between: Sequence[Entry], span: Span) -> None:
         try:
             resolved = basis.resolve(entry, [span.at(span.high)])
         except ConfigError as error:
-            if error.key == span.key and span.is_count and span.high > _LARGEST_COUNT:
+            if error.key == span.key and span.is_count and span.high > _LARGEST_CERTAIN:
                 raise
             continue  # the search says so, and goes on with other values
         check_size(resolved)

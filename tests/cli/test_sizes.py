@@ -57,6 +57,10 @@ def test_a_search_whose_end_cannot_run_does_not_begin(pptrace: Any) -> None:
 
     assert "batch.microbatches: 799,999,992 actions on 4 ranks would take about" in large
     assert beyond == "--over microbatches: batch.microbatches: must be at most 2147483647, not 9999999999"
+    counted = pptrace(
+        "crossover", "--between", between, "--pp", 4, "--over", "microbatches=1..2000000000"
+    ).complaint
+    assert "make 16,000,000,000 actions; the most is 2,147,483,647" in counted
 
 
 @pytest.mark.parametrize(("policy", "each"), [("async", ACTION_BYTES), ("ordered", RECEIVING_BYTES)])

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import pptrace
 from pptrace.cli.plan import command
+from pptrace.errors import PptraceError
 from pptrace.hooks.registry import Registry
 from pptrace.study.names import told_apart
 from pptrace.study.plan.arguments import megatron_arguments, titan_split, torchtitan_arguments
@@ -66,6 +67,15 @@ def test_what_cannot_be_planned_is_one_line(registry: Registry, changed: dict[st
         planned(registry, **changed)
 
     assert "\n" not in str(raised.value)
+
+
+def test_tables_that_do_not_fit_into_memory_are_not_made(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "1000")
+
+    with pytest.raises(PptraceError, match=r"configurations can run: .* actions on 2 ranks would take about"):
+        planned(registry, vary={**FEW, "pp": [2]})
 
 
 def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(registry: Registry) -> None:

@@ -7,10 +7,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pptrace.errors import PptraceError
+from pptrace.errors import ConfigError, PptraceError
 from pptrace.experiment.asked import LazyRequest
 from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.prepare import policy_of
+from pptrace.experiment.sizes import too_large
 from pptrace.hooks.build import build_schedule
 from pptrace.hooks.call import call_plugin
 from pptrace.model.request import ScheduleRequest
@@ -136,7 +137,10 @@ class Shapes:
             options=self._options[entry.label],
         )
         if chunks is None and provided.offer.chunks is not None:
-            return replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
+            request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
+        told = too_large(request.ranks, request.chunks, request.microbatches)
+        if told:
+            raise ConfigError(told, key="batch.microbatches")
         return request
 
     def _made(self, entry: Entry, request: ScheduleRequest) -> Shape:

@@ -19,6 +19,7 @@ from pptrace.plugin import (
     PolicyName,
     PptraceError,
     Schedule,
+    check_size,
     format_size,
     load,
     measure,
@@ -191,6 +192,7 @@ def setting_of(
     step = load(config, sets, {"schedule": "optpipe"})
     if not step.experiment.parallel.pp:
         raise ConfigError("missing: say how many ranks there are", key="parallel.pp", file=step.file)
+    check_size(step)
     placed = Placement.v_shaped if shape == "v" else Placement.looped
     placement = placed(
         step.experiment.parallel.pp, step.experiment.batch.known_microbatches, step.experiment.parallel.vp
