@@ -27,6 +27,8 @@ _SECONDS = ("start_ts", "duration")
 _TYPES = "optype"
 _LONGEST_S = 2.0**32
 _MOST_NAMED = 5
+_UNFOLDS, _UNFOLDED, _VALUE_BYTES = 100, 32 << 20, 8
+"""How far a file's columns may unfold, from which size on that is looked at, and what a value takes."""
 _LONGEST_TYPE, _FEWEST_ROWS = 128, 1 << 16
 """Bytes that a row's type may take, in files of so many rows or more."""
 
@@ -198,6 +200,10 @@ def _columns(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
 def _check_size(metadata: Any, path: Path) -> None:
     """Check before they are read that as many rows may be held, and that types are words."""
     check_events(metadata.num_rows, path)
+    unfolded = metadata.num_rows * metadata.num_columns * _VALUE_BYTES
+    if unfolded > max(_UNFOLDS * path.stat().st_size, _UNFOLDED):
+        message = f"unfolds more than {_UNFOLDS} times: operations of a real job have times of their own"
+        raise TraceError(message, file=path)
     names = 0
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)
