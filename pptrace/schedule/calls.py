@@ -124,6 +124,10 @@ class Issue:
 
     of_row: Int32s
     """Shape (rows,): the call of each message's end, -1 for other rows."""
+    peer: Int32s
+    """Shape (rows,): the rank at the other end of each message, -1 for other rows."""
+    sent: Int32s
+    """Shape (ranks x ranks,): messages from one rank to another."""
     before: Int32s
     """Shape (calls,): the call before it on its rank's communicator, -1 for none."""
     communicator: Int32s
@@ -148,42 +152,52 @@ class Issue:
         """Return the calls of rows that were taken apart: the row each comes from, and where each now begins."""
         waited = np.where(self.waited < 0, -1, begin[self.waited]).astype(np.int32)
         return replace(
-            self, of_row=self.of_row[source], waited=waited, further=np.ones_like(self.further),
-            row=begin[self.row].astype(np.int32),
+            self, of_row=self.of_row[source], peer=self.peer[source], waited=waited,
+            further=np.ones_like(self.further), row=begin[self.row].astype(np.int32),
         )  # fmt: skip
 
 
-def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
+def in_calls(schedule: Schedule, program: Program, name: str, made_at: Int32s | None = None) -> IssueOrder:
     """Return a table's issue order with its messages where a program issues them.
+
+    Args:
+        schedule: the table.
+        program: says where.
+        name: what messages call the program's policy.
+        made_at: where each stage makes each microbatch's activation, then its gradient, where that is known.
 
     Raises:
         PluginError: the program's moments cannot be; see :func:`~pptrace.schedule.checked_calls.checked_calls`.
     """
-    messages = _listed(schedule)
+    messages, sent = _listed(schedule, made_at)
     request = MessageRequest(
         schedule=schedule, producer=messages.producer, consumer=messages.consumer, source=messages.source,
         target=messages.target, gradient=messages.way.astype(bool),
     )  # fmt: skip
-    return _issued(schedule, messages, checked_calls(request, program(request), name))
+    return _issued(schedule, messages, sent, checked_calls(request, program(request), name))
 
 
-def _listed(schedule: Schedule) -> _Messages:
+def _listed(schedule: Schedule, made_at: Int32s | None) -> tuple[_Messages, Int32s]:
+    """Return a table's messages, and how many one rank sends to another, shape (ranks x ranks,)."""
     graph = graph_of(schedule.placement)
     widest = int(max(np.diff(graph.succ_ptr).max(initial=0), np.diff(graph.pred_ptr).max(initial=0)))
     out = _Messages(
         *passing(len(schedule) * widest, *[np.int32] * 5, np.int8)
     )  # what is not needed is not touched
-    made_at = unset(2 * graph.stages * graph.microbatches)
+    if made_at is None:
+        made_at = unset(2 * graph.stages * graph.microbatches)
+        run(kernels.find_results, (schedule.cells, graph, TABLE), (made_at,), work=len(schedule))
+    sent = np.zeros(graph.ranks**2, dtype=np.int32)
     count = run(
         kernels.list_messages,
-        (schedule.row_ptr, schedule.cells, graph, TABLE),
-        (made_at, out),
+        (schedule.row_ptr, schedule.cells, graph, TABLE, made_at),
+        (sent, out),
         work=len(schedule),
     )
-    return _Messages(*(values[:count] for values in out))  # type: ignore[arg-type] # each keeps its dtype
+    return _Messages(*(values[:count] for values in out)), sent  # type: ignore[arg-type] # each keeps its dtype
 
 
-def _issued(schedule: Schedule, messages: _Messages, plan: Plan) -> IssueOrder:
+def _issued(schedule: Schedule, messages: _Messages, sent: Int32s, plan: Plan) -> IssueOrder:
     """Put both ends of every message in place."""
     count, ranks = messages.producer.size, schedule.ranks
     plan = _around_pairs(schedule, messages, plan)
@@ -193,23 +207,23 @@ def _issued(schedule: Schedule, messages: _Messages, plan: Plan) -> IssueOrder:
     ends = _Ends(first, *passing(2 * count, np.int32, np.int32))
     run(kernels.sort_ends, (plan, communicators), ends, work=len(schedule))
     rows = len(schedule) + 2 * count
-    *cells, edge, of_row = passing(rows, *(values.dtype.type for values in schedule.cells), np.int32, np.int32)
+    *cells, edge, peer, of_row = passing(rows, *(values.dtype.type for values in schedule.cells), *[np.int32] * 3)
     out = CellColumns(*cells)
     (at,) = passing(len(schedule), np.int32)
     of_end, before, over = passing(2 * count, np.int32, np.int32, np.int32)
     number = run(
         kernels.issue_ends,
         (schedule.row_ptr, schedule.cells, messages, communicators, *ends),
-        (out, edge, of_row, at, of_end, before, over, np.empty(communicators, dtype=np.int32)),
+        (out, edge, peer, of_row, at, of_end, before, over, np.empty(communicators, dtype=np.int32)),
         work=len(schedule),
     )
     waited, further, waits, behind = _waits(schedule, messages, plan, ends, communicators, of_end, at, number)
-    sent = np.diff(first[schedule.row_ptr + np.arange(ranks + 1)])
+    ends_of = np.diff(first[schedule.row_ptr + np.arange(ranks + 1)])
     issue = Issue(
-        of_row=of_row, before=before[:number], communicator=over[:number], waited=waited, further=further,
-        awaited=waits.source, row=waits.target, earlier=behind.source, later=behind.target,
+        of_row=of_row, peer=peer, sent=sent, before=before[:number], communicator=over[:number], waited=waited,
+        further=further, awaited=waits.source, row=waits.target, earlier=behind.source, later=behind.target,
     )  # fmt: skip
-    row_ptr = (schedule.row_ptr + np.concatenate([[0], np.cumsum(sent)])).astype(np.int32)
+    row_ptr = (schedule.row_ptr + np.concatenate([[0], np.cumsum(ends_of)])).astype(np.int32)
     return IssueOrder(placement=schedule.placement, row_ptr=row_ptr, edge=edge, calls=issue, **out._asdict())
 
 

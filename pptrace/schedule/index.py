@@ -49,6 +49,11 @@ class Positions:
     problem: Problem | None
     """The first problem met, or None."""
 
+    @property
+    def passed_on(self) -> Int32s:
+        """Positions of what stages pass on: activations, then gradients, each flat by stage and microbatch."""
+        return self.flat[: (Result.GRADIENT + 1) * self.stages * self.microbatches]
+
     def of(self, result: int) -> Int32s:
         """Return one result's positions, shape (stages, microbatches); all absent for one that no kind leaves."""
         size = self.stages * self.microbatches

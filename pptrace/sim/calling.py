@@ -9,10 +9,12 @@ import numpy as np
 from pptrace.kernel import run
 from pptrace.model.columns import passing, unset
 from pptrace.model.kind_table import TABLE
-from pptrace.sim.kernels.calling import tell_calls
+from pptrace.model.kinds import RECEIVES
+from pptrace.sim.kernels.calling import OUTLASTED, tell_calls
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int8s, Int32s
+    from pptrace.schedule.calls import Issue
     from pptrace.schedule.issue_order import IssueOrder
     from pptrace.schedule.neighbours import StageGraph
     from pptrace.sim.records import Found
@@ -57,6 +59,8 @@ class Calling(NamedTuple):
     """Shape (rows,): by place, the sender's side that a receiver's side meets, else -1."""
     tasks: int = 0
     """Tasks that begin and end calls."""
+    edges: int = 0
+    """A bound of the edges of calls."""
 
 
 def calling(issued: IssueOrder, graph: StageGraph, place: Int32s, fork: Int32s, found: Found) -> Calling:
@@ -85,4 +89,17 @@ def calling(issued: IssueOrder, graph: StageGraph, place: Int32s, fork: Int32s, 
         (twin, *known),
         work=len(issued),
     )
-    return Calling(calls, known, twin, tasks)
+    return Calling(calls, known, twin, tasks, tasks + _most_edges(issued, own, known.flags))
+
+
+def _most_edges(issued: IssueOrder, calls: Issue, flags: Int8s) -> int:
+    """Return a bound of the edges of calls, but for those of their own tasks' beginnings and ends.
+
+    Each end of a message waits for its rank's computation and is waited for; a send may follow another one.
+    """
+    messages, consumers = int(calls.sent.sum()), 0
+    if calls.further.any():
+        several = issued.span.max(initial=1) > 1
+        consumers = int(issued.span[RECEIVES.mask(issued.kind)].sum()) if several else messages
+    outlasted = int(np.count_nonzero(flags & OUTLASTED))
+    return 5 * messages + consumers + outlasted + calls.row.size + calls.later.size

@@ -27,12 +27,13 @@ _AGAIN = KindSet({Kind.RECOMPUTE})
 _BESIDE = KindSet({Kind.UNSHARD, Kind.RESHARD, *COPIES})
 
 
-def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
+def issue(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> IssueOrder:
     """Put messages in their places: none between a forward computed again and what follows it, where that matters.
 
     Where such forwards wait for gradients, or a program issues messages as if they were not there, they are put
     behind the messages; so are copies, and gathers and reductions within a row, which are beside all messages: a
-    row has its messages where it would have them without these.
+    row has its messages where it would have them without these. Where results are made may be known:
+    ``made_at``, of each activation, then of each gradient.
 
     Raises:
         ScheduleError: no order of messages lets every action run.
@@ -46,7 +47,7 @@ def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     again = np.flatnonzero(_AGAIN.mask(schedule.kind))
     waits = schedule.recompute_waits
     if not again.size or not (waits or policy.program is not None):
-        return _with_messages(schedule, policy)
+        return _with_messages(schedule, policy, made_at)
     others = np.flatnonzero(~_AGAIN.mask(schedule.kind))
     issued = _with_messages(schedule.selected(others), policy)
     behind = np.searchsorted(others[COMPUTE.mask(schedule.kind[others])], again)
@@ -70,9 +71,9 @@ def _beside_messages(schedule: Schedule) -> NDArray[np.int64]:
     return np.asarray(rows[behind < ends])
 
 
-def _with_messages(schedule: Schedule, policy: Policy) -> IssueOrder:
+def _with_messages(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> IssueOrder:
     if policy.program is not None:
-        return in_calls(schedule, policy.program, policy.label)
+        return in_calls(schedule, policy.program, policy.label, made_at)
     return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
 
 

@@ -10,7 +10,7 @@ from pptrace.kernel import run
 from pptrace.model.cells import CellColumns
 from pptrace.model.columns import passing, together, unset
 from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import COMMUNICATION, COMPUTE, Kind, present
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, Kind, KindSet, present
 from pptrace.model.workload import Workload
 from pptrace.record import dataclass
 from pptrace.schedule.deadlock import explain_deadlock
@@ -52,6 +52,9 @@ _RECEIVE = {
 }
 
 
+_IN_CALLS = KindSet(COMPUTE | COMMUNICATION)  # what has no edges but those of calls, where there are any
+
+
 class _Rows(NamedTuple):
     """Where the issued rows went, and their columns there."""
 
@@ -71,19 +74,20 @@ def lower(
     stage_replicas: bool = False,
     slows: bool = False,
     times: ActionTimes | None = None,
+    made_at: Int32s | None = None,
 ) -> TaskGraph:
     """Return the task graph of a schedule that has been validated, as have its costs.
 
     With ``barrier``, no gradient is reduced before every rank has computed its last one; with ``stage_replicas``,
     none before all ranks that hold its stage have. Ranks meet when all have computed. With ``slows``, computation
-    and communication that run beside each other do so in rows of their own.
+    and communication that run beside each other do so in rows of their own. ``made_at`` is as :func:`issue` has it.
 
     Raises:
         DeadlockError: a rank needs what it computes later itself, or no order of messages exists.
         ScheduleError: the times could pass 2**62 ns.
         PluginError: the network's answer cannot be used.
     """
-    issued = issue(schedule, policy)
+    issued = issue(schedule, policy, made_at)
     graph = graph_of(issued.placement)
     expansion = Expansion()
     if times is None:
@@ -113,8 +117,7 @@ def lower(
     if schedule.recompute_waits:
         edges = waiting(edges, placed.cells, placed.found.made_at, graph.stages)
     parts, found = expansion.placed(placed.place), lowering_of.between
-    ends = {name: getattr(lanes, name) for name in LANE_COLUMNS}
-    cells, task = placed.cells, placed.task
+    ends, cells, task = {name: getattr(lanes, name) for name in LANE_COLUMNS}, placed.cells, placed.task
     # What was issued takes as much memory as the graph, and is not needed any more.
     del issued, expansion, lanes, lowering_of, placed
     task = with_further(task, needs)
@@ -189,9 +192,9 @@ class _Lowering:
         twin = called.twin if rules.called else unset(rows)
         batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
         kinds = present(issued.kind)
-        bound = _most_edges(issued, kinds, self.expansion.columns, grouped=bool(rules.batched or rules.called))
+        bound = _most_edges(issued, kinds, self.expansion.columns, rules) + called.edges
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
-        pairs = Pairs(*np.empty((2, bound), dtype=np.int32))  # most of which is never touched
+        pairs = Pairs(*(np.empty(bound, dtype=np.int32) for _ in Pairs._fields))  # not all of which is touched
         told = (
             issued.row_ptr, issued.cells, issued.edge, graph, TABLE, self.expansion.columns, self.lanes.columns,
             rules, placed.place, placed.found, placed.task,
@@ -287,10 +290,11 @@ def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
     )  # fmt: skip
 
 
-def _most_edges(issued: IssueOrder, kinds: NDArray[np.intp], parts: PartColumns, *, grouped: bool) -> int:
-    """Return a bound of the edges that no stream implies: forks, twins and consumers of each row."""
-    computed = sum(int(np.count_nonzero(np.equal(issued.kind, one))) for one in kinds.tolist() if one in COMPUTE)
-    rows = len(issued) - computed + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
+def _most_edges(issued: IssueOrder, kinds: NDArray[np.intp], parts: PartColumns, rules: Rules) -> int:
+    """Return a bound of the edges that neither streams nor calls imply: forks, twins and consumers of each row."""
+    apart = _IN_CALLS if rules.called else COMPUTE
+    without = sum(int(np.count_nonzero(np.equal(issued.kind, one))) for one in kinds.tolist() if one in apart)
+    rows = len(issued) - without + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
     widest = int(issued.span.max(initial=1))
-    microbatches = rows if widest == 1 else int(issued.span[~COMPUTE.mask(issued.kind)].sum())
-    return 2 * rows + 2 * microbatches + (2 * rows if grouped else 0)
+    microbatches = rows if widest == 1 else int(issued.span[~apart.mask(issued.kind)].sum())
+    return 2 * rows + 2 * microbatches + (2 * rows if rules.batched else 0)

@@ -105,18 +105,19 @@ def simulate_traffic(
     policy, network = policy or Policy(), network or ideal()
     contention = contention or Contention()
     # Streams find every deadlock but a pair's with itself: there its members follow one another.
+    made_at = None
     if partial:
         validate_partial(schedule)
     elif (schedule.pair >= 0).any():
         validate(schedule)
     else:
-        validate_structure(schedule)
+        made_at = validate_structure(schedule).passed_on
     workload = timed(workload, network.links)
     check_costs(schedule, workload)
     whole = with_epilogue(schedule, workload, overlap=overlap_reduction)
     graph = lower(
         whole, workload, network, policy, barrier=not overlap_reduction, stage_replicas=stage_replicas,
-        slows=contention.slows, times=times,
+        slows=contention.slows, times=times, made_at=made_at if whole is schedule else None,
     )  # fmt: skip
     links = network.links
     ran, rates = _run(graph, links, contention)

@@ -12,6 +12,7 @@ from pptrace.model.kinds import Kind, Role
 __all__ = [
     "NEVER",
     "TURNS",
+    "find_results",
     "find_wrong",
     "issue_ends",
     "list_messages",
@@ -32,24 +33,31 @@ RECEIVE = (int(Kind.RECV_F), int(Kind.RECV_B))
 COMPUTES = int(Role.COMPUTE)
 
 
-def list_messages(row_ptr, cells, graph, kinds, made_at, out):
-    """List the messages by producer; return how many there are. ``made_at`` comes as -1."""
+def find_results(cells, graph, kinds, made_at):
+    """Note where each result that other stages need is made; ``made_at`` comes as -1."""
     for row in range(len(cells.kind)):
         way = kinds.feeds[cells.kind[row]]
         if way >= 0:
             base = (way * graph.stages + cells.stage[row]) * graph.microbatches
             for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                 made_at[base + u] = row
+
+
+def list_messages(row_ptr, cells, graph, kinds, made_at, sent, out):
+    """List the messages by producer; return how many there are.
+
+    ``sent``, which comes zeroed, counts the messages from each rank to each.
+    """
     n = 0
     for rank in range(graph.ranks):
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             way = kinds.feeds[cells.kind[row]]
             if way >= 0:
-                n = _list_of(row, rank, way, cells, graph, made_at, out, n)
+                n = _list_of(row, rank, way, cells, graph, made_at, sent, out, n)
     return n
 
 
-def _list_of(row, rank, way, cells, graph, made_at, out, n):
+def _list_of(row, rank, way, cells, graph, made_at, sent, out, n):
     """List the messages that carry one action's result."""
     s, u = cells.stage[row], cells.microbatch[row]
     ptr = graph.succ_ptr if way == 0 else graph.pred_ptr
@@ -64,6 +72,7 @@ def _list_of(row, rank, way, cells, graph, made_at, out, n):
             out.target[n] = peer
             out.edge[n] = edges[e]
             out.way[n] = way
+            sent[rank * graph.ranks + peer] += 1
             n += 1
     return n
 
@@ -136,13 +145,13 @@ def sort_ends(plan, communicators, first, order, key):
 
 def issue_ends(
     row_ptr, cells, messages, communicators, first, order, key,
-    out, edge, call, at, of_end, before, over, last,
+    out, edge, peer, call, at, of_end, before, over, last,
 ):  # fmt: skip
     """Copy each rank's rows with the messages of a slot before the row behind it; return the number of calls.
 
     Ends of one slot and key are one call; ``communicators`` is a power of two. ``at`` becomes each row's new
     position, ``of_end`` each end's call, ``over`` the communicator of each call and ``before`` the one before it
-    there; ``last`` is scratch.
+    there; ``peer`` the other rank of each message, and -1 elsewhere; ``last`` is scratch.
     """
     calls, n = 0, 0
     for rank in range(len(row_ptr) - 1):
@@ -158,12 +167,11 @@ def issue_ends(
                     calls += 1
                 of_end[order[i]] = calls - 1
                 call[n] = calls - 1
-                _write(order[i], cells, messages, out, edge, n)
+                _write(order[i], cells, messages, out, edge, peer, n)
                 n += 1
             if row < row_ptr[rank + 1]:
                 at[row] = n
-                call[n] = -1
-                edge[n] = -1
+                call[n] = peer[n] = edge[n] = -1
                 out.kind[n] = cells.kind[row]
                 out.stage[n] = cells.stage[row]
                 out.microbatch[n] = cells.microbatch[row]
@@ -173,7 +181,7 @@ def issue_ends(
     return calls
 
 
-def _write(end, cells, messages, out, edge, n):
+def _write(end, cells, messages, out, edge, peer, n):
     """Write one end of a message."""
     count = len(messages.producer)
     sends = end < count
@@ -185,6 +193,7 @@ def _write(end, cells, messages, out, edge, n):
     out.span[n] = cells.span[row]
     out.pair[n] = -1
     edge[n] = messages.edge[m]
+    peer[n] = messages.target[m] if sends else messages.source[m]
 
 
 def _needed(m, messages):

@@ -9,7 +9,7 @@ from pptrace.kernel.memory import fetch
 from pptrace.sim.kernels.linking import chain_behind, link_consumers
 from pptrace.sim.kernels.rules import AHEAD, FORWARD, LINE, SENDS
 
-__all__ = ["LAUNCHED", "link_calls", "tell_calls"]
+__all__ = ["LAUNCHED", "OUTLASTED", "link_calls", "tell_calls"]
 
 LAUNCHED, JOINED = 1, 2
 """A call whose beginning, or end, is a task of its own."""
