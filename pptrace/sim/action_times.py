@@ -12,6 +12,7 @@ from pptrace.model.kinds import SENDS, Kind
 
 if TYPE_CHECKING:
     from pptrace.model.cells import CellColumns
+    from pptrace.model.columns import Int32s
     from pptrace.model.placement import Placement
     from pptrace.sim.records import TaskColumns
 
@@ -60,3 +61,15 @@ class ActionTimes:
         sent = SENDS.mask(kind) & (self.transfer_ns[cell] >= 0)
         task.duration_ns[rows[sent]] = 0
         task.lag_ns[rows[sent]] = self.transfer_ns[cell[sent]]
+
+    @staticmethod
+    def shared(task: TaskColumns, twin: Int32s) -> None:
+        """Give each receiver's side of a rendezvous, in place, what its sender's side takes.
+
+        Args:
+            task: what rows take.
+            twin: the sender's side of each receiver's side, -1 for other rows.
+        """
+        received = np.flatnonzero(twin >= 0)
+        for values in (task.duration_ns, task.lag_ns):
+            values[received] = values[twin[received]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.kernel import run
-from pptrace.model.columns import passing, unset
+from pptrace.model.columns import passing
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import RECEIVES
 from pptrace.sim.kernels.calling import OUTLASTED, tell_calls
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int8s, Int32s
     from pptrace.schedule.calls import Issue
     from pptrace.schedule.issue_order import IssueOrder
-    from pptrace.schedule.neighbours import StageGraph
-    from pptrace.sim.records import Found
 
 __all__ = ["Calling", "calling"]
 
@@ -55,23 +53,19 @@ class Calling(NamedTuple):
         awaited=_NONE, row=_NONE, earlier=_NONE, later=_NONE,
     )  # fmt: skip
     known: _Known = _Known(_NONE, np.zeros(0, dtype=np.int8))
-    twin: Int32s = _NONE
-    """Shape (rows,): by place, the sender's side that a receiver's side meets, else -1."""
     tasks: int = 0
     """Tasks that begin and end calls."""
     edges: int = 0
     """A bound of the edges of calls."""
 
 
-def calling(issued: IssueOrder, graph: StageGraph, place: Int32s, fork: Int32s, found: Found) -> Calling:
+def calling(issued: IssueOrder, place: Int32s, fork: Int32s) -> Calling:
     """Return what the kernels need of an issue order's calls.
 
     Args:
         issued: the issue order.
-        graph: of its stages.
         place: of each issued row.
         fork: of each place, the computation before it.
-        found: where receivers' sides are.
     """
     if issued.calls is None:
         return Calling()
@@ -82,14 +76,13 @@ def calling(issued: IssueOrder, graph: StageGraph, place: Int32s, fork: Int32s, 
     )  # fmt: skip
     known = _Known(*passing(len(own), np.int32, np.int8))
     known.waited[:], known.flags[:] = -1, 0
-    twin = unset(len(issued))
     tasks = run(
         tell_calls,
-        (issued.row_ptr, issued.cells, issued.edge, graph, TABLE, calls, place, fork, found),
-        (twin, *known),
+        (issued.row_ptr, issued.cells, TABLE, calls, place, fork),
+        known,
         work=len(issued),
     )
-    return Calling(calls, known, twin, tasks, tasks + _most_edges(issued, own, known.flags))
+    return Calling(calls, known, tasks, tasks + _most_edges(issued, own, known.flags))
 
 
 def _most_edges(issued: IssueOrder, calls: Issue, flags: Int8s) -> int:

@@ -59,7 +59,7 @@ def _beside_messages(schedule: Schedule) -> NDArray[np.int64]:
     kind = schedule.kind
     reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
     reduced = np.flatnonzero(reduces)
-    cells = schedule.rank_of_row()[reduced] * schedule.stages + schedule.stage[reduced]
+    cells = _ranks_of(schedule, reduced) * schedule.stages + schedule.stage[reduced]
     each = bool((np.diff(np.sort(cells)) == 0).any())  # without np.unique, which imports masked arrays
     there = _BESIDE.mask(kind) | (reduces & each)
     if schedule.has_communication or not there.any():
@@ -67,8 +67,13 @@ def _beside_messages(schedule: Schedule) -> NDArray[np.int64]:
     computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))
     rows = np.flatnonzero(there)
     behind = computed[np.searchsorted(computed, rows)]
-    ends = schedule.row_ptr[1:][schedule.rank_of_row()[rows]]
+    ends = schedule.row_ptr[1:][_ranks_of(schedule, rows)]
     return np.asarray(rows[behind < ends])
+
+
+def _ranks_of(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the ranks of some actions."""
+    return np.searchsorted(schedule.row_ptr, rows, side="right") - 1
 
 
 def _with_messages(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> IssueOrder:

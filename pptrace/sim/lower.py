@@ -62,6 +62,7 @@ class _Rows(NamedTuple):
     found: Found
     cells: CellColumns
     task: TaskColumns
+    twin: Int32s  # by place, the sender's side that a receiver's side meets, else -1; but of calls, not known yet
 
 
 def lower(
@@ -80,7 +81,7 @@ def lower(
 
     With ``barrier``, no gradient is reduced before every rank has computed its last one; with ``stage_replicas``,
     none before all ranks that hold its stage have. Ranks meet when all have computed. With ``slows``, computation
-    and communication that run beside each other do so in rows of their own. ``made_at`` is as :func:`issue` has it.
+    and communication that run beside each other do so in rows of their own. ``made_at``: see :func:`issue`.
 
     Raises:
         DeadlockError: a rank needs what it computes later itself, or no order of messages exists.
@@ -105,7 +106,7 @@ def lower(
     if times is not None:
         times.laid_over(placed.cells, placed.task, issued.placement)
     check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
-    called = calling(issued, graph, placed.place, placed.task.fork, placed.found)
+    called = calling(issued, placed.place, placed.task.fork)
     needs = needs_of(
         schedule, workload.released_ns, placed.cells, lanes, lowering_of.tasks + called.tasks,
         barrier=barrier, stage_replicas=stage_replicas,
@@ -113,13 +114,14 @@ def lower(
     linked = lowering_of.link(placed, called, needs.edges, needs.tasks)
     if linked is None:
         raise explain_deadlock(schedule)
+    if times is not None:
+        times.shared(placed.task, linked.twin)
     edges = linked.edges
     if schedule.recompute_waits:
         edges = waiting(edges, placed.cells, placed.found.made_at, graph.stages)
     parts, found = expansion.placed(placed.place), lowering_of.between
     ends, cells, task = {name: getattr(lanes, name) for name in LANE_COLUMNS}, placed.cells, placed.task
-    # What was issued takes as much memory as the graph, and is not needed any more.
-    del issued, expansion, lanes, lowering_of, placed
+    del issued, expansion, lanes, lowering_of, placed  # which take as much memory as the graph
     task = with_further(task, needs)
     following, following_peer = chained(ends, linked, needs.tasks, rules)
     if parts is not None and policy.blocks:
@@ -170,7 +172,7 @@ class _Lowering:
             duration_ns=np.empty(self.tasks + 1, dtype=np.int64), lag_ns=np.zeros(self.tasks + 1, dtype=np.int64),
         )  # fmt: skip
         task.duration_ns[rows:] = 0  # what has no row takes no time: batches, and the task behind which ranks meet
-        placed = _Rows(place, found, out, task)
+        placed = _Rows(place, found, out, task, unset(rows))
         run(
             placing.place_rows,
             (
@@ -188,8 +190,7 @@ class _Lowering:
         Returns:
             None where a rank needs what it computes later.
         """
-        issued, rows, graph, rules = self.issued, len(self.issued), self.graph, self.rules
-        twin = called.twin if rules.called else unset(rows)
+        issued, rows, graph, rules, twin = self.issued, len(self.issued), self.graph, self.rules, placed.twin
         batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
         kinds = present(issued.kind)
         bound = _most_edges(issued, kinds, self.expansion.columns, rules) + called.edges

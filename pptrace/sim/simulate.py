@@ -153,7 +153,7 @@ def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline,
     start, end, cause = ran.start_ns[:rows], ran.end_ns[:rows], _row_causes(graph, ran.cause)
     enter = np.empty(rows, dtype=np.int64)
     twin = graph.twin if has_twins else graph.twin[:0]
-    changed = (start, end, cause, duration, lag, enter)
+    changed = (start, end, cause, enter)
     in_order = run(running.enter_times, (graph.lane_ptr, graph.fork, twin), changed, work=rows) == 0
     timeline = Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,

@@ -79,31 +79,28 @@ def _list_of(row, rank, way, cells, graph, made_at, sent, out, n):
 
 def find_wrong(row_ptr, messages, plan):
     """Return 1 + the first end that is issued, or else waited for, where it cannot be, 0 where there is none."""
-    count = len(messages.producer)
+    count, found = len(messages.producer), 0
     for m in range(count):
-        rank = messages.source[m]
-        slot = plan.send[m] // TURNS
-        if slot <= messages.producer[m] + rank or slot > row_ptr[rank + 1] + rank:
-            return 1 + m
-    for m in range(count):
-        rank = messages.target[m]
-        slot = plan.receive[m] // TURNS
-        if slot < row_ptr[rank] + rank or slot > messages.consumer[m] + rank:
-            return 1 + count + m
-    for m in range(count):
-        rank = messages.source[m]
-        if _is_wrong_wait(plan.send_waited[m], plan.send[m], row_ptr[rank + 1] + rank):
-            return 1 + 2 * count + m
-    for m in range(count):
-        rank = messages.target[m]
-        if _is_wrong_wait(plan.receive_waited[m], plan.receive[m], row_ptr[rank + 1] + rank):
-            return 1 + 3 * count + m
-    return 0
+        source, target, send, receive = messages.source[m], messages.target[m], plan.send[m], plan.receive[m]
+        # Behind a rank's last slot.
+        behind, behind_target = row_ptr[source + 1] + source + 1, row_ptr[target + 1] + target + 1
+        wrong = 0
+        if send < (messages.producer[m] + source + 1) * TURNS or send >= behind * TURNS:
+            wrong = 1 + m
+        elif not (row_ptr[target] + target) * TURNS <= receive < (messages.consumer[m] + target + 1) * TURNS:
+            wrong = 1 + count + m
+        elif _is_wrong_wait(plan.send_waited[m], send, behind):
+            wrong = 1 + 2 * count + m
+        elif _is_wrong_wait(plan.receive_waited[m], receive, behind_target):
+            wrong = 1 + 3 * count + m
+        if wrong > 0 and (found == 0 or wrong < found):
+            found = wrong
+    return found
 
 
-def _is_wrong_wait(waited, launched, last):
-    """Whether a wait is before what it waits for, or behind its rank's last slot."""
-    return waited != NEVER and (waited < launched or waited // TURNS > last)
+def _is_wrong_wait(waited, launched, behind):
+    """Whether a wait is before what it waits for, or in a slot ``behind`` its rank's or later."""
+    return waited != NEVER and (waited < launched or waited >= behind * TURNS)
 
 
 def _put(moment, end, communicator, communicators, first, order, key):

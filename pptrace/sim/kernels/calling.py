@@ -7,7 +7,7 @@ holds it up, and ends with one only where another call waits for it.
 
 from pptrace.kernel.memory import fetch
 from pptrace.sim.kernels.linking import chain_behind, link_consumers
-from pptrace.sim.kernels.rules import AHEAD, FORWARD, LINE, SENDS
+from pptrace.sim.kernels.rules import AHEAD, LINE, SENDS
 
 __all__ = ["LAUNCHED", "OUTLASTED", "link_calls", "tell_calls"]
 
@@ -27,11 +27,10 @@ OUTLASTED = 32
 """A call of one send that another one follows: who waits for that one may wait for no other."""
 
 
-def tell_calls(row_ptr, cells, edge, graph, kinds, calls, place, fork, found, twin, waited, flags):
+def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
     """Find what each call is, and which need tasks of their own; return how many tasks.
 
-    ``twin`` becomes the sender's side that each receiver's side meets, ``waited`` the first computation that waits
-    for each call; both come as -1, and ``flags`` zeroed.
+    ``waited``, which comes as -1, becomes the first computation that waits for each call; ``flags`` come zeroed.
     """
     for i in range(len(calls.row)):
         flags[calls.awaited[i]] |= JOINED
@@ -44,9 +43,6 @@ def tell_calls(row_ptr, cells, edge, graph, kinds, calls, place, fork, found, tw
             call = calls.of_row[row]
             if call < 0:
                 continue
-            at, sends = place[row], kinds.role[cells.kind[row]] == SENDS
-            if sends:
-                twin[_other_side(row, cells, edge, graph, kinds, found)] = at
             if call == opened:
                 flags[call] |= SEVERAL
             else:
@@ -54,10 +50,10 @@ def tell_calls(row_ptr, cells, edge, graph, kinds, calls, place, fork, found, tw
                 if calls.waited[call] >= 0:
                     waited[call] = place[calls.waited[call]]
                 before = calls.before[call]
-                if before >= 0 and (waited[before] < 0 or waited[before] > fork[at]):
+                if before >= 0 and (waited[before] < 0 or waited[before] > fork[place[row]]):
                     flags[call] |= FOLLOWS | LAUNCHED
                     flags[before] |= JOINED | OUTLASTED
-                if not sends:
+                if kinds.role[cells.kind[row]] != SENDS:
                     flags[call] |= OF_RECEIVER
     tasks = 0
     for call in range(len(flags)):
@@ -68,12 +64,6 @@ def tell_calls(row_ptr, cells, edge, graph, kinds, calls, place, fork, found, tw
         flags[call] = own
         tasks += (own & LAUNCHED) + (own & JOINED) // JOINED
     return tasks
-
-
-def _other_side(row, cells, edge, graph, kinds, found):
-    """Return the receiver's side that a sender's side meets."""
-    way = 0 if kinds.direction[cells.kind[row]] == FORWARD else graph.edges
-    return found.recv_at[(way + edge[row]) * graph.microbatches + cells.microbatch[row]]
 
 
 def link_calls(

@@ -27,6 +27,7 @@ from pptrace.sim.kernels.rules import (
 __all__ = ["key_lanes", "place_rows"]
 
 NO_FORK = -2
+NOWHERE = -1
 MIX_FIRST, MIX_SECOND, MODULUS = 48271, 69621, 2147483647
 """Two steps of a Lehmer generator spread messages over equal ways, alike on both sides."""
 
@@ -87,11 +88,12 @@ def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
 
 
 def place_rows(
-    row_ptr, cells, edge, graph, kinds, parts, lanes, costs, routes, rules, cursor, place, found, out, task
+    row_ptr, cells, edge, graph, kinds, parts, lanes, costs, routes, rules, cursor, place, found, out, task, twin
 ):
     """Move each row to its lane with its bytes, duration, lag and fork, and note where it went.
 
-    ``task``'s columns of bytes, lags and collectives come zeroed.
+    ``task``'s columns of bytes, lags and collectives come zeroed. Of calls, ``twin`` (-1 before) becomes the
+    sender's side that each receiver's side meets.
     """
     kind, stage, microbatch, span, pair = cells.kind, cells.stage, cells.microbatch, cells.span, cells.pair
     out_kind, out_stage, out_microbatch = out.kind, out.stage, out.microbatch
@@ -117,7 +119,9 @@ def place_rows(
             if in_parts and parts.release[row] != -1:
                 task.fork[at] = -1 if parts.release[row] == NO_FORK else place[parts.release[row]]
             if role[k] == SENDS or role[k] == RECEIVES:
-                _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task)
+                _place_message(
+                    row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task, twin
+                )
                 if rules.mode == ON_COMPUTE:
                     behind = at
             elif in_parts and parts.stream[row] >= 0:
@@ -145,7 +149,7 @@ def _fetch_ahead(at, out, task):
     )  # fmt: skip
 
 
-def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task):
+def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task, twin):
     """Give one end of a message its path, bytes, duration and lag."""
     k, u, n, e = cells.kind[row], cells.microbatch[row], cells.span[row], edge[row]
     sends = kinds.role[k] == SENDS
@@ -169,9 +173,22 @@ def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, route
     task.duration_ns[at] = took + routes.latency_ns[path] if own and not sends else took
     if not own:
         task.lag_ns[at] = routes.latency_ns[path]
-    if not sends:
+    if rules.called:
+        _meet(index, at, sends, found, twin)
+    elif not sends:
         for i in range(n):
             found.recv_at[index + i] = at
+
+
+def _meet(index, at, sends, found, twin):
+    """Let the second side of a message that is placed find the first, a sender's as -2 - its place."""
+    other = found.recv_at[index]
+    if other == NOWHERE:
+        found.recv_at[index] = NOWHERE - 1 - at if sends else at
+    elif sends:
+        twin[other] = at
+    else:
+        twin[at] = NOWHERE - 1 - other
 
 
 def _place_action(row, at, cells, graph, costs, task):

@@ -130,10 +130,10 @@ def _first_ready(graph: Graph, tasks: Tasks) -> int:
     return top
 
 
-def enter_times(lane_ptr, fork, twin, start, end, cause, duration, lag, enter):
+def enter_times(lane_ptr, fork, twin, start, end, cause, enter):
     """Note when each row was launched: the row before it on its lane and its fork were done.
 
-    Before that, each receiver's side of a rendezvous is given what its sender's side was; ``twin`` is empty where
+    Before that, each receiver's side of a rendezvous is given when its sender's side ran; ``twin`` is empty where
     there is none. Returns whether any row starts before the one that it follows on its lane.
     """
     disordered = 0
@@ -146,8 +146,6 @@ def enter_times(lane_ptr, fork, twin, start, end, cause, duration, lag, enter):
                 start[row] = start[other]
                 end[row] = end[other]
                 cause[row] = cause[other]
-                duration[row] = duration[other]
-                lag[row] = lag[other]
             launched = free
             if fork[row] >= 0:
                 launched = max(launched, end[fork[row]])
