@@ -232,11 +232,19 @@ class PointToPoint(_Section):
     )
 
     @property
-    def rules(self) -> dict[str, Any]:
-        """Settings of the core's own rules that are other than their defaults."""
-        standard = PointToPoint()
-        found = {name: getattr(self, name) for name in ("stream", "eager", "receive")}
-        return {name: value for name, value in found.items() if value != getattr(standard, name)}
+    def idle(self) -> dict[str, tuple[str, ...]]:
+        """Settings other than their defaults that this policy does not take, and the policies that do."""
+        standard, policies = PointToPoint(), _TAKEN_BY.items()
+        idle = {name: takers for name, takers in policies if self.policy not in takers}
+        return {name: takers for name, takers in idle.items() if getattr(self, name) != getattr(standard, name)}
+
+    @property
+    def taken(self) -> PointToPoint:
+        """These settings, those that this policy does not take at their defaults."""
+        return self.model_copy(update={name: getattr(PointToPoint(), name) for name in self.idle})
+
+
+_TAKEN_BY = {"stream": ("ordered",), "eager": ("ordered",), "receive": ("blocking", "ordered", "batched")}
 
 
 class Experiment(_Section):

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from pptrace.config.choices import PolicyName
 from pptrace.config.derive import derived
 from pptrace.config.experiment import Experiment, NamedChoice, PointToPoint, ScheduleChoice
 from pptrace.config.options import merged, validate_options
@@ -150,11 +149,8 @@ class Resolved:
         return replace(self, experiment=experiment, origins={**self.origins, **origins})
 
     def _dumped(self) -> dict[str, Any]:
-        p2p = self.experiment.p2p
-        if p2p.rules and p2p.policy not in PolicyName.words():
-            # A file said how rules run, and the policy was named over it.
-            p2p = type(p2p)(policy=p2p.policy, options=p2p.options)
-        experiment = self.experiment.model_copy(update={"p2p": p2p})
+        # A file may say how rules run, and another policy be named over it.
+        experiment = self.experiment.model_copy(update={"p2p": self.experiment.p2p.taken})
         dumped = experiment.model_dump(mode="json", by_alias=True, exclude_none=True)
         if self.experiment.cluster is not None:
             del dumped["network"]

@@ -256,22 +256,25 @@ def policy_of(work: Assembly, table: Schedule) -> tuple[Assembly, Policy]:
     if p2p.policy in PolicyName.words():
         work, _ = work.options("p2p", None)
         name = PolicyName(p2p.policy)
+        _refuse_idle(work.resolved, p2p.policy)
         return work, Policy(name=name, receive=p2p.receive, stream=p2p.stream, eager_bytes=p2p.eager)
     with placed(work.resolved, "p2p"):
         provided = work.registry.message_policies[p2p.policy]
-    _refuse_rules(work.resolved, p2p.policy)
+    _refuse_idle(work.resolved, p2p.policy)
     work, options = work.using(provided).options("p2p", provided.offer.options)
     with placed(work.resolved, "p2p"):
         return work, build_policy(provided, table, options)
 
 
-def _refuse_rules(resolved: Resolved, policy: str) -> None:
-    """Refuse settings of the core's rules beside a plugin's policy, but defaults and what stands elsewhere."""
+def _refuse_idle(resolved: Resolved, policy: str) -> None:
+    """Refuse settings of rules that a policy does not take, but defaults and what stands elsewhere than it."""
     chosen = resolved.positions.get("p2p.policy")
-    for key in (f"p2p.{name}" for name in resolved.experiment.p2p.rules):
-        place = resolved.positions.get(key)
-        if place is not None and chosen is not None and place.source == chosen.source:
-            raise resolved.error(key, f"{policy} does not take it: its switches stand under p2p.options")
+    for name, takers in resolved.experiment.p2p.idle.items():
+        place = resolved.positions.get(f"p2p.{name}")
+        if place is not None and (chosen is None or place.source == chosen.source):
+            own = policy in PolicyName.words()
+            what = f"only {', '.join(takers)} can" if own else "its switches stand under p2p.options"
+            raise resolved.error(f"p2p.{name}", f"{policy} does not take it: {what}")
 
 
 def _contention(experiment: Experiment) -> Contention:

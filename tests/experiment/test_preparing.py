@@ -179,3 +179,37 @@ def test_a_schedule_may_ask_what_others_take_in_its_configuration(tmp_path: Path
     run = pptrace.simulate(schedule=f"{file}:make", **sizes)
 
     assert run.metrics.step_ns == steps["eager"] == 15_000_000
+
+
+@pytest.mark.parametrize(
+    ("p2p", "said"),
+    [
+        ("{policy: async, stream: pair}", "step.yaml:4:22: p2p.stream: async does not take it: only ordered can"),
+        ("{stream: rank}", "step.yaml:4:7: p2p.stream: async does not take it: only ordered can"),
+        (
+            "{policy: batched, eager: 1 KiB}",
+            "step.yaml:4:24: p2p.eager: batched does not take it: only ord",
+        ),
+        (
+            "{policy: sender-blocking, receive: asap}",
+            "step.yaml:4:32: p2p.receive: sender-blocking does not take it: only blocking, ordered, batched can",
+        ),
+    ],
+)
+def test_a_setting_that_a_policy_does_not_take_is_one_line(p2p: str, said: str, tmp_path: Path) -> None:
+    step = tmp_path / "step.yaml"
+    step.write_text(f"schedule: 1f1b\nparallel: {{pp: 2}}\nbatch: {{microbatches: 4}}\np2p: {p2p}\n")
+
+    with pytest.raises(ConfigError, match=said):
+        pptrace.simulate(step)
+
+
+def test_a_policy_named_over_a_file_leaves_what_it_does_not_take(tmp_path: Path) -> None:
+    step = tmp_path / "step.yaml"
+    p2p = "p2p: {policy: ordered, stream: pair, receive: deferred}\n"
+    step.write_text(f"schedule: 1f1b\nparallel: {{pp: 2}}\nbatch: {{microbatches: 4}}\n{p2p}")
+
+    resolved = pptrace.simulate(step, p2p="async").prepared.resolved.to_dict()
+
+    assert resolved["p2p"] == {"policy": "async", "options": {}, "stream": "direction", "eager": "0 B"}
+    assert pptrace.simulate(resolved).prepared.resolved.to_dict() == resolved
