@@ -22,10 +22,11 @@ __all__ = ["LEAST", "MAPPED", "MOST", "Store", "borrowed", "lasting"]
 LEAST = 2**20
 """Bytes from which memory is kept: less than that, the allocator keeps itself."""
 
-MAPPED = 2**25
-"""Bytes from which the allocator keeps nothing: the system hands out new pages each time."""
+MAPPED = 2**23
+"""Bytes from which what lasts is lent, too. Whether the allocator keeps such pieces or has the system clear new
+pages each time hangs on what else was given back before (mallopt(3), ``M_MMAP_THRESHOLD``)."""
 
-MOST = 2**28
+MOST = 2**29
 """Bytes that are kept at most while nobody uses them."""
 
 _LINE = 64

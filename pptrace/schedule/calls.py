@@ -239,10 +239,10 @@ def _waits(
 ) -> tuple[Int32s, Int8s, _Waits, _Waits]:
     """Return the first row that waits for each call, and whether others may; which those are; which calls do."""
     room, wide = 2 * plan.send.size, int(schedule.span.max(initial=1) > 1)
-    rows = _Waits(*np.empty((2, room), dtype=np.int32))
+    rows = _Waits(*passing(room, np.int32, np.int32))
     while True:
         waited, further = unset(number), np.zeros(number, dtype=np.int8)
-        later, counted = _Waits(*np.empty((2, room), dtype=np.int32)), np.zeros(2, dtype=np.int64)
+        later, counted = _Waits(*passing(room, np.int32, np.int32)), np.zeros(2, dtype=np.int64)
         run(
             kernels.wait_for_calls,
             (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end, at, wide),

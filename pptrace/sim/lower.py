@@ -166,12 +166,14 @@ class _Lowering:
         found = Found(made_at=unset(2 * graph.stages * graph.microbatches), recv_at=unset(messages))
         out = CellColumns(*together(rows, *(values.dtype.type for values in self.issued.cells)))
         (place,), (path, fork) = passing(rows, np.int32), passing(rows, np.int32, np.int32)
+        duration, lag, size, collective = together(self.tasks + 1, *[np.int64] * 4)
+        # What has no row takes no time: batches, and the task behind which ranks meet.
+        for values in (duration[rows:], lag, size, collective):
+            values[:] = 0
         task = TaskColumns(
-            size_bytes=np.zeros(rows, dtype=np.int64), path=path, fork=fork,
-            collective_ns=np.zeros(rows, dtype=np.int64),
-            duration_ns=np.empty(self.tasks + 1, dtype=np.int64), lag_ns=np.zeros(self.tasks + 1, dtype=np.int64),
+            size_bytes=size[:rows], path=path, fork=fork, collective_ns=collective[:rows], duration_ns=duration,
+            lag_ns=lag,
         )  # fmt: skip
-        task.duration_ns[rows:] = 0  # what has no row takes no time: batches, and the task behind which ranks meet
         placed = _Rows(place, found, out, task, unset(rows))
         run(
             placing.place_rows,
@@ -195,7 +197,7 @@ class _Lowering:
         kinds = present(issued.kind)
         bound = _most_edges(issued, kinds, self.expansion.columns, rules) + called.edges
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
-        pairs = Pairs(*(np.empty(bound, dtype=np.int32) for _ in Pairs._fields))  # not all of which is touched
+        pairs = Pairs(*passing(bound, np.int32, np.int32))  # not all of which is touched
         told = (
             issued.row_ptr, issued.cells, issued.edge, graph, TABLE, self.expansion.columns, self.lanes.columns,
             rules, placed.place, placed.found, placed.task,

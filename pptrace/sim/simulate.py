@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.kernel import run
+from pptrace.model.columns import together
 from pptrace.model.kinds import SENDS
 from pptrace.network.flat import ideal
 from pptrace.record import dataclass
@@ -151,7 +152,7 @@ def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline,
     rows = graph.rows
     duration, lag = graph.duration_ns[:rows], graph.lag_ns[:rows]
     start, end, cause = ran.start_ns[:rows], ran.end_ns[:rows], _row_causes(graph, ran.cause)
-    enter = np.empty(rows, dtype=np.int64)
+    (enter,) = together(rows, np.int64)
     twin = graph.twin if has_twins else graph.twin[:0]
     changed = (start, end, cause, enter)
     in_order = run(running.enter_times, (graph.lane_ptr, graph.fork, twin), changed, work=rows) == 0

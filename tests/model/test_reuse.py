@@ -98,7 +98,8 @@ def test_a_forked_process_keeps_nothing_of_its_parent_s() -> None:
     assert (kept >= LEAST, status) == (True, 0)
 
 
-def test_what_others_may_hold_on_to_is_lent_where_the_system_would_map_it() -> None:
+def test_what_others_may_hold_on_to_is_lent_where_the_system_would_map_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pptrace.model.reuse._store", Store())
     first = lasting(MAPPED)
     address, view = first.ctypes.data, first[:8]
     view[:] = 5
