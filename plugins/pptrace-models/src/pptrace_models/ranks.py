@@ -36,7 +36,8 @@ class Devices:
     @property
     def distinct(self) -> tuple[Accelerator, ...]:
         """Each device of a stage once, in the order of stages."""
-        return tuple(dict.fromkeys(self.of_stages))
+        once = {id(device): device for device in self.of_stages}
+        return tuple(dict.fromkeys(once.values()))
 
     @property
     def memories(self) -> list[int]:
@@ -54,16 +55,16 @@ class Devices:
         Raises:
             ConfigError: a rank's device has no peak for the precision.
         """
-        total = 0
+        total, alike = 0, self.are_alike
         for rank, device in enumerate(self.of_ranks):
-            with _at_rank(rank, alike=self.are_alike):
+            with _at_rank(rank, alike=alike):
                 total += device.peak(precision)
         return total
 
     @property
     def are_alike(self) -> bool:
         """Whether all ranks have the same device."""
-        return all(device == self.of_ranks[0] for device in self.of_ranks)
+        return len({id(device): device for device in self.of_ranks}) == 1 or len({*self.of_ranks}) == 1
 
 
 def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
@@ -86,7 +87,7 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
     ranks = found if request.rank_devices else found * request.ranks
     holders = request.stage_ranks or tuple((stage % request.ranks,) for stage in range(request.stages))
     for stage, own in enumerate(holders):
-        other = next((rank for rank in own if ranks[rank] != ranks[own[0]]), None)
+        other = next((rank for rank in own[1:] if ranks[rank] != ranks[own[0]]), None)
         if other is not None:
             message = (
                 f"stage {stage} is on ranks {own[0]} and {other}, whose devices differ, and a stage has one cost: "

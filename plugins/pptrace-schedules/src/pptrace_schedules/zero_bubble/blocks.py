@@ -10,14 +10,13 @@ shifted by a few slots.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import Kind, fill_weights
 from pptrace_schedules.zero_bubble.patterns import repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pptrace.plugin import Schedule
 
 __all__ = ["INTERVAL", "filled", "half_blocks", "min_blocks"]
@@ -40,7 +39,8 @@ def min_blocks(ranks: int) -> list[tuple[int, ...]]:
     return [(r, 2 * ranks - r - 1, 4 * ranks + shift - r - 1, 2 * ranks + shift + r) for r in range(ranks)]
 
 
-def filled(blocks: Sequence[Sequence[int]], microbatches: int, peak: int) -> Schedule:
-    """Return the table of repeated blocks with weight gradients, for times of 1 each."""
+@lru_cache(maxsize=16)
+def filled(blocks: tuple[tuple[int, ...], ...], microbatches: int, peak: int) -> Schedule:
+    """Return the table of repeated blocks with weight gradients, for times of 1 each; the last ones are kept."""
     rows = repeated(blocks, INTERVAL, microbatches)
     return fill_weights(rows, {Kind.F: 1, Kind.I: 1, Kind.W: 1}, taken=1, kept=1, room=peak).schedule

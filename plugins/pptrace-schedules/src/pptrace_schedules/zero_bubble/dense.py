@@ -8,6 +8,7 @@ Memory, NeurIPS 2024, arXiv:2405.15362, reorder both ends as well.
 from __future__ import annotations
 
 from bisect import insort
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +16,6 @@ import numpy as np
 from pptrace_schedules.zero_bubble.patterns import of_codes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from pptrace.plugin import Int64s, Schedule
@@ -26,6 +25,9 @@ __all__ = ["dense"]
 F, UP, I, BACK, W = range(5)  # noqa: E741 - PyTorch's name
 """Forwards on the way down and up, their input gradients, weight gradients: the order of patterns' codes."""
 
+_KEPT = 16
+"""Tables that are kept at once."""
+
 _FROM = (-1, 1, 1, -1)
 """The neighbour, above or below, whose result each needs."""
 
@@ -33,8 +35,9 @@ _AFTER = (None, F, BACK, UP)
 """What comes before each on its own rank."""
 
 
-def dense(blocks: Sequence[Sequence[int]], interval: int, microbatches: int, most: int) -> Schedule:
-    """Return a table with weight gradients.
+@lru_cache(maxsize=_KEPT)
+def dense(blocks: tuple[tuple[int, ...], ...], interval: int, microbatches: int, most: int) -> Schedule:
+    """Return a table with weight gradients; costs that leave as much room share it.
 
     Args:
         blocks: per rank, the slots of microbatch 0's forwards and input gradients, in the order of the codes.
@@ -64,13 +67,14 @@ def _gradients(own: Int64s) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 def _weights(slots: Int64s) -> Int64s:
     """Return the slots of each rank's weight gradients: the first free ones behind its input gradients."""
     found = np.empty((slots.shape[0], 2 * slots.shape[2]), dtype=np.int64)
+    count = np.arange(found.shape[1])
     for rank, own in enumerate(slots):
-        taken, free = set(own.ravel().tolist()), -1
-        for place, gradient in enumerate(np.sort(own[I:], axis=None).tolist()):
-            free = max(free, gradient) + 1
-            while free in taken:
-                free += 1
-            found[rank, place] = free
+        gradients = np.sort(own[I:], axis=None)
+        taken = np.zeros(int(own.max()) + count.size + 2, dtype=bool)
+        taken[own.ravel()] = True
+        free = np.flatnonzero(~taken)
+        behind = np.searchsorted(free, gradients, side="right")
+        found[rank] = free[np.maximum.accumulate(behind - count) + count]
     return found
 
 

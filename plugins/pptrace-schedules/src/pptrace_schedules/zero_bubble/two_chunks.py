@@ -45,7 +45,7 @@ def v_shaped(request: ScheduleRequest, fixed: Schedule, most: int) -> Schedule:
         yield without_weights(fixed)
         room = int(times.room.sets(fixed.placement).min()) * _CHUNKS
         for blocks in (half_blocks(request.ranks), min_blocks(request.ranks)):
-            tight = dense(blocks, INTERVAL, request.microbatches, room)
+            tight = dense(tuple(blocks), INTERVAL, request.microbatches, room)
             yield tight
             yield without_weights(tight)
 

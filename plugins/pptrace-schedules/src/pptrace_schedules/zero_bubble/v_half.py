@@ -38,7 +38,7 @@ def build(request: ScheduleRequest) -> Schedule:
     from pptrace_schedules.zero_bubble.two_chunks import v_shaped
 
     most = half_peak(request.ranks)
-    return v_shaped(request, filled(half_blocks(request.ranks), request.microbatches, most), most)
+    return v_shaped(request, filled(tuple(half_blocks(request.ranks)), request.microbatches, most), most)
 
 
 def bubble(request: ScheduleRequest) -> Fraction | None:

@@ -39,7 +39,7 @@ def build(request: ScheduleRequest) -> Schedule:
     from pptrace_schedules.zero_bubble.two_chunks import v_shaped
 
     most = min_peak(request.ranks)
-    return v_shaped(request, filled(min_blocks(request.ranks), request.microbatches, most), most)
+    return v_shaped(request, filled(tuple(min_blocks(request.ranks)), request.microbatches, most), most)
 
 
 def bubble(request: ScheduleRequest) -> Fraction | None:

@@ -21,6 +21,7 @@ Where the times differ there is a bubble, and the order is generated, in this mu
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pptrace_schedules.zero_bubble.closed_forms import bubble_of
@@ -39,6 +40,7 @@ def build(request: ScheduleRequest) -> Schedule:
     return v_shaped(request, _fixed(request.ranks, request.microbatches), 2 * request.ranks)
 
 
+@lru_cache(maxsize=16)
 def _fixed(ranks: int, microbatches: int) -> Schedule:
     from pptrace_schedules.zero_bubble.patterns import in_order
 
