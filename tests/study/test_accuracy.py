@@ -212,6 +212,8 @@ def test_the_chosen_microbatch_costs_what_it_measures_over_the_best() -> None:
     assert (series.best, series.chosen) == (2, 1)
     assert series.regret == pytest.approx(40)
     assert figures.ordered == (1, 3)
+    # 9 and 9.5 are 5.6 % apart and in the wrong order; 12 is far behind both, and measured ahead of the first.
+    assert [(one.most, one.right, one.pairs) for one in figures.near] == [(10.0, 0, 1), (None, 1, 2)]
 
 
 def test_scale_compares_the_fewest_devices_with_the_most() -> None:

@@ -167,6 +167,27 @@ def test_a_plan_goes_on_where_it_was(registry: Registry, tmp_path: Path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["best.yaml"]
 
 
+def test_places_that_a_simulation_does_not_tell_apart_are_named(registry: Registry) -> None:
+    found = planned(registry, vary={**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]})
+
+    worths = [one.worth[-1] for one in found.ranked]
+    near = sum(100 * worth <= 102 * worths[0] for worth in worths)
+    assert 1 < near < len(worths)
+    assert found.tied == found.ranked[:near]
+    assert [one.schedule for one in found.tied] == ["1f1b", "gpipe"]  # as fast, and the first keeps less
+    told = found.to_dict()
+    assert told["tied"] == {"margin": 0.02, "places": near}
+    assert [one["tied"] for one in told["places"]] == [at < near for at in range(len(worths))]
+    assert f"#{near} are within 2 %, nearer than a simulation tells apart: measure these" in str(found)
+
+
+def test_fewer_gpus_are_no_tie(registry: Registry) -> None:
+    found = planned(registry, objective="gpus", vary={**FEW, "schedule": ["1f1b"], "tp": [1, 2]}, exhaustive=True)
+
+    assert {one.layout.gpus for one in found.tied} == {found.best.layout.gpus}
+    assert len({one.layout.gpus for one in found.ranked}) > 1
+
+
 def test_names_are_cut_only_where_they_stay_apart() -> None:
     names = ["interleaved-1f1b:vp=2", "interleaved-1f1b:vp=4", "1f1b", "a" * 30 + "x" + "a" * 30]
 

@@ -13,10 +13,16 @@ if TYPE_CHECKING:
 
     from pptrace.study.accuracy.rows import Case
 
-__all__ = ["Errors", "Figures", "Scale", "Series", "figures_of"]
+    _Pair = tuple[tuple[float, float], tuple[float, float]]  # measured and simulated seconds of two steps
+
+__all__ = ["Errors", "Figures", "Near", "Scale", "Series", "figures_of"]
 
 _APART = 0.02
 """Measured steps nearer than this are in no order."""
+_NEAR = (2.0, 5.0, 10.0, None)
+"""By how many percent simulated steps are apart, at most."""
+_SAME = ("source", "model", "layers", "hidden", "gpu", "n_gpus", "precision", "gbs", "seq")
+"""Columns that configurations of one question have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +76,18 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Near:
+    """Pairs whose simulated steps are about as far apart."""
+
+    most: float | None
+    """By how much the longer one is longer at most, in percent; None for all that are farther apart."""
+    right: int
+    """Those in the measured order."""
+    pairs: int
+    """All of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """What the rows amount to."""
 
@@ -84,7 +102,10 @@ class Figures:
     memory: tuple[Errors, ...]
     """Errors of the fullest rank's peak against the printed one, by source; those that print none are left out."""
     ordered: tuple[int, int]
-    """Of pairs of one source, model, batch and devices: those in the measured order, and all."""
+    """Of pairs of one source, model, batch and devices whose measured steps are apart: those in the measured
+    order, and all."""
+    near: tuple[Near, ...]
+    """The same of all pairs, by how far apart their simulated steps are."""
 
 
 def figures_of(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> Figures:
@@ -98,13 +119,15 @@ def figures_of(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> Figures
         (f"{kind}, {precision}", [row for row in rows if (row["kind"], row["precision"]) == (kind, precision)])
         for kind, precision in kinds
     ]
+    pairs = _pairs(done)
     return Figures(
         sources=tuple(_errors(name, [row for row in rows if row["source"] == name]) for name in sources),
         groups=tuple(_errors(name, group) for name, group in groups if group),
         series=_series(done),
         scales=_scales(done),
         memory=_memory(rows, sources),
-        ordered=_ordered(done),
+        ordered=_ordered(pairs),
+        near=_near(pairs),
     )
 
 
@@ -195,17 +218,31 @@ def _scales(done: Iterable[tuple[Case, dict[str, Any]]]) -> tuple[Scale, ...]:
     return tuple(found)
 
 
-def _ordered(done: Iterable[tuple[Case, dict[str, Any]]]) -> tuple[int, int]:
+def _pairs(done: Iterable[tuple[Case, dict[str, Any]]]) -> list[_Pair]:
+    """Return measured and simulated steps of every two configurations of one model, batch and devices."""
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for case, row in done:
-        same = tuple(
-            case.row.get(name, "") for name in ("source", "model", "gpu", "n_gpus", "precision", "gbs", "seq")
-        )
+        same = tuple(case.row.get(name, "") for name in _SAME)
         groups[*same, case.row.get("series", "")].append((_took(case, row), float(row["simulated_s"])))
-    right = pairs = 0
-    for group in groups.values():
-        for (first, one), (second, other) in combinations(group, 2):
-            if abs(first - second) > _APART * min(first, second):
-                pairs += 1
-                right += (first < second) == (one < other)
-    return right, pairs
+    return [pair for group in groups.values() for pair in combinations(group, 2)]
+
+
+def _ordered(pairs: Iterable[_Pair]) -> tuple[int, int]:
+    apart = [pair for pair in pairs if abs(pair[0][0] - pair[1][0]) > _APART * min(pair[0][0], pair[1][0])]
+    return sum(map(_is_right, apart)), len(apart)
+
+
+def _near(pairs: Iterable[_Pair]) -> tuple[Near, ...]:
+    found: dict[float | None, list[_Pair]] = {most: [] for most in _NEAR}
+    for pair in pairs:
+        simulated = pair[0][1], pair[1][1]
+        lead = 100 * (max(simulated) / min(simulated) - 1)
+        found[next(most for most in _NEAR if most is None or lead <= most)].append(pair)
+    return tuple(
+        Near(most=most, right=sum(map(_is_right, own)), pairs=len(own)) for most, own in found.items() if own
+    )
+
+
+def _is_right(pair: _Pair) -> bool:
+    (first, one), (second, other) = pair
+    return (first < second) == (one < other)

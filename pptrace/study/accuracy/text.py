@@ -50,7 +50,12 @@ def accuracy_text(figures: Figures, rows: Sequence[dict[str, Any]]) -> str:
         )
     right, pairs = figures.ordered
     if pairs:
-        lines += ["", f"{right} of {pairs} pairs that lie more than 2 % apart come in the measured order"]
+        lines += ["", f"{right} of {pairs} pairs that lie more than 2 % apart come in the measured order", ""]
+        lines += _table(
+            ["simulated steps apart by", "pairs", "in the measured order"],
+            [["more" if one.most is None else f"up to {one.most:g}%", str(one.pairs), str(one.right)]
+             for one in figures.near],
+        )  # fmt: skip
     lines += _skipped(rows)
     return "\n".join(lines)
 

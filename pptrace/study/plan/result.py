@@ -15,6 +15,7 @@ from pptrace.export.picture import check_picture
 from pptrace.study.plan.arguments import megatron_arguments, torchtitan_arguments
 from pptrace.study.plan.candidate import Fate
 from pptrace.study.plan.reasons import differences_ns, why_behind
+from pptrace.study.plan.ties import MARGIN, tied
 from pptrace.study.results import TABLES, check_table, write_table
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ class Plan:
         """The first place."""
         return self.found.ranked[0]
 
+    @property
+    def tied(self) -> tuple[Candidate, ...]:
+        """The first places that are too near to the first to be behind it, the best first."""
+        return tied(self.ranked)
+
     @cached_property
     def experiment(self) -> Experiment:
         """The first place's configuration, the model's and costs' parameters filled in."""
@@ -96,6 +102,7 @@ class Plan:
                 "place": place, "schedule": one.schedule, "settings": one.settings, "arguments": one.arguments,
                 **{key: value for key, value in one.row.items() if key not in {"error", "point"}},
                 "behind": float(one.worth[-1] / self.best.worth[-1] - 1),
+                "tied": one in self.tied,
                 "why": why_behind(self.best, one), "differences_ns": differences_ns(self.best, one),
             }
             for place, one in enumerate(self.ranked, 1)
@@ -105,6 +112,7 @@ class Plan:
         return {
             "gpus": self.question.gpus, "memory": self.question.memory, "objective": self.question.objective,
             "counts": self.counts(), "refused": self.refusals(), "places": places,
+            "tied": {"margin": float(MARGIN), "places": len(self.tied)},
             "robustness": None if robustness is None else {
                 "contenders": robustness.contenders, "machines": len(robustness.verdicts),
                 "first": robustness.first, "within_2_percent": robustness.near,

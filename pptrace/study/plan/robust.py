@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace.study.plan.point import TRIALS
+from pptrace.study.plan.ties import MARGIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,6 @@ __all__ = ["Robustness", "Verdict", "robustness_of"]
 _CONTENDERS = 5
 _NEAR = Fraction(11, 10)
 """How far behind the first a contender is at most."""
-_AS_GOOD = 1.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Robustness:
     @property
     def near(self) -> int:
         """On how many it is first, or within 2 % of it."""
-        return sum(one.behind <= _AS_GOOD - 1 for one in self.verdicts)
+        return sum(one.behind <= MARGIN for one in self.verdicts)
 
 
 def robustness_of(question: Question, ranked: Sequence[Candidate], runner: Runner) -> Robustness | None:

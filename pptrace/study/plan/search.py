@@ -125,7 +125,7 @@ class Search:
             self.simulated += 1
             if one.fits:
                 self.best.append(one)
-        self.best.sort(key=lambda one: (one.worth, one.number))
+        self.best.sort(key=lambda one: (one.worth, int(one.row["peak_memory_bytes"] or 0), one.number))
         self._tell()
 
     def _tell(self) -> None:

@@ -11,6 +11,7 @@ from pptrace.study.plan.arguments import megatron_arguments, torchtitan_argument
 from pptrace.study.plan.candidate import Fate
 from pptrace.study.plan.question import OBJECTIVES
 from pptrace.study.plan.reasons import why_behind
+from pptrace.study.plan.ties import MARGIN
 
 if TYPE_CHECKING:
     from pptrace.study.plan.candidate import Candidate
@@ -30,13 +31,14 @@ _OWN = frozenset({
     "batch.global", "schedule.name", "parallel.sequence_parallel",
 })  # fmt: skip
 _WIDTH = 110
+_MARGIN = f"{float(100 * MARGIN):g} %"
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """Return the lines."""
     return [
-        *_question(plan), "", *_table(plan), "", *_reasons(plan), *_robustness(plan), "", *_counts(plan), "",
-        *_frameworks(plan),
+        *_question(plan), "", *_table(plan), "", *_reasons(plan), *_ties(plan), *_robustness(plan), "",
+        *_counts(plan), "", *_frameworks(plan),
     ]  # fmt: skip
 
 
@@ -96,6 +98,17 @@ def _reasons(plan: Plan) -> list[str]:
     return [lines[0], *(f"{'':>14}{line[14:]}" for line in lines[1:])] if lines else []
 
 
+def _ties(plan: Plan) -> list[str]:
+    """Return which places are too near to the first to be behind it."""
+    count = len(plan.tied)
+    if count == 1:
+        return []
+    named = f"#1 {'to' if plan.tied[2:] else 'and'} #{count}"
+    text = f"{named} are within {_MARGIN}, nearer than a simulation tells apart: measure these"
+    more = f"; others may be as near, --top {2 * count} names them" if count == plan.question.top else ""
+    return _folded("alike         ", text + more)
+
+
 def _robustness(plan: Plan) -> list[str]:
     found = plan.robustness
     if found is None:
@@ -103,8 +116,8 @@ def _robustness(plan: Plan) -> list[str]:
     total = len(found.verdicts)
     lost = [f"{one.trial}: #{one.best + 1} by {one.behind:.1%}" for one in found.verdicts if one.behind > 0]
     text = (
-        f"#1 stays first on {found.first} of {total} other machines, and first or within 2 % on {found.near}, "
-        f"among {found.contenders} contenders"
+        f"#1 stays first on {found.first} of {total} other machines, and first or within {_MARGIN} on "
+        f"{found.near}, among {found.contenders} contenders"
     )
     return _folded("robustness    ", f"{text}{'; ' if lost else ''}{'; '.join(lost)}")
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Int64s, Schedule
 
+    _Places = list[list[list[int]]]  # slots as lists, shape (ranks, codes, microbatches)
+
 __all__ = ["dense"]
 
 F, UP, I, BACK, W = range(5)  # noqa: E741 - PyTorch's name
@@ -85,12 +87,13 @@ def _begin_early(slots: Int64s, most: int) -> None:
     busy, held = _occupied(slots, weights)
     most = max(most, int(held.max()))
     gradients: list[list[int]] = [[] for _ in slots]
+    places, later = slots.tolist(), weights.tolist()
     early = [(int(slots[rank, code, at]), rank, code, at) for rank, code, at in np.argwhere(slots < ends).tolist()]
     early += [(int(weights[rank, at]), rank, W, at) for rank, at in np.argwhere(weights < ends).tolist()]
     for slot, rank, code, number in sorted(early):
-        own = weights[rank] if code == W else slots[rank, code]
+        own = later[rank] if code == W else places[rank][code]
         low = max(
-            gradients[rank][number] if code == W else _ready(slots, rank, code, number), _before(own, number)
+            gradients[rank][number] if code == W else _ready(places, rank, code, number), _before(own, number)
         )
         if code < I:
             full = np.flatnonzero(held[rank, low + 1 : slot] >= most)
@@ -100,18 +103,21 @@ def _begin_early(slots: Int64s, most: int) -> None:
             held[rank, moved:slot] += 1 if code < I else -1
         else:
             insort(gradients[rank], moved)
+    slots[:] = places
 
 
 def _end_early(slots: Int64s) -> None:
     """Move the input gradients behind each rank's last forward, in place: they take no memory."""
     busy, _ = _occupied(slots, None)
     late = np.argwhere(slots > slots[:, :I].max(axis=(1, 2), keepdims=True))
+    places = slots.tolist()
     for rank, code, number in late[np.argsort(slots[tuple(late.T)], kind="stable")].tolist():
-        own = slots[rank, code]
-        _move(busy[rank], own, number, max(_ready(slots, rank, code, number), _before(own, number)))
+        own = places[rank][code]
+        _move(busy[rank], own, number, max(_ready(places, rank, code, number), _before(own, number)))
+    slots[:] = places
 
 
-def _occupied(slots: Int64s, weights: Int64s | None) -> tuple[NDArray[np.bool_], Int64s]:
+def _occupied(slots: Int64s, weights: Int64s | None) -> tuple[list[bytearray], Int64s]:
     """Return which slots of each rank are taken, and the activations that it holds in each."""
     ranks = slots.shape[0]
     length = int(slots.max() if weights is None else weights.max()) + 1
@@ -122,31 +128,30 @@ def _occupied(slots: Int64s, weights: Int64s | None) -> tuple[NDArray[np.bool_],
         if weights is not None:
             busy[rank, weights[rank]] = True
             held[rank, weights[rank]] -= 1
-    return busy, held.cumsum(axis=1)
+    return [bytearray(row) for row in busy], held.cumsum(axis=1)
 
 
-def _ready(slots: Int64s, rank: int, code: int, number: int) -> int:
+def _ready(places: _Places, rank: int, code: int, number: int) -> int:
     """Return the slot behind which an action's inputs are there."""
     needs = [-1]
-    if 0 <= rank + _FROM[code] < slots.shape[0]:
-        needs.append(int(slots[rank + _FROM[code], code, number]))
+    if 0 <= rank + _FROM[code] < len(places):
+        needs.append(places[rank + _FROM[code]][code][number])
     before = _AFTER[code]
     if before is not None:
-        needs.append(int(slots[rank, before, number]))
+        needs.append(places[rank][before][number])
     return max(needs)
 
 
-def _before(own: Int64s, number: int) -> int:
-    return int(own[number - 1]) if number else -1
+def _before(own: list[int], number: int) -> int:
+    return own[number - 1] if number else -1
 
 
-def _move(busy: NDArray[np.bool_], own: Int64s, number: int, low: int) -> int:
+def _move(busy: bytearray, own: list[int], number: int, low: int) -> int:
     """Move an action into the first free slot behind ``low``, if there is one before its own; return its slot."""
-    slot = int(own[number])
-    free = np.flatnonzero(~busy[low + 1 : slot])
-    if not free.size:
+    slot = own[number]
+    free = busy.find(0, low + 1, slot)
+    if free < 0:
         return slot
-    busy[slot] = False
-    own[number] = low + 1 + int(free[0])
-    busy[own[number]] = True
-    return int(own[number])
+    busy[slot], busy[free] = 0, 1
+    own[number] = free
+    return free
