@@ -12,6 +12,7 @@ from pptrace.study.plan.robust import robustness_of
 from pptrace.study.plan.runner import Runner
 from pptrace.study.plan.search import Search
 from pptrace.study.plan.space import Space
+from pptrace.study.pool import Kept
 from pptrace.study.sweep import cores
 
 if TYPE_CHECKING:
@@ -69,7 +70,10 @@ def answer(
     ground = ground_of(file, sets, flags, vary, question, registry)
     space = Space(ground, question)
     first = outputs[0] if outputs else None
-    with Runner(ground.document, registry, chosen, first, fresh=fresh) as runner:
+    with (
+        Kept(chosen.start) as kept,
+        Runner(ground.document, registry, chosen, kept, first, fresh=fresh) as runner,
+    ):
         found = Search(space, runner, watch).found()
         if robust and watch:
             watch("trying the first place on other machines")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pptrace.study.executor import ExecutorChoice
     from pptrace.study.plan.candidate import Candidate
     from pptrace.study.plan.point import Trial
+    from pptrace.study.pool import Kept
     from pptrace.study.row import Row
 
 __all__ = ["Runner"]
@@ -34,21 +35,23 @@ class Runner:
     """What simulates the configurations of a plan, as a context."""
 
     def __init__(
-        self, document: Document, registry: Registry, chosen: ExecutorChoice, output: Path | None, *, fresh: bool
-    ) -> None:
+        self, document: Document, registry: Registry, chosen: ExecutorChoice, kept: Kept, output: Path | None,
+        *, fresh: bool,
+    ) -> None:  # fmt: skip
         """Read what an earlier start finished.
 
         Args:
             document: what all configurations have in common.
             registry: the plugins.
             chosen: what they run on.
+            kept: the executor of that choice, for all batches.
             output: the first file that the plan is for; rows are kept in the journal beside it.
             fresh: take over no finished row.
 
         Raises:
             OutputError: the journal cannot be read or written.
         """
-        self.document, self.registry, self.chosen = document, registry, chosen
+        self.document, self.registry, self.chosen, self.kept = document, registry, chosen, kept
         self._plugins = sorted((one.distribution, one.version) for one in registry.providers)
         self._known: dict[str, Row] = {}
         self._journal: Journal | None = None
@@ -83,7 +86,7 @@ class Runner:
         own = self.registry if self.chosen.in_process else None
         call = partial(_call, document=self.document, registry=own)
         ahead = _AHEAD * self.chosen.request.workers
-        for item, row in run_all(items, call, self.chosen.start, ahead=ahead) if items else ():
+        for item, row in run_all(items, call, self.kept, ahead=ahead) if items else ():
             self._note(found, names[item[0]], row)
         return [found[name] for name in names]
 
