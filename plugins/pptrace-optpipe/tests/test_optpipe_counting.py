@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_pipelines import toy, v_shaped
 
+from pptrace_optpipe import counting
 from pptrace_optpipe.bounds import latest
 from pptrace_optpipe.counting import can_be_as_short, counted_bound
 from pptrace_optpipe.problem import Problem
@@ -75,3 +76,36 @@ def test_counts_show_what_one_moment_less_cannot_be(problem: Problem, length: in
     assert not can_be_as_short(problem, EFFORT, length - 1, apart=True)
     assert can_be_as_short(problem, EFFORT, length, apart=True)
     assert counted_bound(problem, EFFORT, length=length + 3) == length
+
+
+def test_a_bound_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes by a second each time it is read, and a solver that must not be asked."""
+    problem, now = toy(2, 4, 2, copies=True), iter(range(1000))
+    monkeypatch.setattr(counting, "run_solver", lambda *_: pytest.fail("asked too late"))
+
+    found = counted_bound(problem, Effort(seconds=6, clock=lambda: float(next(now))), length=30, least=20)
+
+    assert found == 20
+    assert next(now) < 20
+
+
+def test_a_bound_is_given_up_when_asked() -> None:
+    """Also while the model is made."""
+    asked = iter([False, False])
+
+    found = can_be_as_short(
+        toy(2, 4, 2, copies=True), replace(EFFORT, stopped=lambda: next(asked, True)), 10, apart=True
+    )
+
+    assert found
+    assert next(asked, None) is None
+
+
+def test_spans_whose_times_would_be_rounded_are_not_bounded() -> None:
+    """The first rank has little work, and what another's loses by rounding would make a span longer."""
+    problem = Problem(
+        microbatches=1, stage_rank=(0, 1), f=(67, 334), i=(67, 333), w=(67, 334), activation=(1, 1),
+        weight_activation=(0, 0), limit=(1, 1), span=True,
+    )  # fmt: skip
+
+    assert counted_bound(problem, EFFORT, length=2000, least=7) == 7

@@ -37,7 +37,7 @@ from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, coarsened
 from pptrace_optpipe.solving import run_solver, solver_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pptrace_optpipe.problem import Problem
     from pptrace_optpipe.solving import Effort
@@ -66,11 +66,11 @@ def counted_bound(problem: Problem, effort: Effort, *, length: int, least: int =
     """
     problem = replace(problem.shortest, tail=()) if problem.span else problem.shortest
     coarse, unit = coarsened(problem, _FINEST)
-    if problem.span and unit != coarsened(problem, problem.work(0) * problem.ranks)[1]:
+    if problem.span and not _is_exact(problem, coarse, unit):
         return least
     began = effort.clock()
     low, high = least // unit, length // unit
-    tried = high - 1
+    tried, leapt = (low + high - 1) // 2, False
     while low <= tried < high:
         left = effort.seconds - (effort.clock() - began)
         if left <= 0 or effort.stopped() or _size(coarse, tried) > _MOST:
@@ -78,10 +78,18 @@ def counted_bound(problem: Problem, effort: Effort, *, length: int, least: int =
         each = replace(effort, seconds=left / 2 if tried == low else left / 4)
         if all(can_be_as_short(coarse, each, tried, apart=apart) for apart in _apart(coarse)):
             high = tried
-        else:
+            tried = (low + high - 1) // 2
+        else:  # what is known is often the shortest: that is tried once, where half way to it is too short
             low = tried + 1
-        tried = (low + high - 1) // 2
+            tried, leapt = (low + high - 1) // 2 if leapt else high - 1, True
     return max(low * unit, least)
+
+
+def _is_exact(problem: Problem, coarse: Problem, unit: int) -> bool:
+    """Return whether a problem in larger units has lost nothing of its times."""
+    names = ("f", "i", "w", "forward_transfer", "backward_transfer", "offload", "reload", "recompute")
+    times = [(getattr(problem, name), getattr(coarse, name)) for name in names]
+    return all(fine == tuple(unit * one for one in rough) for fine, rough in times)
 
 
 def _apart(problem: Problem) -> tuple[bool, ...]:
@@ -94,12 +102,17 @@ def can_be_as_short(problem: Problem, effort: Effort, length: int, *, apart: boo
 
     Args:
         problem: what to schedule, in units that moments are few of.
-        effort: how to search.
+        effort: how to search; its time is for making the model too.
         length: of the step or, where that counts, the longest rank's span.
         apart: whether to count what goes to the host apart from what stays, which shows more and takes longer.
     """
-    model = _Counts(problem, length, apart=apart).build()
-    return bool(run_solver(solver_of(effort), model, effort) != cp_model.INFEASIBLE)
+    until = effort.clock() + effort.seconds
+    counts = _Counts(problem, length, apart=apart)
+    for _ in counts.parts():
+        if effort.stopped() or effort.clock() > until:
+            return True
+    left = replace(effort, seconds=until - effort.clock())
+    return bool(run_solver(solver_of(left), counts.cp, left) != cp_model.INFEASIBLE)
 
 
 def _size(problem: Problem, length: int) -> int:
@@ -129,23 +142,26 @@ class _Counts:
         self.begun: dict[_Sort, list[Any]] = {}
         """How many have begun by each moment."""
 
-    def build(self) -> cp_model.CpModel:
-        """Return the model."""
+    def parts(self) -> Iterator[None]:
+        """Make the model, and yield wherever that may be given up."""
         problem = self.problem
         for stage in range(problem.stages):
             self._sorts(stage)
+            yield
         for stage in range(problem.stages):
             self._dataflow(stage)
+            yield
         for rank in range(problem.ranks):
             stages = problem.stages_of[rank]
             self._one_at_a_time([one for one in self.begun if one.stage in stages and one.part in ON_RANK])
             if problem.limit[rank] != NO_LIMIT:
                 self._memory(rank)
             self._ends(rank)
+            yield
         for ranks, parts in problem.channels:
             stages = tuple(stage for rank in ranks for stage in problem.stages_of[rank])
             self._one_at_a_time([one for one in self.begun if one.stage in stages and one.part in parts])
-        return self.cp
+            yield
 
     def _took(self, sort: _Sort) -> int:
         return self.problem.duration(Op(sort.part, sort.stage, 0))
