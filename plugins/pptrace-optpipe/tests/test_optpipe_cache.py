@@ -10,7 +10,9 @@ from toy_pipelines import table
 
 from pptrace_optpipe.caching import Cache, Entry
 from pptrace_optpipe.listing import serial_rows
-from pptrace_optpipe.problem import Op, Part
+from pptrace_optpipe.optimising import cached_search
+from pptrace_optpipe.problem import Op, Part, coarsened
+from pptrace_optpipe.solving import Effort
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +31,31 @@ def test_twice_the_times_are_the_same_problem_and_a_shorter_entry_stays(tmp_path
     })  # fmt: skip
     assert kept.get(twice) == (Entry(rows=rows, step=9, bound=7, seconds=1), "")
     assert kept.get(other) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"b": (19, 19)}, {"b": (12, 12)}), ({"f": (20_000_799, 10_000_000)}, {"f": (20_000_000, 10_000_000)})],
+)
+def test_a_bound_is_of_no_other_problem_that_is_rounded_alike(
+    one: dict[str, tuple[int, ...]], other: dict[str, tuple[int, ...]], tmp_path: Path
+) -> None:
+    """Neither a whole backward that the unit does not divide, nor times too fine for units."""
+    long = 10_000_801 if "f" in one else 10
+    same = {"f": (10, 10), "i": (long, long), "w": (long, long)}
+    problems = [replace(table(2, 4, 2, copies=False), **{**same, **own}) for own in (one, other)]
+    first, second = problems
+    assert coarsened(first) == coarsened(second)
+
+    kept = Cache(tmp_path)
+    before = cached_search(first, Effort(seconds=1), kept)
+    found, alone = (cached_search(second, Effort(seconds=1), each) for each in (kept, None))
+
+    assert before is not None
+    assert found is not None
+    assert alone is not None
+    assert found.bound == alone.bound < before.bound
+    assert found.bound <= found.schedule.played.step
 
 
 def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Schedules that were found before, on disk: one file per problem, written whole or not at all.
 
 A problem's key is made of its shape (stages, ranks and microbatches) and of its normalised costs and limits: times
-and sizes are divided by what they have in common. What was found for the same shape and near costs is where
+and sizes are divided by what they have in common; where that leaves times too fine, the problem's own are its key,
+since a bound of one that is rounded alike need not hold. What was found for the same shape and near costs is where
 the search for others starts.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import OutputError, replace_file
-from pptrace_optpipe.problem import COMPUTED, Op, Part, coarsened
+from pptrace_optpipe.problem import COMPUTED, Op, Part, coarsened, is_exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,8 +136,10 @@ def _plain(path: Path) -> Path:
 
 
 def _key(problem: Problem) -> str:
-    coarse, _ = coarsened(problem)
-    text = json.dumps(asdict(coarse), sort_keys=True)
+    """Return what problems of one entry share: where normalised times are rounded, all of their own times."""
+    coarse, unit = coarsened(problem)
+    same = coarse if is_exact(problem, coarse, unit) else problem
+    text = json.dumps(asdict(same), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ortools.sat.python import cp_model
 
 from pptrace_optpipe.bounds import latest
-from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, coarsened
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, coarsened, is_exact
 from pptrace_optpipe.solving import run_solver, solver_of
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ def counted_bound(problem: Problem, effort: Effort, *, length: int, least: int =
         length: of a schedule that is known: the bound is no higher.
         least: a lower bound that is known; what is returned is no lower.
     """
-    problem = replace(problem.shortest, tail=()) if problem.span else problem.shortest
+    problem = replace(problem.shortest, b=(), tail=() if problem.span else problem.tail)
     coarse, unit = coarsened(problem, _FINEST)
-    if problem.span and not _is_exact(problem, coarse, unit):
+    if problem.span and not is_exact(problem, coarse, unit):
         return least
     began = effort.clock()
     low, high = least // unit, length // unit
@@ -83,13 +83,6 @@ def counted_bound(problem: Problem, effort: Effort, *, length: int, least: int =
             low = tried + 1
             tried, leapt = (low + high - 1) // 2 if leapt else high - 1, True
     return max(low * unit, least)
-
-
-def _is_exact(problem: Problem, coarse: Problem, unit: int) -> bool:
-    """Return whether a problem in larger units has lost nothing of its times."""
-    names = ("f", "i", "w", "forward_transfer", "backward_transfer", "offload", "reload", "recompute")
-    times = [(getattr(problem, name), getattr(coarse, name)) for name in names]
-    return all(fine == tuple(unit * one for one in rough) for fine, rough in times)
 
 
 def _apart(problem: Problem) -> tuple[bool, ...]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["COMPUTED", "NO_LIMIT", "ON_RANK", "Op", "Part", "Problem", "Rows", "coarsened", "computed_again"]
+__all__ = ["COMPUTED", "NO_LIMIT", "ON_RANK", "Op", "Part", "Problem", "Rows", "coarsened", "computed_again",
+           "is_exact"]  # fmt: skip
 
 NO_LIMIT = -1
 """The limit of a rank whose memory does not matter."""
@@ -42,6 +43,10 @@ class Part(IntEnum):
     """As ``A``, for that activation's reload."""
 
 
+_TIMES = (
+    "f", "i", "w", "forward_transfer", "backward_transfer", "offload", "reload", "recompute", "tail", "b",
+)  # fmt: skip
+"""Fields of a problem that are times."""
 COMPUTED = (Part.F, Part.I, Part.W)
 """The parts that every microbatch has on every stage."""
 
@@ -217,11 +222,13 @@ def coarsened(problem: Problem, finest: int = _FINEST) -> tuple[Problem, int]:
     if longest // unit > finest:
         unit = longest // finest
     size = max(gcd(*problem.activation, *problem.weight_activation, *problem.checkpoint), 1)
-    per_time = (
-        "f", "i", "w", "forward_transfer", "backward_transfer", "offload", "reload", "recompute", "tail", "b",
-    )  # fmt: skip
-    columns = {name: tuple(value // unit for value in getattr(problem, name)) for name in per_time}
+    columns = {name: tuple(value // unit for value in getattr(problem, name)) for name in _TIMES}
     sizes = {name: tuple(value // size for value in getattr(problem, name))
              for name in ("activation", "weight_activation", "checkpoint")}  # fmt: skip
     limit = tuple(NO_LIMIT if one == NO_LIMIT else one // size for one in problem.limit)
     return replace(problem, **columns, **sizes, limit=limit), unit  # type: ignore[arg-type] # columns by name
+
+
+def is_exact(problem: Problem, coarse: Problem, unit: int) -> bool:
+    """Return whether a problem in larger units, as :func:`coarsened` makes it, has lost nothing of its times."""
+    return all(getattr(problem, name) == tuple(unit * value for value in getattr(coarse, name)) for name in _TIMES)
