@@ -109,3 +109,15 @@ def test_spans_whose_times_would_be_rounded_are_not_bounded() -> None:
     )  # fmt: skip
 
     assert counted_bound(problem, EFFORT, length=2000, least=7) == 7
+
+
+def test_short_messages_cost_no_more_than_themselves() -> None:
+    """Computations stay exact however fine the times of messages are."""
+    plain = toy(2, 4, 2, copies=True, span=False)
+    names = ("f", "i", "w", "offload", "reload")
+    times = {name: tuple(1_000_000 * one for one in getattr(plain, name)) for name in names}
+    short = replace(plain, **times, forward_transfer=(777,), backward_transfer=(778,))
+
+    exact = counted_bound(plain, EFFORT, length=40)
+
+    assert counted_bound(short, EFFORT, length=40_000_000) == 1_000_000 * exact

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ortools.sat.python import cp_model
 
 from pptrace_optpipe.bounds import latest
-from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, coarsened, is_exact
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, coarsened_by_work, is_exact
 from pptrace_optpipe.solving import run_solver, solver_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def counted_bound(problem: Problem, effort: Effort, *, length: int, least: int =
         least: a lower bound that is known; what is returned is no lower.
     """
     problem = replace(problem.shortest, b=(), tail=() if problem.span else problem.tail)
-    coarse, unit = coarsened(problem, _FINEST)
+    coarse, unit = coarsened_by_work(problem, _FINEST)
     if problem.span and not is_exact(problem, coarse, unit):
         return least
     began = effort.clock()

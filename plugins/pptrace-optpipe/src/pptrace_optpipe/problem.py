@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["COMPUTED", "NO_LIMIT", "ON_RANK", "Op", "Part", "Problem", "Rows", "coarsened", "computed_again",
-           "is_exact"]  # fmt: skip
+__all__ = ["COMPUTED", "NO_LIMIT", "ON_RANK", "Op", "Part", "Problem", "Rows", "coarsened", "coarsened_by_work",
+           "computed_again", "is_exact"]  # fmt: skip
 
 NO_LIMIT = -1
 """The limit of a rank whose memory does not matter."""
@@ -227,6 +227,18 @@ def coarsened(problem: Problem, finest: int = _FINEST) -> tuple[Problem, int]:
              for name in ("activation", "weight_activation", "checkpoint")}  # fmt: skip
     limit = tuple(NO_LIMIT if one == NO_LIMIT else one // size for one in problem.limit)
     return replace(problem, **columns, **sizes, limit=limit), unit  # type: ignore[arg-type] # columns by name
+
+
+def coarsened_by_work(problem: Problem, finest: int) -> tuple[Problem, int]:
+    """Return what :func:`coarsened` does, but in the unit of what takes a stream, where messages alone are finer.
+
+    So messages much shorter than computations and copies are rounded down, to nothing, and those lose nothing.
+    """
+    coarse, unit = coarsened(problem, finest)
+    own = gcd(*problem.f, *problem.i, *problem.w, *problem.offload, *problem.reload, *problem.recompute)
+    if own < unit or is_exact(problem, coarse, unit):
+        return coarse, unit
+    return coarsened(problem, max(problem.work(rank) for rank in range(problem.ranks)) // own)
 
 
 def is_exact(problem: Problem, coarse: Problem, unit: int) -> bool:
