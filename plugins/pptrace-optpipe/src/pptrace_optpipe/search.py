@@ -205,8 +205,8 @@ def search(
 ) -> Found | None:
     """Return the best schedule that was found in time; None where none fits.
 
-    With one worker, the same problem, seed and start give the same schedule whenever the search ends before its
-    time does.
+    With one worker, the same problem, seed and start give the same schedule whenever neither the search nor the
+    part of its time that a bound may take runs out.
 
     Args:
         problem: what to schedule.
