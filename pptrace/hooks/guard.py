@@ -26,8 +26,8 @@ _FILES = frozenset({"write", "recognises", "read"})
 def guarded(provider: Provider, offer: Offer, noun: str) -> Offer:
     """Return ``offer`` with each callable raising as :func:`~pptrace.hooks.call.plugin_code` says.
 
-    What an option model, a closed form or a reader returns is checked as well; ``build`` of each sort
-    has its own check in :mod:`pptrace.hooks.build`.
+    What an option model, a closed form or a reader returns is checked as well, and that a writer wrote; ``build``
+    of each sort has its own check in :mod:`pptrace.hooks.build`.
     """
     guards = {
         field.name: _guard(provider, f"{field.name} of {noun} {offer.name!r}", field.name, function)
@@ -47,6 +47,8 @@ def _guard(provider: Provider, title: str, field: str, function: Callable[..., A
             value = function(*args, **kwargs)
         if holds is not None and not holds(value):
             raise plugin_error(provider, f"{title} returned {value!r:.60}, expected {expected}")
+        if field == "write" and not args[1].exists():
+            raise plugin_error(provider, f"{title} wrote no file")
         return value
 
     return guard
@@ -73,13 +75,15 @@ def _is_command(value: object) -> bool:
 
 
 _MODEL = ("a pydantic model class", _is_model)
+_COUNT = ("a whole number from 1", lambda value: isinstance(value, int) and value >= 1)
 _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "options": _MODEL,
     "model": _MODEL,
     "device": _MODEL,
     "bubble": ("a Fraction", lambda value: value is None or isinstance(value, Rational)),
     "peak_activations": ("one Fraction per rank", _is_fractions),
-    "parts": ("a whole number from 1", lambda value: isinstance(value, int) and value >= 1),
+    "chunks": _COUNT,
+    "parts": _COUNT,
     "part_times": ("one Fraction per part", lambda value: value is not None and _is_fractions(value)),
     "read": ("a Timeline", _is_timeline),
     "load": ("a click command", _is_command),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.yaml_file import parse_value
 from pptrace.errors import ConfigError
 from pptrace.hooks.build import checked_options
-from pptrace.hooks.call import call_plugin
+from pptrace.hooks.call import call_plugin, plugin_error
 from pptrace.model.request import ExecutorRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from concurrent.futures import Executor
 
     from pptrace.hooks.offers import ExecutorOffer
     from pptrace.hooks.provider import Provided
@@ -42,9 +42,13 @@ class ExecutorChoice:
         """Return an executor.
 
         Raises:
-            PluginError: the plugin raised.
+            PluginError: the plugin raised, or returned no executor.
         """
-        built: Executor = call_plugin(self.provided.provider, self.provided.offer.build, self.request)
+        provider, offer = self.provided.provider, self.provided.offer
+        built: object = call_plugin(provider, offer.build, self.request)
+        if not isinstance(built, Executor):
+            message = f"returned {built!r:.60}, expected a concurrent.futures.Executor"
+            raise plugin_error(provider, f"executor {offer.name!r} {message}")
         return built
 
 

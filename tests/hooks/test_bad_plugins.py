@@ -130,6 +130,48 @@ def test_a_schedule_that_never_ends_is_one_line(run: Any, install: Install, body
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ("simulate", "--schedule", "nothing"),
+            "chunks of schedule 'nothing' returned None",
+        ),
+        (
+            ("sweep", "--schedule", "1f1b", "--over", "microbatches=2", "--executor", "nobody"),
+            "executor 'nobody' returned None, expected a concurrent.futures.Executor",
+        ),
+        (("simulate", "--schedule", "1f1b", "-o", "a.never"), "write of exporter 'never' wrote no file"),
+    ],
+)
+def test_what_returns_or_writes_nothing_is_one_line(
+    run: Any, install: Install, tmp_path: Any, arguments: tuple[str, ...], told: str
+) -> None:
+    install(
+        "idle",
+        """
+        def nothing(*given): pass
+        @hookimpl
+        def pptrace_schedules():
+            yield ScheduleOffer(name="nothing", summary="No chunks.", build=nothing, chunks=nothing)
+        @hookimpl
+        def pptrace_executors():
+            yield ExecutorOffer(name="nobody", summary="Nobody.", build=nothing)
+        @hookimpl
+        def pptrace_exporters():
+            yield ExporterOffer(name="never", summary="Nothing.", suffixes=(".never",), write=nothing)
+        """,
+    )
+    sizes = ("--pp", "1") if "sweep" in arguments else ("--pp", "1", "--microbatches", "1")
+
+    code, _, err = run(*arguments, *sizes)
+
+    assert code == 2
+    assert f"plugin 'idle' (pptrace-idle 1.2): {told}" in err
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["table.csv"]
+
+
 def test_a_clash_advises_to_disable_the_stranger(install: Install, schedule_source: Callable[[str], str]) -> None:
     install("another", schedule_source("1f1b"))
     from pptrace.hooks import registry
