@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pptrace.config.experiment import Experiment
+    from pptrace.config.places import Place
     from pptrace.config.resolve import Resolved
     from pptrace.experiment.cluster import OnCluster
     from pptrace.experiment.costs import Costs
@@ -271,10 +272,17 @@ def _refuse_idle(resolved: Resolved, policy: str) -> None:
     chosen = resolved.positions.get("p2p.policy")
     for name, takers in resolved.experiment.p2p.idle.items():
         place = resolved.positions.get(f"p2p.{name}")
-        if place is not None and (chosen is None or place.source == chosen.source):
+        over = chosen is None or place is None or place.source == chosen.source or _said_over(place, chosen)
+        if place is not None and over:
             own = policy in PolicyName.words()
             what = f"only {', '.join(takers)} can" if own else "its switches stand under p2p.options"
             raise resolved.error(f"p2p.{name}", f"{policy} does not take it: {what}")
+
+
+def _said_over(setting: Place, policy: Place) -> bool:
+    """Whether a setting stands on the command line, over a file's policy or beside one that stands there too."""
+    beside = policy.line > 0 or policy.source == "--p2p" or policy.source.startswith("--set ")
+    return setting.source.startswith("--set ") and beside
 
 
 def _contention(experiment: Experiment) -> Contention:

@@ -29,7 +29,7 @@ def explain_stuck(
     """Return the error for a graph of which some tasks never ran; ``waiting`` is above zero for those."""
     cycle = [name for task in _cycle(graph, waiting) if (name := _name(graph, task))]
     remedy = "; change the order on one of these ranks"
-    if policy.name is PolicyName.ORDERED:
+    if policy.name is PolicyName.ORDERED and not policy.title:  # a plugin's policy takes no eager size
         remedy = _eager_remedy(schedule, workload, network, policy, graph)
     elif policy.name is PolicyName.BATCHED and policy.program is None and policy.placing is Receive.DEFERRED:
         remedy += ", or receive earlier: --set p2p.receive=asap"

@@ -11,7 +11,7 @@ from small_schedules import small_registry
 import pptrace
 from pptrace.builtin.costs import UnitOptions, unit
 from pptrace.config.resolve import load
-from pptrace.errors import ConfigError, ConstraintError
+from pptrace.errors import ConfigError, ConstraintError, DeadlockError
 from pptrace.experiment import costs
 from pptrace.experiment.prepare import prepare
 from pptrace.model.request import CostRequest
@@ -213,3 +213,21 @@ def test_a_policy_named_over_a_file_leaves_what_it_does_not_take(tmp_path: Path)
 
     assert resolved["p2p"] == {"policy": "async", "options": {}, "stream": "direction", "eager": "0 B"}
     assert pptrace.simulate(resolved).prepared.resolved.to_dict() == resolved
+
+
+@pytest.mark.parametrize("policy", [(), ("p2p.policy=async",)], ids=["in-a-file", "beside-it"])
+def test_a_setting_on_the_command_line_that_the_policy_does_not_take_is_one_line(
+    policy: tuple[str, ...], tmp_path: Path
+) -> None:
+    step = tmp_path / "step.yaml"
+    step.write_text("schedule: 1f1b\nparallel: {pp: 2}\nbatch: {microbatches: 4}\np2p: blocking\n")
+
+    with pytest.raises(ConfigError, match=r"--set p2p.stream=pair: p2p.stream: .* does not take it: only ordered"):
+        pptrace.simulate(step, sets=[*policy, "p2p.stream=pair"])
+
+
+def test_a_deadlock_under_a_plugins_policy_proposes_no_eager_size() -> None:
+    sizes = {"pp": 4, "vp": 2, "microbatches": 8, "sets": ["p2p.options.receive=deferred"]}
+
+    with pytest.raises(DeadlockError, match=r"policy torch: .*, or try p2p async$"):
+        pptrace.simulate(schedule="interleaved-1f1b", p2p="torch", **sizes)
