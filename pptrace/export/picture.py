@@ -45,7 +45,7 @@ def check_picture(path: Path) -> None:
     """
     if path.suffix.lower() not in _METADATA:
         raise OutputError(f"a picture ends in {', '.join(_METADATA)}", file=path)
-    _check_library(path)
+    _check_library(f"{path}: ")
 
 
 def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
@@ -72,7 +72,7 @@ def save_picture(path: Path, suffix: str, size: tuple[float, float], draw: Calla
         PptraceError: matplotlib is not installed.
         OSError: the file cannot be written.
     """
-    _check_library(path)
+    _check_library()
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -84,9 +84,9 @@ def save_picture(path: Path, suffix: str, size: tuple[float, float], draw: Calla
         figure.savefig(path, format=suffix[1:], dpi=150, metadata=_METADATA[suffix])
 
 
-def _check_library(path: Path) -> None:
+def _check_library(where: str = "") -> None:
     try:
         import matplotlib as mpl  # noqa: F401 - whether it is there
     except ImportError as error:
-        message = f"{path}: pictures need matplotlib: pip install matplotlib (or 'pptrace[plot]')"
+        message = f"{where}pictures need matplotlib: pip install matplotlib (or 'pptrace[plot]')"
         raise PptraceError(message) from error

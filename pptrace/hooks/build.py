@@ -88,11 +88,17 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
     Raises:
         ConstraintError: it cannot place this table's messages, or the options are not for this table.
         PluginError: it raised, or returned no policy.
+        ScheduleError: it cannot place them, and no policy could: the table is wrong in itself.
     """
     from pptrace.schedule.policy import Policy
+    from pptrace.schedule.validate import validate
 
     offer, provider = provided.offer, provided.provider
-    policy: object = call_plugin(provider, offer.build, schedule, options)
+    try:
+        policy: object = call_plugin(provider, offer.build, schedule, options)
+    except ConstraintError:
+        validate(schedule)
+        raise
     if not isinstance(policy, Policy):
         raise plugin_error(provider, f"message policy {offer.name!r} returned {_told(policy)}, expected a Policy")
     program = policy.program

@@ -10,8 +10,7 @@ from pptrace.kernel import run
 from pptrace.model.cells import CellColumns
 from pptrace.model.columns import passing, together, unset
 from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import COMMUNICATION, COMPUTE, Kind, KindSet, present
-from pptrace.model.workload import Workload
+from pptrace.model.kinds import COMMUNICATION, COMPUTE, KindSet, present
 from pptrace.record import dataclass
 from pptrace.schedule.deadlock import explain_deadlock
 from pptrace.schedule.neighbours import StageGraph, graph_of
@@ -19,6 +18,7 @@ from pptrace.schedule.policy import Policy, PolicyName
 from pptrace.sim.between import Between, between
 from pptrace.sim.calling import Calling, calling
 from pptrace.sim.chains import Linked, behind_sends, chained, sorted_edges, unchained
+from pptrace.sim.cost_columns import cost_columns
 from pptrace.sim.graph import TaskGraph
 from pptrace.sim.kernels import linking, placing
 from pptrace.sim.kernels import rules as codes
@@ -27,7 +27,7 @@ from pptrace.sim.lanes import Lanes, assign_lanes
 from pptrace.sim.late import issue, waiting
 from pptrace.sim.limits import check_total
 from pptrace.sim.needs import needs_of, with_further
-from pptrace.sim.records import CostColumns, Found, Pairs, PartColumns, Rules, TaskColumns
+from pptrace.sim.records import Found, Pairs, PartColumns, Rules, TaskColumns
 from pptrace.sim.results import is_early
 from pptrace.sim.segmented import Expansion, in_segments
 from pptrace.timeline.timeline import LANE_COLUMNS
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.model.columns import Int32s
+    from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
     from pptrace.schedule.issue_order import IssueOrder
     from pptrace.schedule.table import Schedule
@@ -179,7 +180,7 @@ class _Lowering:
             placing.place_rows,
             (
                 self.issued.row_ptr, self.issued.cells, self.issued.edge, graph, TABLE, self.expansion.columns,
-                self.lanes.columns, _costs(workload, graph), self.between.columns, self.rules,
+                self.lanes.columns, cost_columns(workload, graph), self.between.columns, self.rules,
             ),
             (self.lanes.first.copy(), *placed),
             work=rows,
@@ -276,21 +277,6 @@ class _Lowering:
         elif self.rules.batched:
             launch[message] = self.rules.rows + 2 * self.lanes.columns.group[behind[message]]
         return Pairs(place[before], np.where(launch < 0, task, launch))
-
-
-def _costs(workload: Workload, graph: StageGraph) -> CostColumns:
-    """Return what actions cost, by class, kind and stage, flat."""
-    classes = (workload, *workload.classes)
-    by_kind = [
-        [np.concatenate([per(one, kind) for kind in Kind]) for one in classes]
-        for per in (Workload.duration_ns, Workload.collective_ns)
-    ]
-    return CostColumns(
-        classes=len(classes), width=len(Kind) * graph.stages,
-        class_of=workload.microbatch_class if len(classes) > 1 else np.zeros(0, dtype=np.int32),
-        duration_ns=np.concatenate(by_kind[0]), collective_ns=np.concatenate(by_kind[1]),
-        boundary_bytes=np.concatenate([one.edge_bytes.ravel() for one in classes]),
-    )  # fmt: skip
 
 
 def _most_edges(issued: IssueOrder, kinds: NDArray[np.intp], parts: PartColumns, rules: Rules) -> int:

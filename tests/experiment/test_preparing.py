@@ -196,6 +196,7 @@ def test_a_schedule_may_ask_what_others_take_in_its_configuration(tmp_path: Path
         ),
     ],
 )
+@pytest.mark.needs_plugins
 def test_a_setting_that_a_policy_does_not_take_is_one_line(p2p: str, said: str, tmp_path: Path) -> None:
     step = tmp_path / "step.yaml"
     step.write_text(f"schedule: 1f1b\nparallel: {{pp: 2}}\nbatch: {{microbatches: 4}}\np2p: {p2p}\n")
@@ -204,6 +205,7 @@ def test_a_setting_that_a_policy_does_not_take_is_one_line(p2p: str, said: str, 
         pptrace.simulate(step)
 
 
+@pytest.mark.needs_plugins
 def test_a_policy_named_over_a_file_leaves_what_it_does_not_take(tmp_path: Path) -> None:
     step = tmp_path / "step.yaml"
     p2p = "p2p: {policy: ordered, stream: pair, receive: deferred}\n"
@@ -216,6 +218,7 @@ def test_a_policy_named_over_a_file_leaves_what_it_does_not_take(tmp_path: Path)
 
 
 @pytest.mark.parametrize("policy", [(), ("p2p.policy=async",)], ids=["in-a-file", "beside-it"])
+@pytest.mark.needs_plugins
 def test_a_setting_on_the_command_line_that_the_policy_does_not_take_is_one_line(
     policy: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -226,7 +229,9 @@ def test_a_setting_on_the_command_line_that_the_policy_does_not_take_is_one_line
         pptrace.simulate(step, sets=[*policy, "p2p.stream=pair"])
 
 
+@pytest.mark.needs_plugins
 def test_a_deadlock_under_a_plugins_policy_proposes_no_eager_size() -> None:
+    pytest.importorskip("pptrace_frameworks")
     sizes = {"pp": 4, "vp": 2, "microbatches": 8, "sets": ["p2p.options.receive=deferred"]}
 
     with pytest.raises(DeadlockError, match=r"policy torch: .*, or try p2p async$"):

@@ -134,14 +134,14 @@ def test_a_schedule_that_never_ends_is_one_line(run: Any, install: Install, body
     ("arguments", "told"),
     [
         (
-            ("simulate", "--schedule", "nothing"),
+            ("simulate", "--schedule", "nothing", "--pp", "1", "--microbatches", "1"),
             "chunks of schedule 'nothing' returned None",
         ),
         (
-            ("sweep", "--schedule", "1f1b", "--over", "microbatches=2", "--executor", "nobody"),
+            ("sweep", "--schedule", "nothing", "--pp", "1", "--over", "microbatches=2", "--executor", "nobody"),
             "executor 'nobody' returned None, expected a concurrent.futures.Executor",
         ),
-        (("simulate", "--schedule", "1f1b", "-o", "a.never"), "write of exporter 'never' wrote no file"),
+        (("simulate", "--schedule", "table.csv", "-o", "a.never"), "write of exporter 'never' wrote no file"),
     ],
 )
 def test_what_returns_or_writes_nothing_is_one_line(
@@ -162,9 +162,8 @@ def test_what_returns_or_writes_nothing_is_one_line(
             yield ExporterOffer(name="never", summary="Nothing.", suffixes=(".never",), write=nothing)
         """,
     )
-    sizes = ("--pp", "1") if "sweep" in arguments else ("--pp", "1", "--microbatches", "1")
 
-    code, _, err = run(*arguments, *sizes)
+    code, _, err = run(*arguments)
 
     assert code == 2
     assert f"plugin 'idle' (pptrace-idle 1.2): {told}" in err
