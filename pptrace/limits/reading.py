@@ -32,6 +32,8 @@ MOST_RATIO, RATIO_FROM = 100, 32 << 20
 """How far a file may unfold, and from which size on that is looked at; traces unfold 5 to 40 times."""
 EVENT_BYTES = 350
 """Memory that an event takes while it is read, about."""
+_TWICE = 2
+"""What is kept of events is held twice while it is made an answer, at most."""
 _HELD = 4
 """What is read whole takes this many times its bytes until it is columns."""
 _PART = 1 << 20
@@ -157,16 +159,22 @@ def most_held() -> int:
     return min(most_unpacked(), most_memory() // _HELD)
 
 
-def check_events(count: int, path: Path | str) -> None:
+def check_events(count: int, path: Path | str, held: int = 0) -> None:
     """Check that a file's events may be so many, before they are held.
+
+    Args:
+        count: how many there are.
+        path: what to call the file.
+        held: bytes that names, arguments and what else is kept of them take, beside what each takes.
 
     Raises:
         TraceError: there are more than the limit, or than memory holds.
     """
     if count > most_events():
         raise _too_many(most_events(), path)
-    if count * EVENT_BYTES > most_memory():
-        size = gibibytes(count * EVENT_BYTES)
+    needed = count * EVENT_BYTES + held * _TWICE
+    if needed > most_memory():
+        size = gibibytes(needed)
         raise TraceError(f"holds more events than memory does ({size}): {memory_key()}", file=path)
 
 

@@ -181,3 +181,39 @@ def test_a_file_most_of_whose_events_are_broken_is_no_trace(
 
     with pytest.raises(TraceError, match="holds 11 broken events and 0 whole ones: not a trace"):
         read_events(tmp_path / "11.json", KEEP)
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        lambda number: {"name": f"{number}{LONG}"},
+        lambda number: {"tid": f"{number}{LONG}"},
+        lambda number: {"cat": "user_annotation", "name": f"\N{GRINNING FACE}{number}{LONG[:20_000]}"},
+        lambda number: {"name": NCCL, "args": {"dtype": f"{number}{LONG}"}},
+        lambda number: {"name": NCCL, "args": {"Concrete Inputs": [number, LONG]}},
+        lambda number: {"ph": "M", "cat": "", "name": "process_name", "args": {"name": f"{number}{LONG}"}},
+    ],
+    ids=["names", "threads", "wide", "arguments", "raw", "labels"],
+)
+def test_texts_that_are_kept_count_as_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unlike: Callable[[int], dict[str, Any]]
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([event("kernel", "k", at) | unlike(at) for at in range(100)]), encoding="utf-8")
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "30 MiB")
+    read_events(path, KEEP)
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "10 MiB")
+
+    with pytest.raises(TraceError, match="holds more events than memory does"):
+        read_events(path, KEEP)
+
+
+def test_texts_that_recur_are_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([event("kernel", LONG, at) for at in range(100)]), encoding="utf-8")
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "1 MiB")
+
+    assert len(read_events(path, KEEP)) == 100

@@ -6,9 +6,11 @@ Whole and fractional microseconds are converted apart: a double holds no nanosec
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from pptrace_profilers.events.records import MEMORY, NO_ARGUMENTS, Arguments
@@ -28,6 +30,8 @@ _LARGEST_US, _LONGEST_US = 2**51, 2**40
 _LARGEST_ID, _LONGEST_ID = 2**63, 19
 _COLUMNS = 7
 _MOST_THREADS = 1 << 31
+_ENTRY = 120
+"""Bytes that an entry of a dictionary takes beside its key, about."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,8 +48,10 @@ class Columns:
     """Numbers of processes."""
     arguments: dict[int, Arguments] = field(default_factory=dict)
     """Arguments by event."""
-    labels: dict[Number, list[str]] = field(default_factory=dict)
-    """What processes are called."""
+    labels: dict[Number, dict[str, None]] = field(default_factory=dict)
+    """What processes are called, each name once."""
+    held: int = 0
+    """Bytes of texts and of arguments that are kept beside the columns, about."""
     allocated: dict[int, int] = field(default_factory=dict)
     """Most bytes that were allocated at once, by type of device."""
     blocks: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
@@ -63,14 +69,14 @@ class Columns:
         for marks in [e.args for e in events if e.name == MEMORY and e.args is not None]:
             self._allocated(marks)
         events = [e for e in events if e.ph == "X"]
-        names = _interned(self.names, [e.name for e in events])
-        categories = _interned(self.categories, [e.cat for e in events])
+        names = self._interned(self.names, [e.name for e in events])
+        categories = self._interned(self.categories, [e.cat for e in events])
         start, length = _times([e.ts for e in events]), _times([e.dur for e in events], absent=0.0)
         good = (np.abs(start) < _LARGEST_US) & (length >= 0) & (length < _LONGEST_US)
         self.bad += len(events) - int(good.sum())
         start_ns = _nanoseconds(np.where(good, start, 0.0))
         arguments = [e.args or NO_ARGUMENTS for e in events]
-        processes = _interned(self.processes, [e.pid for e in events])
+        processes = self._interned(self.processes, [e.pid for e in events])
         block: tuple[NDArray[Any], ...] = (
             names, categories, self._threads(processes, [e.tid for e in events]), start_ns,
             start_ns + _nanoseconds(np.where(good, length, 0.0)), _ids([a.correlation for a in arguments]),
@@ -80,17 +86,26 @@ class Columns:
             arguments = [arguments[index] for index in np.flatnonzero(good).tolist()]
             block = tuple(column[good] for column in block)
         self.blocks.append(block)
-        self.arguments |= {
+        detailed = {
             self.count + index: given for index, given in enumerate(arguments) if isinstance(given, Arguments)
         }
+        self.arguments |= detailed
+        self.held += sum(map(_size, detailed.values()))
         self.count += len(arguments)
 
     def _threads(self, processes: Int32s, tids: Sequence[Number]) -> Int32s:
         """Return the numbers of pairs of a process and a thread of it."""
         pairs, index = np.unique(
-            processes.astype(np.int64) * _MOST_THREADS + _interned(self._tids, tids), return_inverse=True
+            processes.astype(np.int64) * _MOST_THREADS + self._interned(self._tids, tids), return_inverse=True
         )
-        return _interned(self.threads_of, pairs.tolist())[index]
+        return self._interned(self.threads_of, pairs.tolist())[index]
+
+    def _interned(self, known: dict[Any, int], values: Sequence[Any]) -> Int32s:
+        """Return the numbers of values; new ones take the next."""
+        for value in [value for value in dict.fromkeys(values) if value not in known]:
+            known[value] = len(known)
+            self.held += sys.getsizeof(value) + _ENTRY
+        return np.fromiter(map(known.__getitem__, values), dtype=np.int32, count=len(values))
 
     @property
     def threads(self) -> list[tuple[Number, Number]]:
@@ -100,10 +115,11 @@ class Columns:
 
     def _label(self, event: Event) -> None:
         if event.name in {"process_name", "process_labels"} and event.args is not None:
-            labels = self.labels.setdefault(event.pid, [])
+            labels = self.labels.setdefault(event.pid, {})
             text = str(event.args.name or event.args.labels or "")
             if text not in labels:
-                labels.append(text)
+                labels[text] = None
+                self.held += sys.getsizeof(text) + _ENTRY
 
     def _allocated(self, marks: Marks) -> None:
         total, device = marks.allocated, marks.device_type
@@ -117,11 +133,12 @@ class Columns:
         return [np.concatenate(parts) for parts in zip(*self.blocks, strict=True)]
 
 
-def _interned(known: dict[Any, int], values: Sequence[Any]) -> Int32s:
-    """Return the numbers of values; new ones take the next."""
-    for value in [value for value in dict.fromkeys(values) if value not in known]:
-        known[value] = len(known)
-    return np.fromiter(map(known.__getitem__, values), dtype=np.int32, count=len(values))
+def _size(arguments: Arguments) -> int:
+    """Return the memory that an event's arguments take, about."""
+    values = [getattr(arguments, name) for name in Arguments.__struct_fields__]
+    raw = sum(len(one) for one in values if isinstance(one, msgspec.Raw))  # which know no size of their own
+    texts = sum(sys.getsizeof(one) for one in values if isinstance(one, str))
+    return sys.getsizeof(arguments) + _ENTRY + raw + texts
 
 
 def _times(values: Sequence[Any], absent: float = math.nan) -> NDArray[np.float64]:

@@ -47,8 +47,8 @@ class Keep:
     """Beginnings of names whose arguments are."""
 
 
-_BATCH = 1024
-"""Events that are made columns at once."""
+_BATCH, _BATCH_BYTES = 1024, 4 << 20
+"""Events, and bytes of text, that are made columns at once."""
 _ALWAYS = 2
 _LEAN = msgspec.json.Decoder(list[Event])
 
@@ -125,7 +125,7 @@ def read_events(path: Path, keep: Keep) -> Events:
     columns = Columns()
     choice = _Choice(keep)
     waiting: list[Event] = []
-    seen = 0
+    seen, read = 0, 0
     for block in blocks:
         try:
             events = _LEAN.decode(b"[" + block + b"]")
@@ -136,11 +136,13 @@ def read_events(path: Path, keep: Keep) -> Events:
             seen += len(whole) + empty
             waiting += choice.of(whole)
         blocks.expect(seen, columns.bad)
-        if len(waiting) >= _BATCH:
+        read += len(block)
+        if len(waiting) >= _BATCH or read >= _BATCH_BYTES:
             columns.add(waiting)
-            check_events(columns.count + columns.bad, path)
-            waiting = []
+            check_events(columns.count + columns.bad, path, columns.held)
+            waiting, read = [], 0
     columns.add(waiting)
+    check_events(columns.count + columns.bad, path, columns.held)
     base = blocks.top.get("baseTimeNanoseconds")
     base_ns = base if isinstance(base, int) and abs(base) < _LARGEST_NS else 0
     name, category, thread, start, end, correlation, stream = columns.arrays()
@@ -148,7 +150,7 @@ def read_events(path: Path, keep: Keep) -> Events:
         path=path, top=blocks.top, names=list(columns.names), categories=list(columns.categories),
         name=name, category=category, thread=thread, start_ns=start + base_ns,
         end_ns=end + base_ns, correlation=correlation, stream=stream, arguments=columns.arguments,
-        threads=columns.threads, labels=columns.labels,
+        threads=columns.threads, labels={process: list(labels) for process, labels in columns.labels.items()},
         allocated=columns.allocated, cut=blocks.cut, bad=columns.bad,
     )  # fmt: skip
 

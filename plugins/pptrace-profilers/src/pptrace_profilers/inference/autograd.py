@@ -87,6 +87,7 @@ def _runs(
         begins: numbers of operations with which a forward begins, beside those behind posts and backwards.
     """
     runs: list[Run] = []
+    names: list[list[str]] = []
     of_run: list[int] = []
     forward_of: dict[int, int] = {}
     gone_through: set[int] = set()
@@ -96,11 +97,12 @@ def _runs(
         last_post = post
         if operation.forward:
             if current is not None and current.forward and number not in begins:
-                names = (*current.operations, operation.name)
-                runs[-1] = replace(current, end_ns=operation.end_ns, operations=names)
+                runs[-1] = replace(current, end_ns=operation.end_ns)
+                names[-1].append(operation.name)
             else:
                 forwards += 1
                 runs.append(_begun(operation, forwards))
+                names.append([operation.name])
             forward_of[operation.sequence] = forwards
             of_run.append(len(runs) - 1)
             continue
@@ -114,10 +116,11 @@ def _runs(
             runs[-1] = replace(current, end_ns=max(current.end_ns, operation.end_ns))
         elif forward >= 0:
             runs.append(_begun(operation, forward))
+            names.append([])
             gone_through = set()
         gone_through |= {operation.sequence} - {-1}
         of_run.append(len(runs) - 1 if joins or forward >= 0 else -1)
-    return runs, of_run
+    return [replace(run, operations=tuple(held)) for run, held in zip(runs, names, strict=True)], of_run
 
 
 def _begun_apart(operations: Sequence[_Operation], of_run: Sequence[int]) -> frozenset[int]:
@@ -142,7 +145,7 @@ def _begun_apart(operations: Sequence[_Operation], of_run: Sequence[int]) -> fro
 def _begun(operation: _Operation, forward_number: int) -> Run:
     return Run(
         forward=operation.forward, start_ns=operation.start_ns, end_ns=operation.end_ns,
-        forward_number=forward_number, operations=(operation.name,) if operation.forward else (),
+        forward_number=forward_number,
     )  # fmt: skip
 
 
