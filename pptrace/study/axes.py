@@ -181,7 +181,9 @@ def _coupled(word: str, source: str) -> Value:
 
 def _value(key: str, word: str, option: str) -> Value:
     if key in _SCHEDULE and not word.startswith("{"):
-        (entry,) = parse_entries([word], f"{option} {key}")
+        entry, *others = parse_entries([word], f"{option} {key}")
+        if others:
+            raise ConfigError(f"{word} are several schedules, where each value is one", file=f"{option} {key}")
         return Value(text=entry.label, varied=entry.varied)
     return Value(text=word, varied=(assignment(key, word, f"{option} {key}={word}"),))
 

@@ -56,6 +56,8 @@ def planned(registry: Registry, **changed: Any) -> Any:
         ({"vary": {"layers": ["odd"]}}, "--vary layers: 'odd' is no split: write even, balanced or a list"),
         ({"vary": {"layout": [{"pp": 2, "tp": 2}]}}, "parallel.pp has values of its own in a plan"),
         ({"vary": {"pp": [1, 2]}, "pp": 2}, "parallel.pp: it varies, too: leave one of them out"),
+        ({"schedule": "gpipe,1f1b", "vary": {"pp": [2]}}, "gpipe,1f1b are several, .*--vary schedule=gpipe,1f1b"),
+        ({"vary": {"schedule": ["gpipe,1f1b"]}}, "gpipe,1f1b are several schedules, where each value is one"),
         ({"config": {"device": "a100-sxm"}}, "model: missing: a plan divides a model over GPUs"),
         ({"config": {**STEP, "batch": {"sequence": 1024}}}, "batch.global: missing"),
         ({"config": {**STEP, "cluster": "dgx-a100x2"}, "gpus": 8}, "cluster.preset: .*2 nodes of 8 GPUs are 16"),

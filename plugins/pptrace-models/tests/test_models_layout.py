@@ -56,10 +56,30 @@ def test_a_stage_passes_its_share_with_its_last_layer_alone(*, layers: int, stag
     except ConstraintError as error:
         nearest = int(error.nearest.split()[0])
         assert nearest < stages
+        assert len(partition(found, nearest)) == nearest
+        if nearest + 1 < stages:
+            with pytest.raises(ConstraintError):
+                partition(found, nearest + 1)
         return
     assert sum(split) == layers
     share = (layers * layer + head) / stages
     for stage in range(stages - 1):
+        done = sum(split[: stage + 1]) * layer
+        assert done - layer <= share * (stage + 1) < done
+
+
+def test_products_of_latent_attention_are_those_that_compress_and_expand() -> None:
+    latent = {
+        "layers": 60, "hidden": 5120, "heads": 128, "head_dim": 128, "ffn": 1536, "vocabulary": 102400,
+        "kv_rank": 512, "query_rank": 1536, "rope_dim": 64, "balance": "products",
+    }  # fmt: skip
+    layer = 5120 * (1536 + 512 + 64 + 128 * 128 + 2 * 1536) + 1536 * 128 * (128 + 64) + 512 * 128 * (128 + 128)
+    share = (60 * layer + 102400 * 5120) / 4
+
+    split = partition(checked(Transformer, latent, "model"), 4)
+
+    assert split == [16, 16, 16, 12]
+    for stage in range(3):
         done = sum(split[: stage + 1]) * layer
         assert done - layer <= share * (stage + 1) < done
 

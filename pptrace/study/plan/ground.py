@@ -14,6 +14,7 @@ from pptrace.experiment.devices import ranks_named
 from pptrace.experiment.limit import limit_settings, memory_limit
 from pptrace.experiment.prepare import costs_alone
 from pptrace.study.axes import axes_of
+from pptrace.study.entry import parse_entries
 from pptrace.study.plan.question import varied_axes
 
 if TYPE_CHECKING:
@@ -143,6 +144,10 @@ def _fixed(own: Sequence[Assignment], axes: Mapping[str, Axis]) -> dict[str, Axi
     for key, one in fixed.items():
         if key in axes and key in _PLANNED:
             raise ConfigError("it varies, too: leave one of them out", key=key, file=str(one.place.source))
+    several = fixed.get("schedule.name")
+    if several is not None and len(parse_entries([str(several.value)], str(several.place.source))) > 1:
+        message = f"{several.value} are several, where one is fixed: write --vary schedule={several.value}"
+        raise ConfigError(message, key="schedule.name", file=str(several.place.source))
     return {
         key: next(iter(axes_of({key: [one.value]})))
         for key, one in fixed.items()

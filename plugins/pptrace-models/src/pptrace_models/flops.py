@@ -98,12 +98,7 @@ def step_flops(model: Transformer, sequences: int, sequence: int) -> int:
     Of products whose weights are frozen, forward and once that.
     """
     tokens, h = sequences * sequence, model.hidden
-    attention = 2 * h * (model.query_width + model.kv_width + model.value_width + model.output_width)
-    if model.kv_rank:
-        keys = model.heads * round(model.head_dim)
-        queries = model.query_rank * (h + model.query_width) if model.query_rank else h * model.query_width
-        compressed = h * (model.kv_rank + model.rope_dim) + model.kv_rank * (keys + model.value_width)
-        attention = 2 * (queries + compressed + h * model.output_width)
+    attention = 2 * model.attention_products
     mlp = 2 * h * model.matrices * model.ffn
     routed = model.shared_ffn + model.top_k * model.expert_ffn
     expert = 2 * h * (model.num_experts + model.matrices * routed)

@@ -194,17 +194,18 @@ def _by_products(model: Transformer, stages: int) -> list[int]:
     Raises:
         ConstraintError: more stages than layers and LM head fill.
     """
-    layer = model.hidden * (model.query_width + model.kv_width + model.value_width + model.matrices * model.ffn)
-    layer += model.output_width * model.hidden
-    whole = model.layers * layer + model.vocabulary * model.hidden
+    layer = model.attention_products + model.hidden * model.matrices * model.ffn
+    layers, head = model.layers * layer, model.vocabulary * model.hidden
+    # Each stage but the last has a layer, and all but the last pass their shares, which the head's is not one of.
+    most = min(model.layers, (layers - 1) // head) + 1
+    if stages > most:
+        message = f"{stages} stages are more than layers and LM head fill where a stage ends by what it multiplies"
+        raise ConstraintError(message, nearest=f"{most} stage{'s' * (most > 1)}", key="parallel")
     found = [0] * stages
     stage = 0
     for index in range(model.layers):
         found[stage] += 1
-        stage += (index + 1) * layer * stages > whole * (stage + 1)
-    if stage != stages - 1:
-        message = f"{stages} stages are more than layers and LM head fill where a stage ends by what it multiplies"
-        raise ConstraintError(message, nearest=f"{stage + 1} stages", key="parallel")
+        stage += (index + 1) * layer * stages > (layers + head) * (stage + 1)
     return found
 
 

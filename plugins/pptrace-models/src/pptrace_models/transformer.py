@@ -209,6 +209,17 @@ class Transformer(Parameters):
         return round(self.heads * (self.value_dim or self.head_dim))
 
     @property
+    def attention_products(self) -> int:
+        """Weights that a layer's attention multiplies; with latent attention, those that compress and expand."""
+        h, query = self.hidden, self.query_width
+        if not self.kv_rank:
+            return h * (query + self.kv_width + self.value_width + self.output_width)
+        queries = self.query_rank * (h + query) if self.query_rank else h * query
+        unrotated = self.heads * round(self.head_dim)
+        compressed = h * (self.kv_rank + self.rope_dim) + self.kv_rank * (unrotated + self.value_width)
+        return queries + compressed + h * self.output_width
+
+    @property
     def again(self) -> frozenset[str]:
         """Modules that the backward computes again, where it is not whole layers."""
         return frozenset(self.recompute_modules or ["core_attn"]) if self.recompute == "selective" else frozenset()
@@ -280,11 +291,6 @@ class Transformer(Parameters):
         return self.hidden * self.matrices * width + biases
 
     def _attention(self) -> int:
-        h, query = self.hidden, self.query_width
-        if not self.kv_rank:
-            weights = 2 * h * (query + self.kv_width)
-            return weights + (query + 2 * self.kv_width + h) * self.bias
-        queries = self.query_rank * (h + query + 1) if self.query_rank else h * query
-        unrotated = self.heads * round(self.head_dim)
-        compressed = h * (self.kv_rank + self.rope_dim) + self.kv_rank * (1 + unrotated + self.value_width)
-        return queries + compressed + self.output_width * h
+        norms = self.query_rank + self.kv_rank
+        biases = 0 if self.kv_rank else (self.query_width + 2 * self.kv_width + self.hidden) * self.bias
+        return self.attention_products + norms + biases
