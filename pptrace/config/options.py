@@ -119,7 +119,7 @@ def _not_json(value: object) -> tuple[tuple[str | int, ...], str] | None:
 
 def _is_unicode(text: str) -> bool:
     """Return whether no byte of a file's or argument's name was kept as a lone surrogate."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _error(message: str, key: str, positions: Places, file: str | Path) -> ConfigError:

@@ -15,6 +15,7 @@ from pptrace.hooks.registry import Registry
 from pptrace.model.request import ScheduleRequest
 from pptrace.model.workload import Workload
 from pptrace.sim.simulate import simulate
+from pptrace.study.plan import ahead, search
 from pptrace.study.plan.bounds import bound_of
 from pptrace.study.plan.candidate import Fate
 from pptrace.study.plan.reasons import differences_ns
@@ -27,13 +28,21 @@ MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocabulary": 320
 SCHEDULES = ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "chimera", "hanayo", "dualpipe-v", "seq-1f1b"]
 
 
-def planned(registry: Registry, **changed: Any) -> Any:
+def planned(own: Registry, **changed: Any) -> Any:
     given_ = {
         "config": {"model": MODEL, "device": "a100-sxm", "network": {"name": "hockney", "bandwidth": "25 GB/s"}},
         "vary": {"schedule": ["1f1b", "interleaved-1f1b"], "zero": [1]}, "gpus": 4, "global": 16,
-        "sequence": 2048, "executor": "serial", "registry": registry, "robust": False,
+        "sequence": 2048, "executor": "serial", "registry": own, "robust": False,
     }  # fmt: skip
     return pptrace.plan(**{**given_, **changed})
+
+
+kept = ahead.Ahead.of
+ELSEWHERE = {"executor": "processes", "workers": 2, "registry": None}
+
+
+def failing(ask: Any) -> Any:
+    raise RuntimeError(ask.token)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +102,36 @@ def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
         (one.number, one.worth) for one in everything.ranked
     ]
     assert bounded.counts()["considered"] == everything.counts()["considered"]
+
+
+def test_bounds_made_on_other_processes_give_the_same_plan(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_LEAST", 1)
+    monkeypatch.setattr(search, "_PEEKS", (2,))
+    monkeypatch.setattr(ahead, "_CHUNK", 3)
+    asked = {
+        "vary": {"schedule": ["1f1b", "interleaved-1f1b", "zb-h1"], "micro": [1], "zero": [0, 1]}, "top": 3,
+    }  # fmt: skip
+    alone = planned(registry, **asked)
+    bounded = []
+    monkeypatch.setattr(ahead.Ahead, "of", lambda self, one: bounded.append(one) or kept(self, one))
+
+    several = planned(registry, **asked, **ELSEWHERE)
+
+    assert several.table() == alone.table()
+    assert len(bounded) > 10
+
+
+def test_bounds_whose_worker_dies_are_made_here(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_LEAST", 1)
+    monkeypatch.setattr(search, "_PEEKS", (2,))
+    monkeypatch.setattr(ahead, "_priced", failing)
+    asked = {"vary": {"schedule": ["1f1b", "zb-h1"], "micro": [1], "tp": [1], "recompute": ["none"]}}
+
+    found = planned(registry, **asked, **ELSEWHERE)
+
+    assert found.table() == planned(registry, **asked).table()
 
 
 def test_the_bound_of_a_chain_is_its_step_where_messages_take_no_time(registry: Registry) -> None:

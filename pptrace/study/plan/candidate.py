@@ -12,9 +12,9 @@ from pptrace.experiment.candidates import Change
 if TYPE_CHECKING:
     from pptrace.config.overrides import Assignment
     from pptrace.study.plan.bounds import Bound
+    from pptrace.study.plan.pricing import Origin
     from pptrace.study.plan.question import Worth
     from pptrace.study.plan.space import Layout
-    from pptrace.study.plan.weigh import Origin
     from pptrace.study.row import Row
 
 __all__ = ["Candidate", "Fate"]

@@ -14,6 +14,7 @@ from pptrace.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Executor
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -71,6 +72,16 @@ class Runner:
         """Keep the journal: the files that it is for may still fail to be written."""
         if self._journal is not None:
             self._journal.__exit__(kind, error, trace)
+
+    @property
+    def workers(self) -> int:
+        """How many configurations run at once."""
+        return self.chosen.request.workers
+
+    def others(self) -> Executor | None:
+        """Return the executor of other processes, several at once; None where there is none, or before any ran."""
+        is_alone = self.chosen.in_process or self.workers == 1 or not self._is_warm
+        return None if is_alone else self.kept.begin()
 
     def rows(self, candidates: Sequence[Candidate], trial: Trial | None = None) -> list[Row]:
         """Return the figures of some configurations, in their order."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pptrace.config.quantity import format_size
 from pptrace.errors import ConfigError
 from pptrace.kernel import always_compiled
+from pptrace.study.plan.ahead import Ahead, worthwhile
 from pptrace.study.plan.candidate import Fate
 from pptrace.study.plan.weigh import Scales
 
@@ -73,7 +74,11 @@ class Search:
                 for varied in self.space.settings_of(layout):
                     self.candidates += self.scales.weighed(layout, varied)
                 self._tell()
-            self._simulate_by_bounds()
+            try:
+                self._simulate_by_bounds()
+            finally:
+                if self.scales.ahead is not None:
+                    self.scales.ahead.end()
             if not self.best:
                 raise self._nothing()
         return Found(ranked=tuple(self.best), candidates=tuple(self.candidates))
@@ -99,10 +104,19 @@ class Search:
                     heappush(waiting, (one.worth, one.number, one))
                 if len(refined) in _PEEKS and not self.question.exhaustive:
                     self._simulate(self._likeliest(refined, batch))
+                    self._bound_ahead(waiting)
             if len(batch) == size:
                 self._simulate(batch)
                 batch, size = [], 0
         self._simulate([one for one in batch if not self._is_hopeless(one.worth)])
+
+    def _bound_ahead(self, waiting: Sequence[tuple[Worth, int, Candidate]]) -> None:
+        """Have bounds made on the executor's other processes, now that there is compiled code for them."""
+        executor = self.runner.others()
+        if self.scales.ahead is None and executor is not None:
+            rest = [one for _, _, one in sorted(waiting, key=lambda item: item[:2]) if one.origin is not None]
+            if worthwhile(rest):
+                self.scales.ahead = Ahead(self.space, rest, executor, self.runner.workers)
 
     def _likeliest(self, refined: Sequence[Candidate], batch: Sequence[Candidate]) -> list[Candidate]:
         """Return as many as are asked for of those with bounds of their own: an early answer, and a last place."""

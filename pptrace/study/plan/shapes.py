@@ -63,6 +63,7 @@ class Shapes:
         self.registry = ground.registry
         self._found: OrderedDict[Any, Shape] = OrderedDict()
         self._policies: dict[Any, PptraceError | None] = {}
+        self._refusals: dict[Any, PptraceError | None] = {}
         self._options: dict[str, Mapping[str, Any]] = {}
         plain = [setting("parallel.pp", 1), setting("batch.global", 1)]
         for entry in entries:
@@ -73,14 +74,10 @@ class Shapes:
 
     def refusal(self, entry: Entry, layout: Layout, chunks: int | None) -> PptraceError | None:
         """Return why a schedule does not take some sizes, as far as it says so before it makes a table."""
-        provided = self.registry.schedules[entry.name]
-        try:
-            request = self._request(entry, layout, chunks)
-            if provided.offer.check is not None:
-                call_plugin(provided.provider, provided.offer.check, request)
-        except PptraceError as error:
-            return error
-        return None
+        key = (entry.label, layout.pp, layout.microbatches, chunks)
+        if key not in self._refusals:
+            self._refusals[key] = self._refused(entry, layout, chunks)
+        return self._refusals[key]
 
     def of(self, entry: Entry, layout: Layout, chunks: int | None) -> Shape:
         """Return the table of a schedule on a layout's ranks and microbatches.
@@ -127,6 +124,16 @@ class Shapes:
         refused = self._policies.get(key)
         if refused is not None:
             raise refused
+
+    def _refused(self, entry: Entry, layout: Layout, chunks: int | None) -> PptraceError | None:
+        provided = self.registry.schedules[entry.name]
+        try:
+            request = self._request(entry, layout, chunks)
+            if provided.offer.check is not None:
+                call_plugin(provided.provider, provided.offer.check, request)
+        except PptraceError as error:
+            return error
+        return None
 
     def _request(self, entry: Entry, layout: Layout, chunks: int | None) -> ScheduleRequest:
         provided = self.registry.schedules[entry.name]

@@ -77,7 +77,7 @@ class Holding:
         Args:
             kept: what each stage keeps of a microbatch.
         """
-        return max(self._beyond(stage, own) for stage, own in zip(self.stages, kept, strict=True))
+        return max(self._beyond(stage, own) for stage, own in {*zip(self.stages, kept, strict=True)})
 
     def _beyond(self, stage: Stage, kept: Kept) -> int:
         pending = memory.pending_bytes(self.model, self.options, self.held(stage))

@@ -160,7 +160,14 @@ class _Job:
         return groups_of(self.request, self.part, device, self.options)
 
     def _times(self, device: Accelerator, groups: Groups) -> dict[str, list[int]]:
-        model, part, options, stages = self.model, self.part, self.options, self.stages
+        """Return the times of each stage; stages that hold the same take as long."""
+        stages = tuple(dict.fromkeys(self.stages))
+        places = {stage: at for at, stage in enumerate(stages)}
+        once = self._times_of(stages, device, groups)
+        return {name: [column[places[stage]] for stage in self.stages] for name, column in once.items()}
+
+    def _times_of(self, stages: Sequence[Stage], device: Accelerator, groups: Groups) -> dict[str, list[int]]:
+        model, part, options = self.model, self.part, self.options
         grad = gradient_bytes(options)
 
         def layer(kind: Layer) -> timing.Cost:
@@ -204,22 +211,23 @@ class _Job:
 
     def kept(self) -> list[activations.Kept]:
         """Return what each stage keeps of a microbatch."""
-        model, part = self.model, self.part
+        model, part, stages = self.model, self.part, tuple(dict.fromkeys(self.stages))
 
         def layer(kind: Layer) -> activations.Kept:
             return activations.layer_kept(model, part, experts=kind.experts, again=kind.again)
 
         items = items_of(
-            model, self.stages, layer=layer, embedding=activations.embedding_kept(model, part),
+            model, stages, layer=layer, embedding=activations.embedding_kept(model, part),
             prediction=activations.prediction_kept(model, part), head=activations.head_kept(model, part),
         )  # fmt: skip
         if model.recompute_method == "uniform":
-            for stage, own in zip(self.stages, items, strict=True):
+            for stage, own in zip(stages, items, strict=True):
                 layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
                 own[layers] = activations.grouped(own[layers], model.recompute_num_layers or 1)
         if self.tower:
-            items = in_front(items, self.stages, *self.tower.kept())
-        return [summed(activations.Kept(), own) for own in items]
+            items = in_front(items, stages, *self.tower.kept())
+        once = {stage: summed(activations.Kept(), own) for stage, own in zip(stages, items, strict=True)}
+        return [once[stage] for stage in self.stages]
 
     def passed(self) -> list[int]:
         """Return the bytes of a microbatch that each stage passes on."""
