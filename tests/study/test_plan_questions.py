@@ -13,7 +13,6 @@ from pptrace.cli.plan import command
 from pptrace.errors import PptraceError
 from pptrace.hooks.registry import Registry
 from pptrace.study.names import told_apart
-from pptrace.study.plan.arguments import megatron_arguments, titan_split, torchtitan_arguments
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,40 +88,6 @@ def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(reg
     assert {(one.layout.pp, one.layout.tp) for one in found.found.candidates} == {(2, 1)}
     assert {one.layout.micro for one in found.found.candidates} == {1, 2}
     assert "plan" not in found.configuration
-
-
-def test_frameworks_get_the_arguments_of_the_first_place(registry: Registry) -> None:
-    found = planned(registry, vary={**FEW, "layers": [[1, 3, 3, 1]], "schedule": ["1f1b"]}, pp=4, tp=1)
-
-    megatron = megatron_arguments(found.experiment, found.best.chunks)
-    titan = torchtitan_arguments(found.experiment, found.best.chunks)
-    assert "--pipeline-model-parallel-layout 'Et|t*3|t*3|tL'" in megatron.text
-    assert "--use-distributed-optimizer" in megatron.words
-    assert megatron.without == ()
-    assert titan.words[titan.words.index("--parallelism.pipeline_parallel_schedule") + 1] == "1F1B"
-    less = [
-        titan.words.index(f"--parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")
-    ]
-    assert [titan.words[place + 1] for place in less] == ["2", "1"]
-    assert titan.words[titan.words.index("--training.num_tokens_per_microbatch_per_dp_rank") + 1] == "1024"
-    assert [one.partition(":")[0] for one in titan.without] == ["recompute"]
-
-
-@pytest.mark.parametrize(
-    ("layers", "stages", "ends", "split"),
-    [
-        (32, 8, (0, 0), [4] * 8),
-        (32, 4, (1, 1), [8, 9, 8, 7]),  # 34 on four: two have 9, the first of them an embedding for one
-        (126, 16, (1, 1), [7, *[8] * 14, 7]),
-        (8, 4, (2, 2), [1, 3, 3, 1]),
-        (8, 4, (4, 0), None),  # the embedding counts for more than a stage holds
-        (3, 8, (0, 0), None),
-    ],
-)
-def test_ends_of_torchtitan_pipelines_are_lighter_by_what_is_told(
-    layers: int, stages: int, ends: tuple[int, int], split: list[int] | None
-) -> None:
-    assert titan_split(layers, stages, *ends) == split
 
 
 def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""A configuration as command-line arguments of training frameworks, with what they have no argument for.
+"""A configuration as command-line arguments of Megatron-LM, with what it has no argument for.
 
-Sources: Megatron-LM, ``megatron/training/arguments.py``, and the dataclasses whose fields it makes arguments of
-(``megatron/core/model_parallel_config.py``, ``megatron/core/transformer/transformer_config.py``,
-``megatron/training/config``); torchtitan, ``torchtitan/config/configs.py`` and
-``torchtitan/distributed/pipeline_parallel.py``; both as of August 2026.
+Source: Megatron-LM as of 22 August 2026, ``megatron/training/arguments.py`` with what it refuses, and the
+dataclasses whose fields it makes arguments of (``megatron/core/model_parallel_config.py``,
+``megatron/core/transformer/transformer_config.py``, ``megatron/training/config``). ``titan_arguments.py`` beside
+this has torchtitan's.
 """
 
 from __future__ import annotations
@@ -15,15 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pptrace.config.experiment import Experiment
 
-__all__ = ["Arguments", "megatron_arguments", "titan_split", "torchtitan_arguments"]
+__all__ = ["Arguments", "megatron_arguments", "told", "values_of", "without_modifiers"]
 
-_TITAN_SCHEDULES = {
-    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B", "looped-bfs": "LoopedBFS",
-    "zb-v": "ZBVZeroBubble", "interleaved-zb": "InterleavedZeroBubble", "dualpipe-v": "DualPipeV",
-}  # fmt: skip
-"""Names by which torchtitan finds the schedules of ``torch.distributed.pipelining``."""
-_TITAN_CHECKPOINTS = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
-"""What torchtitan's configurations call recomputation, for which its command line has no word."""
 _KEPT = ("main-params", "exp-avg", "exp-avg-sq")
 """State of the optimizer whose type Megatron-LM takes."""
 _MEGATRON_SHARDS = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
@@ -53,19 +46,21 @@ def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
         chunks: per rank.
     """
     parallel, batch = experiment.parallel, experiment.batch
-    model, costs = _values(experiment.model), _values(experiment.costs)
+    model, costs = values_of(experiment.model), values_of(experiment.costs)
     values: dict[str, Any] = {
         "tensor-model-parallel-size": parallel.tp, "pipeline-model-parallel-size": parallel.pp,
         "context-parallel-size": parallel.cp, "expert-model-parallel-size": parallel.ep,
-        **({"expert-tensor-parallel-size": parallel.etp} if (parallel.ep or 1) > 1 and parallel.etp else {}),
+        **({"expert-tensor-parallel-size": parallel.etp} if parallel.etp else {}),
         "micro-batch-size": batch.micro, "global-batch-size": batch.global_batch, "seq-length": batch.sequence,
     }  # fmt: skip
-    words, without = _told(values), _without(experiment)
-    layout = model.get("layout") or _layout(model.get("layers_per_stage"))
-    if layout:
+    words, without = told(values), without_modifiers(experiment)
+    layout = model.get("layout") or _layout(model.get("layers_per_stage"), int(model.get("mtp") or 0))
+    if (parallel.pp or 1) == 1 < chunks:
+        pass
+    elif layout:
         words += ["--pipeline-model-parallel-layout", layout]
     else:
-        words += _told({"num-virtual-stages-per-pipeline-rank": chunks}) if chunks > 1 else []
+        words += told({"num-virtual-stages-per-pipeline-rank": chunks}) if chunks > 1 else []
         without += _uneven(model, parallel.pp or 1, chunks)
     words += ["--sequence-parallel"] if parallel.sequence_parallel and parallel.tp > 1 else []
     zero = int(costs.get("zero") or 0)
@@ -73,106 +68,82 @@ def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
     kept = {name: costs.get(name.replace("-", "_")) for name in _KEPT}
     if any(kept.values()):
         types = {f"{name}-dtype": kind for name, kind in kept.items() if kind not in {None, "remainder"}}
-        words += ["--use-precision-aware-optimizer", *_told(types)]
+        words += ["--use-precision-aware-optimizer", *told(types)]
     if zero > 1:
         words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _MEGATRON_SHARDS[zero]]
+        words += ["--ckpt-format", "fsdp_dtensor"]
+        without.append("CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1")
     words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []
     if chunks > 1 and experiment.p2p.options.get("overlap_p2p_comm") is False:
         words += ["--no-overlap-p2p-communication"]
-    words += _megatron_recompute(model)
-    name = experiment.schedule.name
+    if chunks > 1 and experiment.p2p.options.get("overlap_p2p_comm_warmup_flush"):
+        words += ["--overlap-p2p-communication-warmup-flush"]
+    words += _recompute(model)
+    if "mlp_act" in (model.get("recompute_modules") or []):
+        without.append("recompute_modules: mlp_act")
+    found, missing = _schedule(experiment, chunks, model, costs)
+    return Arguments(words=(*words, *found), without=(*missing, *without))
+
+
+def _schedule(
+    experiment: Experiment, chunks: int, model: dict[str, Any], costs: dict[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Return what asks for the schedule, and what of it Megatron-LM refuses."""
+    name, parallel = experiment.schedule.name, experiment.parallel
+    ranks, microbatches = parallel.pp or 1, experiment.batch.known_microbatches
+    if ranks == 1 and chunks > 1:
+        return [], [f"{chunks} chunks on one rank: it has them from two ranks on"]
+    words, missing = [], []
     if name == "combined-1f1b":
+        if (parallel.ep or 1) == 1:
+            return [], ["schedule combined-1f1b: it asks for ep above 1"]
+        if model.get("recompute") == "full":
+            return [], ["schedule combined-1f1b: it asks for recompute other than full"]
         words += ["--overlap-moe-expert-parallel-comm"]
         words += ["--delay-wgrad-compute"] if costs.get("delay_wgrad", True) else []
     elif name != ("interleaved-1f1b" if chunks > 1 else "1f1b"):
-        without.insert(0, f"schedule {name}")
-    return Arguments(words=tuple(words), without=tuple(without))
+        return [], [f"schedule {name}"]
+    if chunks > 1:
+        size = microbatches // max(microbatches // ranks, 1)
+        if size < ranks:
+            missing.append(f"{microbatches} microbatches: it asks for {ranks} or more")
+        elif size > ranks:
+            words += told({"microbatch-group-size-per-virtual-pipeline-stage": size})
+    return words, missing
 
 
-def torchtitan_arguments(experiment: Experiment, chunks: int) -> Arguments:
-    """Return a configuration as torchtitan takes it; as above."""
-    parallel, batch = experiment.parallel, experiment.batch
-    model, costs = _values(experiment.model), _values(experiment.costs)
-    name, micro, sequence = experiment.schedule.name, batch.micro or 1, batch.sequence or 0
-    sharded = bool(int(costs.get("zero") or 0))
-    values: dict[str, Any] = {
-        "parallelism.tensor_parallel_degree": parallel.tp,
-        "parallelism.pipeline_parallel_degree": parallel.pp,
-        "parallelism.context_parallel_degree": parallel.cp,
-        "parallelism.expert_parallel_degree": parallel.ep,
-        "parallelism.data_parallel_replicate_degree": 1 if sharded else parallel.dp,
-        "parallelism.data_parallel_shard_degree": parallel.dp if sharded else 1,
-        "parallelism.pipeline_parallel_schedule": _TITAN_SCHEDULES.get(name, "1F1B"),
-        "parallelism.num_pp_microbatches": batch.known_microbatches,
-        "training.num_tokens_per_microbatch_per_dp_rank": micro * sequence,
-        "training.num_tokens_per_train_step": (batch.global_batch or 0) * sequence,
-        "training.max_context_length": sequence,
-    }
-    without = [] if name in _TITAN_SCHEDULES else [f"schedule {name}"]
-    stages, layers = (parallel.pp or 1) * chunks, int(model.get("layers") or 0)
-    split = model.get("layers_per_stage") or ([layers // stages] * stages if not layers % stages else None)
-    lighter = _lighter_ends(split) if split and not model.get("layout") else None
-    if stages == 1:
-        pass
-    elif lighter is None:
-        without.append("layers per stage: module_fqns_per_model_part in its configuration")
-    else:
-        first, last = lighter
-        values["parallelism.pipeline_parallel_first_stage_less_layers"] = first
-        values["parallelism.pipeline_parallel_last_stage_less_layers"] = last
-        if chunks > 1:
-            values["parallelism.pipeline_parallel_layers_per_stage"] = -(-(layers + first + last) // stages)
-    checkpoint = _TITAN_CHECKPOINTS.get(str(model.get("recompute") or "none"), "MemoryBudgetAC.Config()")
-    without.append(f"recompute: activation_checkpoint={checkpoint} in its configuration")
-    return Arguments(words=tuple(_told(values)), without=(*without, *_without(experiment)))
-
-
-def titan_split(layers: int, stages: int, first: int, last: int) -> list[int] | None:
-    """Return torchtitan's layers per stage for ends that count as some layers; none where it refuses them."""
-    even, more = divmod(layers + first + last, stages)
-    if not even or first > even or last > even:
-        return None
-    found = [even + (stage < more) for stage in range(stages)]
-    found[0] -= first
-    found[-1] -= last
-    return found
-
-
-def _lighter_ends(split: list[int]) -> tuple[int, int] | None:
-    """Return by how many layers torchtitan's first and last stage are to be lighter for this split."""
-    most = max(split) + 1
-    for first in range(most):
-        for last in range(most):
-            if titan_split(sum(split), len(split), first, last) == list(split):
-                return first, last
-    return None
-
-
-def _told(values: dict[str, Any]) -> list[str]:
+def told(values: dict[str, Any]) -> list[str]:
+    """Return values by name as words of a command line."""
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
-def _values(choice: Any) -> dict[str, Any]:
+def values_of(choice: Any) -> dict[str, Any]:
+    """Return a section's values; none where there is no such section."""
     return choice.values if choice else {}
 
 
-def _megatron_recompute(model: dict[str, Any]) -> list[str]:
+def _recompute(model: dict[str, Any]) -> list[str]:
     recompute = model.get("recompute")
     if recompute == "full":
         method, layers = model.get("recompute_method") or "uniform", model.get("recompute_num_layers") or 1
-        return _told({"recompute-granularity": "full", "recompute-method": method, "recompute-num-layers": layers})
+        return told({"recompute-granularity": "full", "recompute-method": method, "recompute-num-layers": layers})
     if recompute == "selective":
-        modules = model.get("recompute_modules")
+        asked = model.get("recompute_modules") or []
+        modules = [one for one in asked if one != "mlp_act"]
+        if asked and not modules:
+            return []
         return ["--recompute-granularity", "selective", *(["--recompute-modules", *modules] if modules else [])]
     return []
 
 
-def _layout(split: list[int] | None) -> str | None:
-    """Return layers per stage as Megatron-LM writes a layout: E, layers as t, L; stages apart by bars."""
+def _layout(split: list[int] | None, mtp: int) -> str | None:
+    """Return layers per stage as Megatron-LM writes a layout: E, layers as t, modules of prediction as m, L."""
     if not split:
         return None
     stages = [f"t*{count}" if count > 1 else "t" * count for count in split]
-    return "|".join(["E" + stages[0], *stages[1:-1], stages[-1] + "L"]) if len(stages) > 1 else f"E{stages[0]}L"
+    stages[0] = "E" + stages[0]
+    stages[-1] += "m" * mtp + "L"
+    return "|".join(stages)
 
 
 def _uneven(model: dict[str, Any], ranks: int, chunks: int) -> list[str]:
@@ -181,7 +152,8 @@ def _uneven(model: dict[str, Any], ranks: int, chunks: int) -> list[str]:
     return [f"{layers} layers on {ranks * chunks} stages: give layers_per_stage"] if uneven else []
 
 
-def _without(experiment: Experiment) -> list[str]:
+def without_modifiers(experiment: Experiment) -> list[str]:
+    """Return what no framework has an argument for: a schedule's options, copies, forwards computed again."""
     choice = experiment.schedule
     found = [f"schedule options {choice.options}"] if any(choice.options.values()) else []
     return [

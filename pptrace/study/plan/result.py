@@ -12,10 +12,11 @@ from pptrace.errors import OutputError
 from pptrace.experiment.prepare import costs_alone
 from pptrace.export.output import replace_file
 from pptrace.export.picture import check_picture
-from pptrace.study.plan.arguments import megatron_arguments, torchtitan_arguments
+from pptrace.study.plan.arguments import megatron_arguments
 from pptrace.study.plan.candidate import Fate
 from pptrace.study.plan.reasons import differences_ns, why_behind
 from pptrace.study.plan.ties import MARGIN, tied
+from pptrace.study.plan.titan_arguments import torchtitan_arguments
 from pptrace.study.results import TABLES, check_table, write_table
 
 if TYPE_CHECKING:

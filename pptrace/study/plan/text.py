@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import DURATION, format_size
 from pptrace.experiment.summary import devices_text
-from pptrace.study.plan.arguments import megatron_arguments, torchtitan_arguments
+from pptrace.study.plan.arguments import megatron_arguments
 from pptrace.study.plan.candidate import Fate
 from pptrace.study.plan.question import OBJECTIVES
 from pptrace.study.plan.reasons import why_behind
 from pptrace.study.plan.ties import MARGIN
+from pptrace.study.plan.titan_arguments import torchtitan_arguments
 
 if TYPE_CHECKING:
     from pptrace.study.plan.candidate import Candidate
