@@ -79,6 +79,18 @@ def test_tables_that_do_not_fit_into_memory_are_not_made(
         planned(registry, vary={**FEW, "pp": [2]})
 
 
+def test_steps_too_long_to_be_one_of_many_are_refused_and_progress_names_large_ones(registry: Registry) -> None:
+    said: list[str] = []
+    asked = {"vary": {**FEW, "schedule": ["1f1b"], "pp": [2], "tp": [2], "micro": [1]}, "progress": said.append}
+
+    with pytest.raises(PptraceError, match=r"36,000,000 actions in a step, and the most in a plan is 16,777,216"):
+        planned(registry, **asked, **{"global": 9_000_000})
+
+    found = planned(registry, **asked, **{"global": 300_000})
+    assert any("now 1f1b, pp 2 tp 2 micro 1 of 300,000 microbatches" in text for text in said)
+    assert found.best.layout.microbatches == 300_000
+
+
 def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(registry: Registry) -> None:
     config = {**STEP, "plan": {**FEW, "tp": [1], "schedule": ["1f1b"]}}
 

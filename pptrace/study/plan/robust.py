@@ -10,7 +10,7 @@ from pptrace.study.plan.point import TRIALS
 from pptrace.study.plan.ties import MARGIN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pptrace.study.plan.candidate import Candidate
     from pptrace.study.plan.question import Question, Worth
@@ -55,14 +55,18 @@ class Robustness:
         return sum(one.behind <= MARGIN for one in self.verdicts)
 
 
-def robustness_of(question: Question, ranked: Sequence[Candidate], runner: Runner) -> Robustness | None:
+def robustness_of(
+    question: Question, ranked: Sequence[Candidate], runner: Runner, watch: Callable[[str], None] | None = None
+) -> Robustness | None:
     """Simulate the first places on every other machine; None where there is nobody to compare with."""
     first = ranked[0]
     contenders = [one for one in ranked[:_CONTENDERS] if one.worth[-1] <= _NEAR * first.worth[-1]]
     if len(contenders) == 1:
         return None
     verdicts = []
-    for trial in TRIALS:
+    for number, trial in enumerate(TRIALS, 1):
+        if watch is not None:
+            watch(f"trying the first places on another machine, {number} of {len(TRIALS)}: {trial.name}")
         worths: list[Worth | None] = []
         for one, row in zip(contenders, runner.rows(contenders, trial), strict=True):
             step = None if row.get("error") or not row.get("fits") else int(row["step_ns"] or 0)

@@ -75,7 +75,5 @@ def answer(
         Runner(ground.document, registry, chosen, kept, first, fresh=fresh) as runner,
     ):
         found = Search(space, runner, watch).found()
-        if robust and watch:
-            watch("trying the first place on other machines")
-        robustness = robustness_of(question, found.ranked, runner) if robust else None
+        robustness = robustness_of(question, found.ranked, runner, watch) if robust else None
     return Plan(question=question, ground=ground, found=found, robustness=robustness, heading=space.heading)

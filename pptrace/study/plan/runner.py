@@ -13,7 +13,7 @@ from pptrace.study.pool import run_all
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
     from types import TracebackType
@@ -83,8 +83,19 @@ class Runner:
         is_alone = self.chosen.in_process or self.workers == 1 or not self._is_warm
         return None if is_alone else self.kept.begin()
 
-    def rows(self, candidates: Sequence[Candidate], trial: Trial | None = None) -> list[Row]:
-        """Return the figures of some configurations, in their order."""
+    def rows(
+        self,
+        candidates: Sequence[Candidate],
+        trial: Trial | None = None,
+        watch: Callable[[int], None] | None = None,
+    ) -> list[Row]:
+        """Return the figures of some configurations, in their order.
+
+        Args:
+            candidates: the configurations.
+            trial: another machine to simulate them on.
+            watch: told how many are finished, after each.
+        """
         names = [self._identity(one, trial) for one in candidates]
         found = {name: self._known[name] for name in names if name in self._known}
         missing = [at for at, name in enumerate(names) if name not in found]
@@ -99,6 +110,8 @@ class Runner:
         ahead = _AHEAD * self.chosen.request.workers
         for item, row in run_all(items, call, self.kept, ahead=ahead) if items else ():
             self._note(found, names[item[0]], row)
+            if watch is not None:
+                watch(len(found))
         return [found[name] for name in names]
 
     def _note(self, found: dict[str, Row], name: str, row: Row) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import format_size
@@ -32,6 +33,9 @@ _BATCHES = (2, 6, 16, 32)
 """Configurations that are simulated before bounds are looked at again; the last over and over."""
 _PEEKS = (24, 96, 384, 1536)
 """Bounds after which the likeliest so far are simulated, before all others are bounded."""
+_PAUSE_S = 0.2
+_LARGE = 2**19
+"""Pairs of passes in a step from which a table takes so long that its name is said."""
 _LEAST = 8
 """Configurations of least memory that are simulated where none fits."""
 
@@ -60,7 +64,8 @@ class Search:
         self.scales = Scales(space)
         self.candidates: list[Candidate] = []
         self.best: list[Candidate] = []
-        self.simulated = 0
+        self.simulated = self.bounded = 0
+        self._told_at = 0.0
 
     def found(self) -> Found:
         """Weigh all layouts and simulate what may be among the first.
@@ -98,8 +103,10 @@ class Search:
             if one.origin is None:
                 batch += [one] * (one.fate is Fate.BOUNDED)
             else:
+                self._tell_at_times(one)
                 self.scales.refine(one)
                 refined.append(one)
+                self.bounded += 1
                 if one.fate is Fate.BOUNDED and not self._is_hopeless(one.worth):
                     heappush(waiting, (one.worth, one.number, one))
                 if len(refined) in _PEEKS and not self.question.exhaustive:
@@ -129,7 +136,9 @@ class Search:
         return not self.question.exhaustive and len(self.best) >= top and worth > self.best[top - 1].worth
 
     def _simulate(self, batch: Sequence[Candidate]) -> None:
-        for one, row in zip(batch, self.runner.rows(batch), strict=True):
+        done = f" of {len(batch):,} that run"
+        rows = self.runner.rows(batch, watch=lambda count: self._tell(f", {count:,}{done}"))
+        for one, row in zip(batch, rows, strict=True):
             one.row = row
             if row.get("error"):
                 one.fate, one.reason = Fate.REFUSED, str(row["error"])
@@ -142,9 +151,18 @@ class Search:
         self.best.sort(key=lambda one: (one.worth, int(one.row["peak_memory_bytes"] or 0), one.number))
         self._tell()
 
-    def _tell(self) -> None:
+    def _tell(self, now: str = "") -> None:
         best = f", best so far {self.best[0].name}" if self.best else ""
-        self.watch(f"{len(self.candidates):,} considered, {self.simulated:,} simulated{best}")
+        bounded = f"{self.bounded:,} bounded by their tables, " if self.bounded else ""
+        self.watch(f"{len(self.candidates):,} considered, {bounded}{self.simulated:,} simulated{best}{now}")
+
+    def _tell_at_times(self, candidate: Candidate) -> None:
+        """Say how far it is, now and then, and before what takes long."""
+        layout = candidate.layout
+        large = layout.pp * candidate.chunks * layout.microbatches > _LARGE
+        if large or monotonic() - self._told_at > _PAUSE_S:
+            self._told_at = monotonic()
+            self._tell(f", now {candidate.name} of {layout.microbatches:,} microbatches" if large else "")
 
     def _nothing(self) -> ConfigError:
         """Return why nothing was found: what refused it, or the smallest memory that would do."""

@@ -30,6 +30,8 @@ __all__ = ["Shape", "Shapes"]
 
 _KEPT = 96
 """Tables that are kept at once; layouts with the same ones follow each other."""
+_MOST_ACTIONS = 2**24
+"""Actions of a step that a plan makes: some seconds each, of which there are thousands."""
 _TIMES: dict[str, Any] = {
     "f_ns": (), "b_ns": (), "i_ns": (), "w_ns": (), "transfer_ns": 0, "activation_bytes": (), "offload_ns": (),
     "reload_ns": (), "memory_limit_bytes": 0, "weight_activation_bytes": (), "stage_bytes": (), "device_bytes": 0,
@@ -145,7 +147,7 @@ class Shapes:
         )
         if chunks is None and provided.offer.chunks is not None:
             request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
-        told = too_large(request.ranks, request.chunks, request.microbatches)
+        told = too_large(request.ranks, request.chunks, request.microbatches) or _too_long(request)
         if told:
             raise ConfigError(told, key="batch.microbatches")
         return request
@@ -162,6 +164,17 @@ class Shapes:
         if asked:
             return Shape(request=request, table=None, digest="", chunks=chunks)
         return Shape(request=request, table=table, digest=_digest(table), chunks=chunks)
+
+
+def _too_long(request: ScheduleRequest) -> str:
+    """Return why a step is too long to be one of many, empty where it is not."""
+    actions = 2 * request.ranks * request.chunks * request.microbatches
+    if actions <= _MOST_ACTIONS:
+        return ""
+    return (
+        f"{actions:,} actions in a step, and the most in a plan is {_MOST_ACTIONS:,}: name fewer sequences "
+        "(--global) or larger microbatches (--vary micro=8)"
+    )
 
 
 def _digest(table: Schedule) -> str:
