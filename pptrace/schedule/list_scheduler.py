@@ -20,9 +20,10 @@ from pptrace.kernel import run
 from pptrace.model.cells import Cells
 from pptrace.model.kinds import Kind
 from pptrace.record import dataclass
+from pptrace.schedule.in_turn import rows_in_turn
 from pptrace.schedule.kernels.heap import OUTSIDE, Heap
 from pptrace.schedule.kernels.listing import Playing, Rooms, Work, list_actions
-from pptrace.schedule.rooms import queues_of, rooms_of
+from pptrace.schedule.rooms import queues_of, room_of, rooms_of
 from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Actions(Cells):
     route: Int32s
     """The microbatch's route."""
 
+
+_Link: TypeAlias = "tuple[Kind, Int32s, Kind, Int32s]"
 
 Priority: TypeAlias = Callable[[Actions], "Sequence[Int64s | Int32s]"]
 """Returns columns by which a rank chooses, the most important first; in each, the lowest value goes first."""
@@ -106,16 +109,25 @@ def list_schedule(
         msg = "durations are of F and B, or of F, I and W"
         raise ValueError(msg)
     spans = _spans(kinds, spans or {})
+    times = _times(placement, spans, durations, transfer)
+    if (placement.stage_rank < 0).any():
+        msg = "every route visits every stage"
+        raise ValueError(msg)
+    left, links = room_of(placement, in_flight or InFlight()), _links(placement, kinds)
+    if priority is backward_first and not transfer and max(spans.values()) == 1:
+        rows = rows_in_turn(placement, times, links, left)
+        if rows is not None:
+            return Schedule.of_cells(placement, *rows)
     actions = _actions(placement, spans)
-    duration = _times(placement, spans, durations, transfer)
-    source, target = _edges(placement, spans)
+    duration = np.concatenate([
+        np.repeat(of_stages, placement.microbatches // spans[kind]) for kind, of_stages in times.items()
+    ])  # fmt: skip
+    source, target = _edges(placement, spans, links)
     lag = np.zeros(source.size if transfer else 0, dtype=np.int64)
     if transfer:
         lag[actions.rank[source] != actions.rank[target]] = transfer
     row_ptr = np.cumsum([0, *np.bincount(actions.rank, minlength=placement.ranks)])
-    order = _played(
-        placement, actions, duration, (source, target, lag), row_ptr, priority, in_flight or InFlight()
-    )
+    order = _played(placement, actions, duration, (source, target, lag), row_ptr, priority, left)
     return Schedule.of_cells(placement, row_ptr, actions.cells.taken(order))
 
 
@@ -129,28 +141,27 @@ def _spans(kinds: Sequence[Kind], spans: Mapping[Kind, int]) -> dict[Kind, int]:
 
 def _times(
     placement: Placement, spans: Mapping[Kind, int], durations: Mapping[Kind, object], transfer: int
-) -> Int64s:
-    """Return every action's time."""
-    parts = []
+) -> dict[Kind, Int64s]:
+    """Return the times of each kind's actions, per stage."""
+    found: dict[Kind, Int64s] = {}
+    total, actions = 0.0, 0
     for kind, span in spans.items():
         times = np.asarray(durations[kind])
         if not np.issubdtype(times.dtype, np.integer) or (times < 0).any() or transfer < 0:
             msg = f"times of {kind.name} and of transfers are integers from 0"
             raise ValueError(msg)
-        of_stages = np.broadcast_to(times, (placement.stages,)).astype(np.int64)
-        parts.append(np.repeat(of_stages, placement.microbatches // span))
-    duration: Int64s = np.concatenate(parts)
-    if float(duration.sum(dtype=np.float64)) + duration.size * transfer >= _LONGEST:
+        found[kind] = np.broadcast_to(times, (placement.stages,)).astype(np.int64)
+        blocks = placement.microbatches // span
+        total += blocks * float(found[kind].sum(dtype=np.float64))
+        actions += blocks * placement.stages
+    if total + actions * transfer >= _LONGEST:
         raise ScheduleError("times add up to 2**62 or more: give them in a larger unit")
-    return duration
+    return found
 
 
 def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
     """Return every action: kind by kind, stage by stage, in the order of microbatches."""
     stages, microbatches = placement.stages, placement.microbatches
-    if (placement.stage_rank < 0).any():
-        msg = "every route visits every stage"
-        raise ValueError(msg)
     firsts = {kind: np.arange(0, microbatches, span, dtype=np.int32) for kind, span in spans.items()}
     count = stages * sum(first.size for first in firsts.values())
     stage, microbatch, width, rank, route = (np.empty(count, dtype=np.int32) for _ in range(5))
@@ -177,18 +188,25 @@ def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
     )  # fmt: skip
 
 
-def _edges(placement: Placement, spans: Mapping[Kind, int]) -> tuple[Int64s, Int64s]:
-    """Return which action enables which: forwards along the stages, gradients back, weights behind inputs."""
+def _links(placement: Placement, kinds: Sequence[Kind]) -> list[_Link]:
+    """Return which stages enable which: forwards along the stages, gradients back, weights behind inputs."""
+    low, high = placement.edges[:, 0], placement.edges[:, 1]
+    every = np.arange(placement.stages, dtype=np.int32)
+    ends = np.setdiff1d(every, low)
+    gradient = Kind.I if Kind.I in kinds else Kind.B
+    links: list[_Link] = [
+        (Kind.F, low, Kind.F, high), (gradient, high, gradient, low), (Kind.F, ends, gradient, ends),
+    ]  # fmt: skip
+    if Kind.W in kinds:
+        links.append((Kind.I, every, Kind.W, every))
+    return links
+
+
+def _edges(placement: Placement, spans: Mapping[Kind, int], links: Sequence[_Link]) -> tuple[Int64s, Int64s]:
+    """Return which action enables which."""
     stages, microbatches = placement.stages, placement.microbatches
     blocks = {kind: microbatches // span for kind, span in spans.items()}
     first = dict(zip(spans, np.cumsum([0, *(stages * n for n in blocks.values())]), strict=False))
-    low, high = placement.edges[:, 0], placement.edges[:, 1]
-    every = np.arange(stages, dtype=np.int32)
-    ends = np.setdiff1d(every, low)
-    gradient = Kind.I if Kind.I in spans else Kind.B
-    links = [(Kind.F, low, Kind.F, high), (gradient, high, gradient, low), (Kind.F, ends, gradient, ends)]
-    if Kind.W in spans:
-        links.append((Kind.I, every, Kind.W, every))
     sides = [
         np.concatenate(
             [[first[kind] + stage * blocks[kind], np.full(stage.size, spans[kind])] for kind, stage in side],
@@ -220,12 +238,12 @@ def _played(
     edges: tuple[Int64s, Int64s, Int64s],
     row_ptr: Int64s,
     priority: Priority,
-    in_flight: InFlight,
+    left: Int64s,
 ) -> Int64s:
     """Return all actions, rank by rank in the order of their starts."""
     count, (source, target, lag) = len(actions), edges
     key = _one_key([*priority(actions), actions.kind, actions.stage, actions.microbatch])
-    left, rooms = rooms_of(placement, actions, in_flight)
+    rooms = rooms_of(placement, actions, left)
     queue, queues, taking = queues_of(placement, actions, rooms)
     last = actions.kind == (Kind.W if (actions.kind == Kind.W).any() else Kind.B)
     narrow = np.int32 if max(count, target.size) < np.iinfo(np.int32).max else np.int64

@@ -10,34 +10,45 @@ from pptrace.model.kinds import Kind
 from pptrace.schedule.kernels.listing import Queues
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int64s
+    from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.placement import Placement
     from pptrace.schedule.list_scheduler import Actions, InFlight
 
-__all__ = ["queues_of", "rooms_of"]
+__all__ = ["queues_of", "rank_room", "room_of", "rooms_of", "stage_room"]
 
 
-def rooms_of(placement: Placement, actions: Actions, in_flight: InFlight) -> tuple[Int64s, Int64s]:
-    """Return what rooms hold, and every action's two, its stage's and its rank's; -1 where unbounded.
+def room_of(placement: Placement, in_flight: InFlight) -> Int64s:
+    """Return what each room holds: every stage of each route, then every rank; -1 for no bound."""
+    return np.concatenate([
+        _room(in_flight.stage, (placement.routes, placement.stages)), _room(in_flight.rank, (placement.ranks,)),
+    ])  # fmt: skip
+
+
+def stage_room(placement: Placement, route: Int64s | Int32s, stage: Int64s | Int32s) -> Int64s:
+    """Return the numbers of stages' rooms."""
+    number: Int64s = route.astype(np.int64) * placement.stages + stage
+    return number
+
+
+def rank_room(placement: Placement, rank: Int64s | Int32s) -> Int64s:
+    """Return the numbers of ranks' rooms."""
+    number: Int64s = placement.routes * placement.stages + rank.astype(np.int64)
+    return number
+
+
+def rooms_of(placement: Placement, actions: Actions, left: Int64s) -> Int64s:
+    """Return every action's two rooms, its stage's and its rank's; -1 where unbounded.
 
     Where nothing is bounded, no action has any.
     """
-    routes, stages = placement.routes, placement.stages
-    left = np.concatenate([
-        _room(in_flight.stage, (routes, stages)), _room(in_flight.rank, (placement.ranks,)),
-    ])  # fmt: skip
     if (left < 0).all():
-        return left, np.full((0, 2), -1, dtype=np.int64)
+        return np.full((0, 2), -1, dtype=np.int64)
     # By the number that a room would have: its own, or -1 where nothing is bounded.
     of = np.where(left < 0, -1, np.arange(left.size))
     rooms = np.empty((len(actions), 2), dtype=np.int64)
-    rooms[:, 0], rooms[:, 1] = of[_stage_room(placement, actions)], of[routes * stages + actions.rank]
-    return left, rooms
-
-
-def _stage_room(placement: Placement, actions: Actions) -> Int64s:
-    number: Int64s = actions.route.astype(np.int64) * placement.stages + actions.stage
-    return number
+    rooms[:, 0] = of[stage_room(placement, actions.route, actions.stage)]
+    rooms[:, 1] = of[rank_room(placement, actions.rank)]
+    return rooms
 
 
 def queues_of(placement: Placement, actions: Actions, rooms: Int64s) -> tuple[Int64s, Queues, Int64s]:
@@ -49,7 +60,7 @@ def queues_of(placement: Placement, actions: Actions, rooms: Int64s) -> tuple[In
     slot = actions.rank.astype(np.int64)
     if len(rooms):
         waits_for_room = (actions.kind == Kind.F) & ((rooms[:, 0] >= 0) | (rooms[:, 1] >= 0))
-        slot = np.where(waits_for_room, ranks + _stage_room(placement, actions), slot)
+        slot = np.where(waits_for_room, ranks + stage_room(placement, actions.route, actions.stage), slot)
     slot_rank = np.concatenate([np.arange(ranks), placement.stage_rank.ravel()])
     held = np.bincount(slot, minlength=slot_rank.size)
     sample, queue = np.empty((2, slot_rank.size), dtype=np.int64)

@@ -20,7 +20,7 @@ from pptrace.errors import ScheduleError
 from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
-from pptrace.schedule.list_scheduler import Actions, InFlight, list_schedule
+from pptrace.schedule.list_scheduler import Actions, InFlight, Priority, backward_first, list_schedule
 from pptrace.schedule.validate import validate
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import measure
@@ -48,14 +48,15 @@ class Case:
         keys = np.array([self.weights[Cell(Kind(kind), *rest)] for kind, *rest in cells], dtype=np.int64)
         return [keys[:, 0], keys[:, 1]]
 
-    def table(self) -> Schedule:
+    def table(self, priority: Priority | None = None) -> Schedule:
         world, placement = self.world, self.world.placement
         stage = np.full((placement.routes, placement.stages), -1)
         for where, most in world.stage_bound.items():
             stage[where] = most
         rank = [world.rank_bound.get(rank, -1) for rank in range(placement.ranks)]
         return list_schedule(
-            placement, {kind: list(times) for kind, times in world.times.items()}, priority=self.priority,
+            placement, {kind: list(times) for kind, times in world.times.items()},
+            priority=priority or self.priority,
             in_flight=InFlight(stage=stage, rank=rank), spans=world.spans, transfer=world.transfer,
         )  # fmt: skip
 
@@ -124,6 +125,24 @@ def test_a_second_implementation_plays_the_same_table(case: Case) -> None:
         schedule = case.table()
         assert cells_of(schedule) == expected
         assert schedule == case.table()
+
+
+@given(cases())
+def test_stages_that_take_microbatches_in_turn_play_what_queues_of_actions_play(case: Case) -> None:
+    world = replace(case.world, spans=dict.fromkeys(case.world.spans, 1), transfer=0)
+    alike = Case(world, {})
+
+    def queued(actions: Actions) -> Sequence[np.ndarray]:
+        return backward_first(actions)
+
+    assert outcome(alike, backward_first) == outcome(alike, queued)
+
+
+def outcome(case: Case, priority: Priority) -> Schedule | str:
+    try:
+        return case.table(priority)
+    except ScheduleError as stuck:
+        return str(stuck)
 
 
 @given(cases())
