@@ -7,7 +7,7 @@ not be kept in queues, nor actions be numbered: see :mod:`pptrace.schedule.kerne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.placement import Placement
 
-__all__ = ["MOST_SEQUENCES", "rows_in_turn"]
+__all__ = ["MOST_SEQUENCES", "Link", "links_of", "rows_in_turn"]
+
+Link: TypeAlias = "tuple[Kind, Int32s, Kind, Int32s]"
+"""Kinds and stages of which the n-th action of the first enables the n-th of the second."""
 
 MOST_SEQUENCES = 256
 """Sequences of a rank beyond which queues are quicker: each choice looks at all of them."""
@@ -33,7 +36,7 @@ MOST_SEQUENCES = 256
 def rows_in_turn(
     placement: Placement,
     times: Mapping[Kind, Int64s],
-    links: Sequence[tuple[Kind, Int32s, Kind, Int32s]],
+    links: Sequence[Link],
     left: Int64s,
 ) -> tuple[Int64s, CellColumns] | None:
     """Return where each rank's row begins, and the actions; None where some wait for ever or stages are many.
@@ -41,7 +44,7 @@ def rows_in_turn(
     Args:
         placement: every route visits every stage.
         times: per kind and stage, of F and B, or of F, I and W.
-        links: kinds and stages whose actions enable those of other kinds and stages.
+        links: what enables what, as :func:`links_of` says.
         left: what rooms in flight hold, each route's stages and then ranks; -1 for no bound.
     """
     given, actions = _sequences(placement, times, links, left)
@@ -60,10 +63,24 @@ def rows_in_turn(
     return row_ptr, CellColumns(*written, span=alone, pair=single)
 
 
+def links_of(placement: Placement, kinds: Sequence[Kind]) -> list[Link]:
+    """Return which stages enable which: forwards along the stages, gradients back, weights behind inputs."""
+    low, high = placement.edges[:, 0], placement.edges[:, 1]
+    every = np.arange(placement.stages, dtype=np.int32)
+    ends = np.setdiff1d(every, low)
+    gradient = Kind.I if Kind.I in kinds else Kind.B
+    links: list[Link] = [
+        (Kind.F, low, Kind.F, high), (gradient, high, gradient, low), (Kind.F, ends, gradient, ends),
+    ]  # fmt: skip
+    if Kind.W in kinds:
+        links.append((Kind.I, every, Kind.W, every))
+    return links
+
+
 def _sequences(
     placement: Placement,
     times: Mapping[Kind, Int64s],
-    links: Sequence[tuple[Kind, Int32s, Kind, Int32s]],
+    links: Sequence[Link],
     left: Int64s,
 ) -> tuple[Sequences, int]:
     """Return the sequences, numbered kind by kind, route by route and stage by stage, then sorted by rank."""

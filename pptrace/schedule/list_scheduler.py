@@ -20,10 +20,10 @@ from pptrace.kernel import run
 from pptrace.model.cells import Cells
 from pptrace.model.kinds import Kind
 from pptrace.record import dataclass
-from pptrace.schedule.in_turn import rows_in_turn
+from pptrace.schedule.in_turn import links_of, rows_in_turn
 from pptrace.schedule.kernels.heap import OUTSIDE, Heap
 from pptrace.schedule.kernels.listing import Playing, Rooms, Work, list_actions
-from pptrace.schedule.rooms import queues_of, room_of, rooms_of
+from pptrace.schedule.rooms import InFlight, queues_of, room_of, rooms_of
 from pptrace.schedule.table import Schedule
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.model.placement import Placement
+    from pptrace.schedule.in_turn import Link
 
 __all__ = ["Actions", "InFlight", "Priority", "backward_first", "list_schedule"]
 
@@ -49,20 +50,8 @@ class Actions(Cells):
     """The microbatch's route."""
 
 
-_Link: TypeAlias = "tuple[Kind, Int32s, Kind, Int32s]"
-
 Priority: TypeAlias = Callable[[Actions], "Sequence[Int64s | Int32s]"]
 """Returns columns by which a rank chooses, the most important first; in each, the lowest value goes first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InFlight:
-    """The most microbatches between a forward's start and its backward's end (of ``W``, where it is split)."""
-
-    stage: object = None
-    """Shape (routes, stages): on each stage of each route; None for no bound, -1 for none there."""
-    rank: object = None
-    """Shape (ranks,): over all stages that a rank holds; None and -1 likewise."""
 
 
 def backward_first(actions: Actions) -> Sequence[Int64s | Int32s]:
@@ -113,7 +102,7 @@ def list_schedule(
     if (placement.stage_rank < 0).any():
         msg = "every route visits every stage"
         raise ValueError(msg)
-    left, links = room_of(placement, in_flight or InFlight()), _links(placement, kinds)
+    left, links = room_of(placement, in_flight or InFlight()), links_of(placement, kinds)
     if priority is backward_first and not transfer and max(spans.values()) == 1:
         rows = rows_in_turn(placement, times, links, left)
         if rows is not None:
@@ -188,21 +177,7 @@ def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
     )  # fmt: skip
 
 
-def _links(placement: Placement, kinds: Sequence[Kind]) -> list[_Link]:
-    """Return which stages enable which: forwards along the stages, gradients back, weights behind inputs."""
-    low, high = placement.edges[:, 0], placement.edges[:, 1]
-    every = np.arange(placement.stages, dtype=np.int32)
-    ends = np.setdiff1d(every, low)
-    gradient = Kind.I if Kind.I in kinds else Kind.B
-    links: list[_Link] = [
-        (Kind.F, low, Kind.F, high), (gradient, high, gradient, low), (Kind.F, ends, gradient, ends),
-    ]  # fmt: skip
-    if Kind.W in kinds:
-        links.append((Kind.I, every, Kind.W, every))
-    return links
-
-
-def _edges(placement: Placement, spans: Mapping[Kind, int], links: Sequence[_Link]) -> tuple[Int64s, Int64s]:
+def _edges(placement: Placement, spans: Mapping[Kind, int], links: Sequence[Link]) -> tuple[Int64s, Int64s]:
     """Return which action enables which."""
     stages, microbatches = placement.stages, placement.microbatches
     blocks = {kind: microbatches // span for kind, span in spans.items()}

@@ -7,14 +7,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.model.kinds import Kind
+from pptrace.record import dataclass
 from pptrace.schedule.kernels.listing import Queues
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.placement import Placement
-    from pptrace.schedule.list_scheduler import Actions, InFlight
+    from pptrace.schedule.list_scheduler import Actions
 
-__all__ = ["queues_of", "rank_room", "room_of", "rooms_of", "stage_room"]
+__all__ = ["InFlight", "queues_of", "rank_room", "room_of", "rooms_of", "stage_room"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """The most microbatches between a forward's start and its backward's end (of ``W``, where it is split)."""
+
+    stage: object = None
+    """Shape (routes, stages): on each stage of each route; None for no bound, -1 for none there."""
+    rank: object = None
+    """Shape (ranks,): over all stages that a rank holds; None and -1 likewise."""
 
 
 def room_of(placement: Placement, in_flight: InFlight) -> Int64s:
