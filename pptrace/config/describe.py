@@ -138,10 +138,15 @@ def _message(errors: Sequence[ErrorDetails], model: type[BaseModel], path: KeyPa
 
 
 def _unlisted(value: object, expected: str) -> str:
-    known = [part.strip(" '") for part in expected.replace(" or ", ", ").split(",")]
+    known = [_as_written(part.strip(" '")) for part in expected.replace(" or ", ", ").split(",")]
     if isinstance(value, str):
         return f"unknown value {shown(value)}{nearest(value, known)}"
     return f"must be one of {', '.join(known)}, not {shown(value)}"
+
+
+def _as_written(word: str) -> str:
+    """Return a word as YAML has it."""
+    return word.lower() if word in {"True", "False"} else word
 
 
 def _quotes(errors: Sequence[ErrorDetails]) -> str:

@@ -96,9 +96,15 @@ class FormSearch:
         self.misplaced: ConstraintError | None = None  # of a form whose messages the policy cannot place
         self.left, self.candidates, self.work_ns = 0, 0, 0
 
-    def forms_found(self) -> Forms:
-        """Simulate the own form, the likeliest by their estimates, and what is near the best of them."""
+    def forms_found(self, likely: Change | None = None) -> Forms:
+        """Simulate the own form, the likeliest by their estimates, and what is near the best of them.
+
+        Args:
+            likely: a form that is simulated first, because it was the best elsewhere.
+        """
         own = self._own()
+        if likely is not None:
+            self._simulate(likely)
         promising = self._promising()
         self._simulate_likeliest(promising)
         self._refine()

@@ -11,7 +11,6 @@ from pptrace.experiment.form import Variation
 from pptrace.experiment.forms import FormSearch
 from pptrace.experiment.limit import LIMITS, limit_settings, memory_limit
 from pptrace.experiment.prepare import costs_alone
-from pptrace.experiment.run import simulate
 from pptrace.experiment.varied import varied_settings
 from pptrace.printable import Printed, csv_of
 from pptrace.study.equal_rows import equal_row
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolve import Resolved
     from pptrace.experiment.costs import Costs
+    from pptrace.experiment.form import Forms
     from pptrace.experiment.varied import VariedSetting
     from pptrace.model.workload import Workload
     from pptrace.study.basis import Basis
@@ -135,7 +135,7 @@ def compare_equal(
     steps = [row.forms.best.step_ns if row.fits and row.forms and row.forms.best else None for row in rows]
     rows = [replace(row, rank=rank) for row, rank in zip(rows, ranked(steps), strict=True)]
     if len({POLICY in row.messages for row in rows if row.fits}) > 1:
-        rows = [replace(row, alike_ns=searches.alike_ns(row, root)) for row, root in zip(rows, roots, strict=True)]
+        rows = searches.alike(rows, roots, watch)
     return EqualComparison(rows=tuple(rows), limit_bytes=limit, varied=settings)
 
 
@@ -228,17 +228,27 @@ class _Searches:
         )  # fmt: skip
         return FormSearch(variation, self.workloads, watch)
 
-    def alike_ns(self, row: EqualSchedule, root: Resolved) -> int | None:
-        """Return the step of a schedule's best form under the policy that takes any table; None if it cannot."""
-        if not row.fits or row.entry.sets(POLICY) or row.entry.sets("p2p"):
+    def alike(
+        self, rows: Sequence[EqualSchedule], roots: Sequence[Resolved], watch: Callable[[str], None] | None
+    ) -> list[EqualSchedule]:
+        """Return schedules with what is found of each under the policy that takes any table."""
+        told = f"under {ANY_TABLE[POLICY]}"
+        return [
+            replace(row, alike=self._alike(row, root, _counting(watch, f"{row.entry.label} {told}")))
+            for row, root in zip(rows, roots, strict=True)
+        ]
+
+    def _alike(self, row: EqualSchedule, root: Resolved, watch: Callable[[int], None] | None) -> Forms | None:
+        """Search a schedule's forms under the policy that takes any table; None where it is not to be compared.
+
+        The best form under the configuration's policy is simulated too, so none that is found is worse.
+        """
+        best = row.forms.best if row.fits and row.forms else None
+        if best is None or row.entry.sets(POLICY) or row.entry.sets("p2p"):
             return None
-        if POLICY in row.messages and row.forms and row.forms.best:
-            return row.forms.best.step_ns
-        change = Change(settings={**row.settings, **ANY_TABLE})
-        try:
-            return simulate(root.again(change.sets, change.flags), self.basis.registry).metrics.step_ns
-        except PptraceError:
-            return None
+        if POLICY in row.messages:
+            return row.forms
+        return self._search(row.entry, root, row.given_alike, watch).forms_found(best.change)
 
 
 def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:

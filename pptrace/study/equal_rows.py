@@ -24,6 +24,7 @@ def equal_row(row: EqualSchedule, limit_bytes: int) -> Row:
             "form": row.form,
             "arguments": row.arguments,
             "alike_step_ns": row.alike_ns,
+            "alike_arguments": row.arguments_alike or None,
             **_figures(row.forms.run, limit_bytes),
         }
     if row.forms is not None:

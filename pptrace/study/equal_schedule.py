@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pptrace.experiment.candidates import Change
+from pptrace.study.stand_in import ANY_TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +34,8 @@ class EqualSchedule:
     """What all its forms are run with: its name, its own settings and the limit."""
     messages: Mapping[str, Any] = field(default_factory=dict)
     """Settings of ``p2p`` that it alone is run with, because the configuration's cannot place its messages."""
-    alike_ns: int | None = None
-    """The best form's step under a policy that takes any table, where the configuration's does not take all."""
+    alike: Forms | None = None
+    """What was found under a policy that takes any table, where the configuration's does not."""
     reason: str = ""
     """Why the configuration's own form, or none at all, can run, in one line."""
     remedy: Tried | None = None
@@ -52,6 +53,30 @@ class EqualSchedule:
         """What the best form is run with over the configuration."""
         best = self.forms.best if self.forms else None
         return {**self.given, **(best.change.settings if best else {})}
+
+    @property
+    def alike_ns(self) -> int | None:
+        """The step of the best form under a policy that takes any table; None where there is none."""
+        return self.alike.best.step_ns if self.alike and self.alike.fits and self.alike.best else None
+
+    @property
+    def alike_form(self) -> str:
+        """In what that form differs from the configuration's own; empty where it is the best one here as well."""
+        best, other = (forms.best.change if forms and forms.best else None for forms in (self.forms, self.alike))
+        if best is None or other is None or self.forms is None or other.settings == best.settings:
+            return ""
+        return form_text(other, self.forms.own.change) or "as configured"
+
+    @property
+    def given_alike(self) -> Mapping[str, Any]:
+        """What all its forms are run with under a policy that takes any table."""
+        return {**{key: value for key, value in self.given.items() if not key.startswith("p2p.")}, **ANY_TABLE}
+
+    @property
+    def arguments_alike(self) -> str:
+        """What to write behind ``pptrace simulate`` and the configuration to get the step of that form."""
+        best = self.alike.best if self.alike else None
+        return Change(settings={**self.given_alike, **best.change.settings}).arguments if best else ""
 
     @property
     def arguments(self) -> str:

@@ -41,9 +41,8 @@ def equal_lines(rows: Sequence[EqualSchedule], limit_bytes: int, varied: Sequenc
     steps = [(run.metrics.step_ns, label) for label, run in runs.items()]
     uncertainty = uncertainty_of(runs.values())
     alike = [(row.alike_ns, row.entry.label) for row in rows if row.alike_ns is not None]
-    lines += (
-        [f"fastest of these forms under {ANY_TABLE[POLICY]}: {first_text(alike, uncertainty)}"] if alike else []
-    )
+    if alike:
+        lines += [_alike_forms(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(alike, uncertainty)}"]
     return [*lines, f"fastest: {first_text(steps, uncertainty)}"]
 
 
@@ -91,6 +90,14 @@ def _columns(rows: Sequence[EqualSchedule], runs: dict[str, Run], limit_bytes: i
     return [*columns, ["form", *(row.form or "as configured" for row in rows)]]
 
 
+def _alike_forms(rows: Sequence[EqualSchedule]) -> str:
+    """Return a line that says which best forms are others under the policy that takes any table."""
+    policy = ANY_TABLE[POLICY]
+    told = f"all {policy}: each schedule's best form under {policy}"
+    others = [f"{row.entry.label} {row.alike_form}" for row in rows if row.alike_ns is not None and row.alike_form]
+    return f"{told}, another one for {'; '.join(others)}" if others else f"{told}, the same form for each"
+
+
 def _alike(row: EqualSchedule, run: Run) -> str:
     return "-" if row.alike_ns is None else time_text(run, row.alike_ns)
 
@@ -105,6 +112,7 @@ def _share(row: Row, key: str) -> float:
 
 def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> list[str]:
     searched = [row.forms for row in rows if row.forms]
+    searched += [row.alike for row in rows if row.alike and row.alike is not row.forms]
     simulated, candidates = (sum(count) for count in zip(
         *((len(forms.tried), forms.candidates) for forms in searched), strict=True
     ))  # fmt: skip

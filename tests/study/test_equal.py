@@ -187,6 +187,10 @@ def test_what_a_schedule_sets_itself_is_kept_and_only_what_was_named_differs() -
             assert row["schedule"] != "interleaved-1f1b:vp=2" or settings.get("parallel.vp", 2) == 2
             assert not row["schedule"].startswith("1f1b") or "model.recompute" not in settings
 
+    both = "zb-h1,zb-h1:merge=true"
+    merged = printed("compare", *step, "--schedules", both, "--memory", "60 GiB", "--vary", "options")
+    values = [{one["settings"].get("schedule.options.merge") for one in row["tried"]} for row in merged["rows"]]
+    assert values == [{None, True}, {None}]
     named = printed("compare", *step, "--schedules", "1f1b", "--memory", limit, "--vary", "zero,recompute")
     keys = {key for one in named["rows"][0]["tried"] for key in one["settings"]}
     assert keys == {"parallel.vp", "costs.zero", "costs.name", "model.recompute"}

@@ -83,8 +83,27 @@ def test_on_equal_memory_all_forms_are_told_under_one_policy_too() -> None:
 
     assert alike == [step_ns("eager", "ordered"), step_ns("chunky", "ordered")]
     assert alike[0] > comparison.table()[0]["step_ns"]
-    assert "fastest of these forms under ordered: " in comparison.summary()
+    assert "fastest under ordered: " in comparison.summary()
+    assert "all ordered: each schedule's best form under ordered, the same form for each" in comparison.summary()
     assert "--p2p ordered" in comparison.rows[1].arguments
+
+
+@pytest.mark.needs_plugins
+def test_on_equal_memory_the_best_form_under_one_policy_is_searched() -> None:
+    step = {
+        "model": "llama3-8b", "device": "h100-sxm", "parallel": {"pp": 4, "tp": 2, "dp": 2},
+        "batch": {"microbatches": 8, "sequence": 4096},
+        "p2p": {"policy": "megatron", "options": {"overlap_p2p_comm": False}},
+        "network": {"name": "hockney", "bandwidth": "20 GB/s", "latency": "10 us"},
+    }  # fmt: skip
+    interleaved, zb_v = compare(step, schedules="interleaved-1f1b,zb-v", memory="60 GiB", vary="vp").rows
+
+    assert (interleaved.form, interleaved.alike_form, zb_v.alike_form) == ("vp 2", "vp 4", "")
+    again = simulate(step, schedule="interleaved-1f1b", vp=4, p2p="ordered").metrics.step_ns
+    assert interleaved.arguments_alike.startswith("--schedule interleaved-1f1b --p2p ordered --vp 4 ")
+    assert interleaved.alike_ns == again
+    assert again < simulate(step, schedule="interleaved-1f1b", vp=2, p2p="ordered").metrics.step_ns
+    assert zb_v.alike_ns == zb_v.forms.best.step_ns
 
 
 @pytest.mark.parametrize("values", [{}, {"memory": "1 GiB", "vary": "vp"}])

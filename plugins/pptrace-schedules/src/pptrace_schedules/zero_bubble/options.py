@@ -27,7 +27,7 @@ class ZeroBubbleOptions(BaseModel):
         "its last, the pace of steps with data_parallel.validation=after. step: from the first start to the "
         "last end.",
     )
-    merge: bool = Field(
+    merge: Literal[False, True] = Field(
         default=False,
         description="Runs an input gradient and its own weight gradient right behind it as one full backward, as "
         "PyTorch's _merge_bw does: its collectives hide behind weight gradients, its gradient is handed on later.",
