@@ -48,8 +48,7 @@ _SHORTER = 0.9
 _LESS_MEMORY = 0.6
 """The same of memory; orders that are made for a limit take less than their estimate."""
 
-_ACTIONS = 4_000_000
-_OF_OWN = 8
+_ACTIONS, _OF_OWN = 4_000_000, 8
 """Actions of all forms of a schedule in sum; or so many times those of its own form, where that is more."""
 
 _OPTIONS = "schedule.options."
@@ -97,21 +96,16 @@ class FormSearch:
         self.left, self.candidates, self.work_ns = 0, 0, 0
 
     def forms_found(self, likely: Change | None = None) -> Forms:
-        """Simulate the own form, the likeliest by their estimates, and what is near the best of them.
-
-        Args:
-            likely: a form that is simulated first, because it was the best elsewhere.
-        """
+        """Simulate the own form, one that was the best elsewhere, the likeliest, and what is near the best."""
         own = self._own()
         if likely is not None:
             self._simulate(likely)
-        promising = self._promising()
-        self._simulate_likeliest(promising)
+        self._simulate_likeliest(self._promising())
         self._refine()
-        best, tried = self._best(), tuple(self.tried.values())
+        best = self._best()
         return Forms(
-            own=own, error=self.error, best=best.tried if best else None, run=self.run, tried=tried,
-            candidates=self.candidates,
+            own=own, error=self.error, best=best.tried if best else None, run=self.run,
+            tried=tuple(self.tried.values()), candidates=self.candidates,
         )  # fmt: skip
 
     def with_room(self, tried: Tried) -> Tried | None:

@@ -225,7 +225,8 @@ def _built(
             request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
         stages = request.stages
         table = build_schedule(provided, LazyRequest.of(request, lambda: ask(stages), others))
-    return work.at(_with_chunks(work.resolved, table)), table, request
+    check_size(resolved := _with_chunks(work.resolved, table))  # it may have more chunks than were known before
+    return work.at(resolved), table, request
 
 
 def _times(work: Assembly, workload: Workload, network: Network) -> dict[str, Any]:

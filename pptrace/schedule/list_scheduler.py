@@ -17,6 +17,7 @@ import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.kernel import run
+from pptrace.limits.memory import gibibytes, memory_key, most_memory
 from pptrace.model.cells import Cells
 from pptrace.model.kinds import Kind
 from pptrace.record import dataclass
@@ -38,6 +39,8 @@ __all__ = ["Actions", "InFlight", "Priority", "backward_first", "list_schedule"]
 _WHOLE = (Kind.F, Kind.B)
 _SPLIT = (Kind.F, Kind.I, Kind.W)
 _LONGEST = 2**62
+_MANY, _ACTION_BYTES = 10_000_000, 20
+"""Actions from which the machine's memory is looked at, and what the columns of one take at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,6 +146,9 @@ def _times(
         blocks = placement.microbatches // span
         total += blocks * float(found[kind].sum(dtype=np.float64))
         actions += blocks * placement.stages
+    if actions >= _MANY and actions * _ACTION_BYTES > most_memory():
+        size = gibibytes(actions * _ACTION_BYTES)
+        raise ScheduleError(f"{actions:,} actions would take {size} of memory: take fewer, or {memory_key()}")
     if total + actions * transfer >= _LONGEST:
         raise ScheduleError("times add up to 2**62 or more: give them in a larger unit")
     return found

@@ -33,6 +33,16 @@ def test_a_bound_that_leaves_an_action_waiting_is_refused_with_rank_and_action(
     assert f"rank {refused.value.rank}: {refused.value.action}" == stuck
 
 
+def test_more_actions_than_memory_holds_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "100MiB")
+    with pytest.raises(ScheduleError) as refused:
+        list_schedule(Placement.v_shaped(64, 50_000, 4), SLOTS)
+
+    assert str(refused.value) == (
+        "25,600,000 actions would take 488 MiB of memory: take fewer, or set PPTRACE_MOST_MEMORY to allow more"
+    )
+
+
 def test_a_rank_that_its_own_earlier_stages_fill_up_is_refused() -> None:
     with pytest.raises(ScheduleError, match=r"^rank 0: 3F0 can never start: .* allow more$"):
         list_schedule(Placement.v_shaped(2, 2), SLOTS, in_flight=InFlight(rank=[2, -1]))

@@ -192,6 +192,16 @@ def test_chunks_that_are_no_waves_are_refused_in_one_line(
     assert capsys.readouterr().err == f"pptrace: {line}\n"
 
 
+def test_chunks_that_hanayo_makes_count_as_memory_before_they_are_simulated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "1MiB")
+    steps = f"{HANAYO} --pp 4 --microbatches 64 --set schedule.options.waves="
+
+    assert command(f"{steps}8", monkeypatch) == 2
+    assert "8,192 actions on 4 ranks would take about 2 MiB of memory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("chunks", range(1, 12))
 @pytest.mark.parametrize("waves", [None, 1, 2, 3, 5])
 def test_the_nearest_chunks_that_hanayo_names_make_waves(chunks: int, waves: int | None) -> None:
