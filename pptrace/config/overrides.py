@@ -17,6 +17,9 @@ from pptrace.record import dataclass
 
 __all__ = ["Assignment", "assignment", "assignments", "overlaid", "plain"]
 
+_SIZES = frozenset({"parallel", "batch"})
+"""Sections of which what sets one key is no place for the others: ``--pp`` says nothing of ``parallel.vp``."""
+
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([0-9]{1,9})\]")
 _KEPT = {"schedule": ("offload", "recompute")}
 """What of a section is not dropped with its name."""
@@ -89,7 +92,7 @@ def overlaid(
         record(noted, key, one.value, one.place)
         if one.value is None:
             del noted[key]
-        for depth in range(1, len(one.path)):
+        for depth in range(2 if one.path[0] in _SIZES else 1, len(one.path)):
             noted.setdefault(key_text(one.path[:depth]), one.place)
     for section in HEADLINES:
         if not isinstance(tree.get(section, {}), dict):

@@ -192,6 +192,13 @@ def test_chunks_that_are_no_waves_are_refused_in_one_line(
     assert capsys.readouterr().err == f"pptrace: {line}\n"
 
 
+def test_what_was_not_written_has_no_place(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command("simulate --schedule interleaved-1f1b --pp 4 --microbatches 8", monkeypatch) == 2
+    assert capsys.readouterr().err.startswith("pptrace: parallel.vp: interleaved-1f1b needs at least 2 chunks")
+
+
 def test_chunks_that_hanayo_makes_count_as_memory_before_they_are_simulated(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
