@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pptrace.api import simulate
+from pptrace.model.kinds import Kind
 from pptrace.model.request import ScheduleRequest
+from pptrace.model.workload import Workload
+from pptrace.network.flat import Flat
 from pptrace.schedule.table import Schedule
+from pptrace.sim.simulate import simulate as run
 from pptrace.testing import assert_valid_schedule
+from pptrace.timeline.metrics import measure
 from pptrace_schedules.plugin import pptrace_schedules
+from pptrace_schedules.zero_bubble.merge import merged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,3 +82,59 @@ def test_merged_tables_have_no_closed_form() -> None:
     request = ScheduleRequest(ranks=4, microbatches=8, chunks=2, options={"merge": True})
 
     assert OFFERS["zb-v"].bubble(request) is None
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, ScheduleRequest]:
+    name = draw(st.sampled_from(list(CHUNKS)))
+    ranks, rounds = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    stages = ranks * CHUNKS[name]
+    f, i, w, hidden = (
+        tuple(draw(st.lists(st.integers(low, 30), min_size=stages, max_size=stages))) for low in (1, 1, 1, -5)
+    )
+    whole = tuple(max(one + two - less, 1) for one, two, less in zip(i, w, hidden, strict=True))
+    return name, ScheduleRequest(
+        ranks=ranks, microbatches=ranks * rounds, chunks=CHUNKS[name], f_ns=f, i_ns=i, w_ns=w, b_ns=whole,
+        transfer_ns=draw(st.integers(0, 12)), options={"shorten": draw(st.sampled_from(["rank", "step"]))},
+    )  # fmt: skip
+
+
+@settings(settings.get_profile("few"))
+@given(requests())
+def test_a_generated_order_that_may_merge_is_no_longer_than_split_or_merged_afterwards(
+    asked: tuple[str, ScheduleRequest],
+) -> None:
+    name, request = asked
+    costs = Workload.uniform(
+        request.stages, f_ns=request.f_ns, i_ns=request.i_ns, w_ns=request.w_ns, b_ns=request.b_ns
+    )
+
+    def length(table: Schedule) -> tuple[int, int]:
+        assert_valid_schedule(table)
+        metrics = measure(run(table, costs, Flat(latency_ns=request.transfer_ns)), costs)
+        both = (metrics.pace_ns, metrics.step_ns)
+        return both if request.options["shorten"] == "rank" else (both[1], both[0])
+
+    def built(**options: object) -> Schedule:
+        made = OFFERS[name].build(replace(request, options={**request.options, **options}))
+        assert isinstance(made, Schedule)
+        return made
+
+    split, found = built(), built(merge=True)
+    assert length(found) <= min(length(split), length(merged(split)), length(built(merge=True, order="fixed")))
+
+
+def test_a_gradient_that_is_waited_for_is_handed_on_before_its_weight_gradient() -> None:
+    """Merged afterwards, every backward of V-Min's chain of gradients would make the next stage wait."""
+    name, ranks, microbatches = "v-min", 4, 8
+    even = (6,) * (2 * ranks)
+    request = ScheduleRequest(
+        ranks=ranks, microbatches=microbatches, chunks=2, f_ns=even, i_ns=even, w_ns=even, b_ns=(11,) * len(even),
+        options={"merge": True},
+    )  # fmt: skip
+    table = OFFERS[name].build(request)
+    assert isinstance(table, Schedule)
+    kinds = np.bincount(table.kind, minlength=int(Kind.B) + 1)
+
+    assert kinds[Kind.B] > 0
+    assert kinds[Kind.I] > 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.plugin import InFlight, Kind, ScheduleError, fill_weights, list_schedule
-from pptrace_schedules.zero_bubble.merge import merged
+from pptrace_schedules.zero_bubble.merge import Merging, merged
 from pptrace_schedules.zero_bubble.room import room_for
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Times:
     forward: Int64s
     input_gradient: Int64s
     weight_gradient: Int64s
+    backward: Int64s
     transfer: int
     room: Room
 
@@ -52,9 +53,10 @@ class Times:
         forward, gradient, weight = (
             np.array(times or one, dtype=np.int64) for times in (request.f_ns, request.i_ns, request.w_ns)
         )
+        whole = np.array(request.b_ns, dtype=np.int64) if request.b_ns else gradient + weight
         return cls(
-            forward=forward, input_gradient=gradient, weight_gradient=weight, transfer=request.transfer_ns,
-            room=room_for(request, placement, most),
+            forward=forward, input_gradient=gradient, weight_gradient=weight, backward=whole,
+            transfer=request.transfer_ns, room=room_for(request, placement, most),
         )  # fmt: skip
 
     @property
@@ -77,26 +79,33 @@ def built(
     Raises:
         ConstraintError: a rank has no memory for one microbatch.
     """
-    table = _best(request, fixed, most, orders)
-    return merged(table) if request.options.get("merge") else table
-
-
-def _best(
-    request: ScheduleRequest, fixed: Schedule, most: int, orders: Callable[[Times], Iterator[Schedule]]
-) -> Schedule:
-    """Return the fixed form, or where times are known the best table for them."""
-    order = request.options.get("order", "auto")
+    order, merge = request.options.get("order", "auto"), bool(request.options.get("merge"))
     if order == "fixed" or (order == "auto" and not request.f_ns):
-        return fixed
+        return merged(fixed) if merge else fixed
     times = Times.of(request, fixed.placement, most)
     by_step = request.options.get("shorten") == "step"
-    best: tuple[tuple[int, int], Filled] | None = None
+    best: tuple[tuple[int, int], Schedule] | None = None
     for filled in _filled(times, fixed, orders):
-        key = (filled.length, filled.longest) if by_step else (filled.longest, filled.length)
-        if best is None or key < best[0]:
-            best = key, filled
+        for table, longest, length in _merges(times, filled) if merge else _as_it_is(filled):
+            key = (length, longest) if by_step else (longest, length)
+            if best is None or key < best[0]:
+                best = key, table
     assert best is not None, "the order of bounded forwards always fits"  # noqa: S101 - what _bounded promises
-    return best[1].schedule
+    return best[1]
+
+
+def _as_it_is(filled: Filled) -> Iterator[tuple[Schedule, int, int]]:
+    yield filled.schedule, filled.longest, filled.length
+
+
+def _merges(times: Times, filled: Filled) -> Iterator[tuple[Schedule, int, int]]:
+    """Yield tables with merged backwards, the longest time of a rank and the time from end to end of each."""
+    merging = Merging(
+        forward=times.forward, input_gradient=times.input_gradient, weight_gradient=times.weight_gradient,
+        backward=times.backward, transfer=times.transfer,
+    )  # fmt: skip
+    for table in merging.of(filled.schedule):
+        yield table, *merging.lengths(table)
 
 
 def without_weights(table: Schedule) -> Schedule:

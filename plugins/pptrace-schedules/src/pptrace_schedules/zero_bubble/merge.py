@@ -7,22 +7,124 @@ their own action to hide behind. In exchange the gradient is handed on later.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from pptrace.plugin import Kind, Schedule
+from pptrace.plugin import Kind, Links, Paths, Schedule, Workload, simulate
 
-__all__ = ["merged"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pptrace.plugin import Int32s, Int64s, Timeline
+
+__all__ = ["Merging", "merged"]
 
 
 def merged(table: Schedule) -> Schedule:
     """Return a table where an input gradient and its own weight gradient right behind it are a full backward."""
-    rank = np.repeat(np.arange(table.ranks), np.diff(table.row_ptr))
+    return _with_merged(table, _pairs(table))
+
+
+def _pairs(table: Schedule) -> NDArray[np.intp]:
+    """Return where input gradients are that have their own weight gradient right behind."""
+    rank = _rank_of(table)
     first, behind = slice(None, -1), slice(1, None)
     pairs = (table.kind[first] == Kind.I) & (table.kind[behind] == Kind.W)
     for column in (rank, table.stage, table.microbatch):
         pairs &= column[first] == column[behind]
+    return np.flatnonzero(pairs)
+
+
+def _with_merged(table: Schedule, pairs: NDArray[np.intp]) -> Schedule:
     kind = table.kind.copy()
-    kind[np.flatnonzero(pairs)] = Kind.B
-    kept = np.flatnonzero(np.append(True, ~pairs))
-    row_ptr = np.append(0, np.cumsum(np.bincount(rank[kept], minlength=table.ranks)))
+    kind[pairs] = Kind.B
+    kept = np.delete(np.arange(len(table)), pairs + 1)
+    row_ptr = np.append(0, np.cumsum(np.bincount(_rank_of(table)[kept], minlength=table.ranks)))
     return Schedule.from_columns(table.placement, row_ptr, kind[kept], table.stage[kept], table.microbatch[kept])
+
+
+def _rank_of(table: Schedule) -> NDArray[np.intp]:
+    return np.repeat(np.arange(table.ranks), np.diff(table.row_ptr))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merging:
+    """What it takes to say which backwards of a table are better run as one; arrays have shape (stages,)."""
+
+    forward: Int64s
+    input_gradient: Int64s
+    weight_gradient: Int64s
+    backward: Int64s
+    transfer: int
+    """Time from one rank to another; messages meet nobody."""
+
+    def of(self, table: Schedule) -> tuple[Schedule, Schedule]:
+        """Return a table with all halves merged that stand side by side, and with those that make nobody wait.
+
+        The latter is never longer than the table itself: a gradient that comes later is there before its stage
+        starts with it, and a merged backward takes no longer than its halves. So each action may start when it
+        did, or earlier.
+        """
+        pairs = _pairs(table)
+        return _with_merged(table, pairs), _with_merged(table, pairs[self._harmless(table, pairs)])
+
+    def lengths(self, table: Schedule) -> tuple[int, int]:
+        """Return the longest time from a rank's start to its end, and from the first start to the last end."""
+        timeline = self._timeline(table)
+        start, end = np.full(table.ranks, 2**62), np.zeros(table.ranks, dtype=np.int64)
+        actions = _actions(timeline)
+        rank = timeline.rank_of_row()[actions]
+        np.minimum.at(start, rank, timeline.start_ns[actions])
+        np.maximum.at(end, rank, timeline.end_ns[actions])
+        return int((end - start).max()), int(end.max() - start.min())
+
+    def _harmless(self, table: Schedule, pairs: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which backwards may be whole so that nobody waits longer for what they hand on."""
+        stage, microbatch = table.stage[pairs], table.microbatch[pairs]
+        started = self._gradients_start(table)
+        rank_of = table.placement.stage_rank[0]
+        next_stage = np.maximum(stage - 1, 0)
+        away = np.where(rank_of[stage] == rank_of[next_stage], 0, self.transfer)
+        there = started[stage, microbatch] + self.backward[stage] + away
+        harmless: NDArray[np.bool_] = (stage == 0) | (there <= started[next_stage, microbatch])
+        return harmless & (self.backward <= self.input_gradient + self.weight_gradient)[stage]
+
+    def _gradients_start(self, table: Schedule) -> Int64s:
+        """Return when input gradients start, shape (stages, microbatches)."""
+        timeline = self._timeline(table)
+        gradients = timeline.kind == Kind.I
+        started = np.zeros((table.stages, table.microbatches), dtype=np.int64)
+        started[timeline.stage[gradients], timeline.microbatch[gradients]] = timeline.start_ns[gradients]
+        return started
+
+    def _timeline(self, table: Schedule) -> Timeline:
+        costs = Workload.uniform(
+            table.stages, f_ns=self.forward, i_ns=self.input_gradient, w_ns=self.weight_gradient,
+            b_ns=self.backward,
+        )  # fmt: skip
+        return simulate(table, costs, _Wires(self.transfer))
+
+
+def _actions(timeline: Timeline) -> NDArray[np.bool_]:
+    return np.isin(timeline.kind, [Kind.F, Kind.I, Kind.W, Kind.B])
+
+
+@dataclass(frozen=True, slots=True)
+class _Wires:
+    """A network where every message takes the same time."""
+
+    transfer: int
+
+    @property
+    def links(self) -> Links:
+        return Links(rate_kbps=np.zeros(0, dtype=np.int64))
+
+    def paths(self, src: Int32s, dst: Int32s) -> Paths:
+        del dst
+        none = np.zeros(src.size, dtype=np.int64)
+        return Paths(
+            overhead_ns=none, latency_ns=np.full(src.size, self.transfer, dtype=np.int64), rate_kbps=none,
+            link_ptr=np.zeros(src.size + 1, dtype=np.int32), link=np.zeros(0, dtype=np.int32),
+        )  # fmt: skip

@@ -30,7 +30,8 @@ class ZeroBubbleOptions(BaseModel):
     merge: Literal[False, True] = Field(
         default=False,
         description="Runs an input gradient and its own weight gradient right behind it as one full backward, as "
-        "PyTorch's _merge_bw does: its collectives hide behind weight gradients, its gradient is handed on later.",
+        "PyTorch's _merge_bw does: its collectives hide behind weight gradients, its gradient is handed on later. "
+        "Generated orders do so only where that makes them shorter.",
     )
     memory: Size | None = Field(
         default=None,
