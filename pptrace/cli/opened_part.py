@@ -99,8 +99,9 @@ def _replicas(timeline: Timeline, file: Path) -> Replicas | None:
     configuration = timeline.provenance.get("configuration")
     if not isinstance(configuration, dict) or _layout(timeline) is None:
         return None
-    batch = configuration.get("batch")
-    if not isinstance(batch, dict) or not batch.get("lengths"):
+    keys = (("batch", "lengths"), ("data_parallel", "speeds"))
+    sections = [(configuration.get(section), key) for section, key in keys]
+    if not any(isinstance(section, dict) and section.get(key) for section, key in sections):
         return None
     from pptrace.experiment.replicas import replicas_of
 

@@ -56,6 +56,13 @@ class DataParallel(BaseModel):
         "that compute next; 3 unless given, as in PyTorch's pipeline runtime.",
     )
 
+    speeds: dict[str, Annotated[float, Field(ge=0.001, le=1)]] | None = Field(
+        default=None,
+        description="Speeds of replicas whose devices are slower (stragglers), by number or range of numbers: "
+        "of forwards and backwards, of what the device has. All others have 1; reductions wait for the slowest.",
+        examples=[{"3": 0.5, "8-11": 0.9}],
+    )
+
     @property
     def overlaps(self) -> bool:
         """Whether a stage's gradients are reduced as soon as they are whole."""

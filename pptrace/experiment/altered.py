@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Links, Network, Paths
 
-__all__ = ["at_speeds", "evened", "jittered"]
+__all__ = ["at_speeds", "evened", "jittered", "slowed"]
 
 _PASSES = ("f", "b", "i", "w")
 _EVENED = tuple(f"{name}{part}_ns" for name in _PASSES for part in ("", "_collective"))
@@ -33,7 +33,7 @@ def at_speeds(prepared: Prepared, compute: float = 1, communication: float = 1) 
 
     Communication is messages, collectives, reductions and copies to the host, their latencies included.
     """
-    workload = _slowed(prepared.workload, 1 / compute, 1 / communication)
+    workload = slowed(prepared.workload, 1 / compute, 1 / communication)
     network: Network = _Faster(prepared.network, communication)
     return replace(prepared, workload=workload, network=network if communication != 1 else prepared.network)
 
@@ -62,12 +62,12 @@ def jittered(prepared: Prepared, seed: int, spread: float) -> Prepared:
         return prepared
     drawn = np.random.default_rng(seed)
     factors = np.clip(drawn.normal(1, spread, (_CLASSES, workload.stages)), 0.5, 2)
-    classes = tuple(_slowed(workload, one, 1) for one in factors)
+    classes = tuple(slowed(workload, one, 1) for one in factors)
     numbers = drawn.integers(1, _CLASSES + 1, microbatches).astype(np.int32)
     return replace(prepared, workload=replace(workload, classes=classes, microbatch_class=numbers))
 
 
-def _slowed(workload: Workload, compute: ArrayLike, communication: float) -> Workload:
+def slowed(workload: Workload, compute: ArrayLike, communication: float) -> Workload:
     """Return costs that take so many times as long; ``compute`` is one factor, or one per stage."""
     by_stage = np.broadcast_to(np.asarray(compute, dtype=float), (workload.stages,))
     columns: dict[str, Any] = {
@@ -82,7 +82,7 @@ def _slowed(workload: Workload, compute: ArrayLike, communication: float) -> Wor
         whole, moved = getattr(workload, f"{name}_ns"), getattr(workload, f"{name}_collective_ns")
         own = _times(moved, communication)
         columns |= {f"{name}_ns": _times(whole - moved, by_stage) + own, f"{name}_collective_ns": own}
-    classes = tuple(_slowed(one, compute, communication) for one in workload.classes)
+    classes = tuple(slowed(one, compute, communication) for one in workload.classes)
     if not workload.segments:
         return replace(workload, classes=classes, **columns)
     parts = {

@@ -25,9 +25,19 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.workload import Workload
 
-__all__ = ["Unlike", "lengths_of", "of_the_last_replica", "unlike_replicas", "with_lengths"]
+__all__ = [
+    "Unlike",
+    "lengths_of",
+    "of_the_last_replica",
+    "speeds_of",
+    "unlike_replicas",
+    "with_lengths",
+    "with_speeds",
+]
 
 _KEY = "batch.lengths"
+_SPEEDS = "data_parallel.speeds"
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _NUMBER = re.compile(r"[^\s,;]+")
 
 
@@ -73,6 +83,50 @@ def _read(resolved: Resolved, file: str) -> list[int]:
                 raise resolved.error(_KEY, message)
             found.append(int(word))
     return found
+
+
+def speeds_of(resolved: Resolved) -> Int64s | None:
+    """Return the speed of each replica's microbatches in thousandths, shape (replicas, microbatches); None for 1.
+
+    Raises:
+        ConfigError: a range that cannot be read, a replica not there or named twice, or lengths beside it.
+    """
+    asked, dp = resolved.experiment.data_parallel.speeds, resolved.experiment.parallel.dp
+    if not asked:
+        return None
+    if resolved.experiment.batch.lengths is not None:
+        raise resolved.error(_SPEEDS, "replicas differ by batch.lengths already: remove one of them")
+    found = np.full(dp, 1000, dtype=np.int64)
+    named: dict[int, str] = {}
+    for text, speed in asked.items():
+        key, match = f"{_SPEEDS}.{text}", _RANGE.fullmatch(text)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise resolved.error(key, f"{text!r} names no replicas: write one such as 3, or a range such as 4-7")
+        if last >= dp:
+            raise resolved.error(key, f"{last}: the job has replicas 0 to {dp - 1}")
+        for replica in range(first, last + 1):
+            if replica in named:
+                raise resolved.error(key, f"replica {replica} stands under {named[replica]}, too: name each once")
+            named[replica] = text
+            found[replica] = round(speed * 1000)
+    count = max(resolved.experiment.batch.known_microbatches, 1)
+    return np.broadcast_to(found[:, None], (dp, count))
+
+
+def with_speeds(base: Workload, speeds: Int64s) -> Workload:
+    """Return costs of replicas of unlike speeds; each microbatch has those of its first replica's.
+
+    Args:
+        base: costs at full speed.
+        speeds: thousandths, shape (replicas, microbatches).
+    """
+    from pptrace.experiment.altered import slowed
+
+    distinct, number = np.unique(speeds, return_inverse=True)
+    classes = tuple(slowed(base, 1000 / speed, 1) for speed in distinct.tolist())
+    own = number.reshape(speeds.shape)[0] + 1
+    return replace(base, classes=classes, microbatch_class=own.astype(np.int32))
 
 
 def with_lengths(
@@ -207,4 +261,5 @@ def _check_unlike(prepared: Prepared) -> None:
         raise resolved.error("data_parallel.reshard", message)
     if table.microbatches != resolved.experiment.batch.known_microbatches:
         name = resolved.experiment.schedule.name
-        raise resolved.error(_KEY, f"{name} cuts microbatches into parts: give all replicas the same lengths")
+        key, what = (_SPEEDS, "speed") if asked.speeds else (_KEY, "lengths")
+        raise resolved.error(key, f"{name} cuts microbatches into parts: give all replicas the same {what}")

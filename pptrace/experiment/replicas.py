@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.config.resolve import document_of, load
-from pptrace.experiment.lengths import lengths_of, unlike_replicas
+from pptrace.experiment.lengths import lengths_of, speeds_of, unlike_replicas
 from pptrace.experiment.run import run_prepared, simulate
 from pptrace.hooks.registry import Registry
 
@@ -70,9 +70,12 @@ def replicas_of(configuration: Mapping[str, Any]) -> Replicas | None:
     Raises:
         PptraceError: a configuration that the installed plugins cannot use.
     """
-    if not (configuration.get("batch") or {}).get("lengths"):
+    asked = configuration.get("data_parallel")
+    speeds = asked.get("speeds") if isinstance(asked, dict) else None
+    if not (configuration.get("batch") or {}).get("lengths") and not speeds:
         return None
     resolved, lengths = lengths_of(load(document_of(dict(configuration)), (), {}))
+    lengths = speeds_of(resolved) if lengths is None else lengths
     if lengths is None or len(np.unique(lengths, axis=0)) == 1:
         return None
     return Replicas(resolved=resolved, registry=Registry.load(warn=lambda _: None), lengths=lengths)

@@ -146,11 +146,9 @@ def _even(run: Run) -> int | None:
 def _no_stragglers(run: Run) -> int | None:
     resolved = run.prepared.resolved
     slow = [key for key in ("costs.spread", "costs.skew") if _positive(value_of(resolved, key))]
-    if not slow:
-        return None
-    return run.under(
-        resolved.again([f"{key}=0{' ns' * (key == 'costs.skew')}" for key in slow], {})
-    ).metrics.step_ns
+    sets = [f"{key}=0{' ns' * (key == 'costs.skew')}" for key in slow]
+    sets += ["data_parallel.speeds="] * bool(resolved.experiment.data_parallel.speeds)
+    return run.under(resolved.again(sets, {})).metrics.step_ns if sets else None
 
 
 def _positive(value: object) -> bool:

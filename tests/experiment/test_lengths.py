@@ -15,6 +15,7 @@ from pptrace.errors import ConfigError
 from pptrace.model.placement import Placement
 from pptrace.schedule.table import Schedule
 from pptrace.sim.simulate import simulate
+from pptrace.study.whatif import whatif
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,3 +153,40 @@ def test_a_file_of_something_else_is_one_line(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"lengths.csv, line 2: 'many' is no number of tokens"):
         of_model(str(file))
+
+
+def of_speeds(speeds: Any, dp: int = 3, **keys: Any) -> pptrace.Run:
+    return pptrace.simulate({
+        "parallel": {"pp": 2, "dp": dp}, "batch": {"microbatches": 4}, "schedule": "1f1b",
+        "costs": {"name": "table", "forward": "1 us", "backward": "2 us"},
+        "data_parallel": {"speeds": speeds}, **keys,
+    })  # fmt: skip
+
+
+def test_one_replica_at_half_speed_doubles_the_step_and_is_named() -> None:
+    plain, slow = of_speeds(None), of_speeds({"1": 0.5})
+
+    assert slow.metrics.step_ns == 2 * plain.metrics.step_ns == 2 * 15_000
+    assert "Of 3 replicas this is number 1, which computes longest" in slow.prepared.workload.notes[-1]
+    fast = of_speeds({"1": 0.5}, batch={"microbatches": 4, "replica": 0})
+    assert fast.metrics.busy_ns.tolist() == plain.metrics.busy_ns.tolist()
+
+
+def test_without_stragglers_the_step_is_that_of_equal_replicas() -> None:
+    row = next(row for row in whatif(of_speeds({"0-1": 0.25})).rows if row.name == "no stragglers")
+
+    assert row.step_ns == of_speeds(None).metrics.step_ns
+
+
+@pytest.mark.parametrize(("speeds", "said"), [
+    ({"3": 0.5}, "3: the job has replicas 0 to 2"),
+    ({"1": 0}, "data_parallel.speeds"),
+    ({"1": -1}, "data_parallel.speeds"),
+    ({"x": 0.5}, "'x' names no replicas"),
+    ({"0-1": 0.5, "1": 0.5}, "replica 1 stands under 0-1, too"),
+])  # fmt: skip
+def test_speeds_that_do_not_match_are_one_line(speeds: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        of_speeds(speeds)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
