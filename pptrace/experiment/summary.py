@@ -135,7 +135,9 @@ def _headline(run: Run) -> list[str]:
 
 
 def _notes(run: Run) -> list[str]:
-    return [f"note: {note}" for note in run.prepared.notes]
+    slow = bool(run.prepared.resolved.experiment.data_parallel.speeds)
+    of_replicas = [note for note in run.prepared.workload.notes if slow and note.startswith("Of ")]
+    return [f"note: {note}" for note in (*run.prepared.notes, *of_replicas)]
 
 
 def _network(run: Run) -> str:

@@ -168,6 +168,7 @@ def test_one_replica_at_half_speed_doubles_the_step_and_is_named() -> None:
 
     assert slow.metrics.step_ns == 2 * plain.metrics.step_ns == 2 * 15_000
     assert "Of 3 replicas this is number 1, which computes longest" in slow.prepared.workload.notes[-1]
+    assert "\nnote: Of 3 replicas this is number 1, which computes longest: 30" in slow.summary()
     fast = of_speeds({"1": 0.5}, batch={"microbatches": 4, "replica": 0})
     assert fast.metrics.busy_ns.tolist() == plain.metrics.busy_ns.tolist()
 
