@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pptrace_models.attention import doubled_reach
 from pptrace_models.checked import checked
 from pptrace_models.fabric import Exchange
 from pptrace_models.flops import step_flops
+from pptrace_models.groups import _fewest_in_a_node
 from pptrace_models.models import MODELS
 from pptrace_models.transformer import Transformer
 
@@ -232,6 +234,26 @@ def test_replicas_in_a_node_share_its_nics_and_its_links_at_most(costs: Callable
     assert alone.reduce_ns[1] == pytest.approx(4 * shared.reduce_ns[1], rel=1e-3)
     assert costs(dp=16, tp=8, data_parallel=network).reduce_ns.tolist() == apart.reduce_ns.tolist()
     assert whole.reduce_ns[1] < shared.reduce_ns[1] * 40 / 90
+
+
+@pytest.mark.parametrize("replicas", [3, 4, 5, 6, 7])
+@pytest.mark.parametrize("groups", [1, 2, 4, 9])
+@pytest.mark.parametrize("places", [1, 2, 4, 8])
+def test_a_group_across_nodes_has_the_nics_of_its_least_node(replicas: int, groups: int, places: int) -> None:
+    # Device by device: each node's share of each group.
+    held = [Counter((group * replicas + one) // places for one in range(replicas)) for group in range(groups)]
+    assert _fewest_in_a_node(places, replicas, groups) == min(min(nodes.values()) for nodes in held)
+
+
+def test_three_replicas_of_four_in_nodes_of_eight_reduce_through_one_nic(costs: Callable[..., Workload]) -> None:
+    network = {"rate_kbps": 40_000_000, "latency_ns": 0}
+    crossing, apart, whole = (
+        costs(dp=dp, tp=4, data_parallel=network, options={"every_nic": shared})
+        for dp, shared in ((3, True), (3, False), (4, True))
+    )
+    assert crossing.reduce_ns.tolist() == apart.reduce_ns.tolist()
+    # Four fill their nodes: 3/4 of the weights through two NICs, where three have 2/3 through one.
+    assert crossing.reduce_ns[1] == pytest.approx(whole.reduce_ns[1] * (2 / 3) / (3 / 4 / 2), rel=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,9 @@ class ByFormula:
     every_nic: bool = False
     """Whether a group's devices in a node share their NICs."""
 
+    ranks: int = 1
+    """Pipeline ranks, whose replicas follow one another on the devices."""
+
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the time of one ring with all of the collectives' rounds."""
         devices = {"tp": self.shard.tp, "cp": self.shard.cp, "etp": self.shard.etp}[axis]
@@ -99,9 +102,24 @@ class ByFormula:
         outer = data_parallel_fabric(self.network)
         if not (self.every_nic and outer.rate):
             return outer
-        near = max(min(self.device.scale_up_size // apart, replicas), 1)
-        inner = group_fabric(self.device, {}, near)
+        places = max(self.device.scale_up_size // apart, 1)
+        near = _fewest_in_a_node(places, replicas, self.ranks)
+        inner = group_fabric(self.device, {}, min(places, replicas))
         return inner if near == replicas else replace(outer, rate=min(near * outer.rate, inner.rate))
+
+
+def _fewest_in_a_node(places: int, replicas: int, groups: int) -> int:
+    """Return the fewest replicas that a node holds of any of so many groups, which follow one another.
+
+    A ring that passes a node with one of them has one NIC there: NCCL's ``init.cc`` takes the fewest channels that
+    any node of a communicator found. A group that does not fill whole nodes crosses from one into the next.
+    """
+    fewest = replicas
+    for group in range(min(groups, places)):
+        first = -group * replicas % places
+        last = (replicas - first) % places
+        fewest = min([fewest, *(held for held in (first, places, last) if held)])
+    return fewest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +175,9 @@ def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: 
     """Return the cluster's times where the request has them."""
     once = options.dispatcher == "deduplicated"
     groups: Groups = ByFormula(
-        device=device, network=request.data_parallel, shard=shard, deduplicated=once, every_nic=options.every_nic
-    )
+        device=device, network=request.data_parallel, shard=shard, deduplicated=once, every_nic=options.every_nic,
+        ranks=request.ranks,
+    )  # fmt: skip
     if request.collectives is not None:
         groups = OnLinks(collectives=request.collectives, shard=shard, deduplicated=once)
     wait_ns = round(options.skew * expected_maximum(shard.tp))
