@@ -89,8 +89,8 @@ SOURCES = {
     ),
 }
 """By source: each of Kwai's 41 steps has the largest multiple of dp x pp from 240 to 272, and nanotron's are those
-of ``scripts/scaling_benchmarks.py``, whose printed memory is PyTorch's alone: a context and NCCL's buffers come beside
-it."""
+of ``scripts/scaling_benchmarks.py``, whose printed memory is PyTorch's alone: a context and NCCL's buffers
+come beside it."""
 
 
 def division(one: Candidate) -> Division:
@@ -213,7 +213,7 @@ def holds(sizes: dict[str, list[Any]], theirs: Division) -> bool:
 def sizes_text(one: Division, chosen: Candidate | None = None) -> str:
     """Return a division in words, with what its fullest rank holds."""
     dp = f" dp {chosen.layout.dp}" if chosen else ""
-    fullest = f" ({chosen.row['peak_memory_bytes'] / GIB:.0f} GiB)" if chosen else ""
+    fullest = f" ({float(chosen.row['peak_memory_bytes'] or 0) / GIB:.0f} GiB)" if chosen else ""
     return " ".join(f"{n} {s}" for n, s in zip(("pp", "vp", "tp", "cp", "micro"), one, strict=True)) + dp + fullest
 
 
