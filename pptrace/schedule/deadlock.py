@@ -51,11 +51,16 @@ def explain_deadlock(schedule: Schedule) -> DeadlockError:
 
 
 def cycle_text(cycle: Sequence[str]) -> str:
-    """Return a cycle on one line, at most 12 actions spelled out.
+    """Return a cycle on one line, at most 12 actions spelled out, and once those that follow themselves.
 
-    >>> cycle_text(["rank 0: 0B0", "rank 1: 1B0"])
+    >>> cycle_text(["rank 0: 0B0", "rank 1: 1B0", "rank 1: 1B0"])
     'rank 0: 0B0 -> rank 1: 1B0 -> rank 0: 0B0'
     """
+    cycle = [
+        one for one, before in zip(cycle, [None, *cycle], strict=False) if one != before
+    ]  # segments of one action
+    if len(cycle) > 1 and cycle[-1] == cycle[0]:
+        cycle.pop()
     shown = list(cycle[:SHOWN])
     if len(cycle) > SHOWN:
         shown.append(f"... {len(cycle) - SHOWN} more ...")

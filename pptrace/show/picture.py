@@ -26,6 +26,15 @@ _MOST_INCHES = 160
 _PER_INCH = 11
 """Letters of the line below the slots that surely fit an inch."""
 
+_SLOT = 0.28
+"""Inches of a slot, unless a label needs more."""
+
+_POINTS, _PAIR_POINTS = 8.0, 6.5
+"""Sizes of labels, of actions and of members of a pair, where all labels fit."""
+
+_LETTER = 0.0088
+"""Inches of a digit per point of its size, in matplotlib's own font."""
+
 _PER_LINE = 4
 """Entries of a line of the legend."""
 
@@ -56,7 +65,11 @@ def write_picture(drawing: Drawing, title: str, path: Path, suffix: str) -> None
             f"{len(drawing.cells)} cells are too many for {name}: write .svg, or draw some with --slots"
         )
     entries = legend(drawing.cells)
-    wide = min(max(drawing.length * 0.28 + 1.2, 7.5), _MOST_INCHES)
+    pairs = pairs_of(drawing)
+    paired = {cell for pair in pairs for cell in pair.members}
+    needed = _needed(drawing, pairs, paired)
+    wide = min(max(drawing.length * max(_SLOT, needed) + 1.2, 7.5), _MOST_INCHES)
+    shrunk = min((wide - 1.2) / max(drawing.length, 1) / needed, 1)
     columns = _columns(entries, wide)
     lines = -(-len(entries) // columns)
     label = wrap(f"slot ({said})" if (said := note(drawing)) else "slot", int((wide - 1) * _PER_INCH))
@@ -64,17 +77,15 @@ def write_picture(drawing: Drawing, title: str, path: Path, suffix: str) -> None
     figure = Figure(figsize=(min(inches[0], _MOST_INCHES), min(inches[1], _MOST_INCHES)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    pairs = pairs_of(drawing)
-    paired = {cell for pair in pairs for cell in pair.members}
     alone = sorted(set(drawing.cells) - paired, key=lambda cell: (cell.marked, cell.rank, cell.start))
     for cell in alone:
         if not cell.copies:
-            _draw_alone(axes, cell, drawing)
+            _draw_alone(axes, cell, drawing, _POINTS * shrunk)
     for pair in pairs:
-        _draw_together(axes, pair, drawing)
+        _draw_together(axes, pair, drawing, _PAIR_POINTS * shrunk)
     for cell in drawing.cells:
         if cell.copies:  # a thin bar, over what is computed meanwhile
-            _draw_alone(axes, cell, drawing)
+            _draw_alone(axes, cell, drawing, _POINTS * shrunk)
     axes.set(
         xlim=(drawing.first, drawing.first + max(drawing.length, 1)), xlabel="\n".join(label),
         ylim=(drawing.ranks - 0.45, -0.55), yticks=range(drawing.ranks),
@@ -88,7 +99,19 @@ def write_picture(drawing: Drawing, title: str, path: Path, suffix: str) -> None
     figure.savefig(path, format=suffix[1:], dpi=110, metadata=METADATA[suffix])
 
 
-def _draw_alone(axes: Axes, cell: Cell, drawing: Drawing) -> None:
+def _needed(drawing: Drawing, pairs: Iterable[Together], paired: set[Cell]) -> float:
+    """Return the inches of a slot in which every label fits its action."""
+    labels = [(cell, cell.length, _POINTS) for cell in drawing.cells if cell not in paired and not cell.copies]
+    labels += [(cell, pair.length, _PAIR_POINTS) for pair in pairs for cell in pair.members]
+    widths = [
+        (len(picture_label(cell, drawing.chunks)) + 0.5) * _LETTER * points / length
+        for cell, length, points in labels
+        if length
+    ]
+    return max(widths, default=_SLOT)
+
+
+def _draw_alone(axes: Axes, cell: Cell, drawing: Drawing, points: float) -> None:
     from matplotlib.patches import Rectangle
 
     start = drawing.first + cell.start
@@ -99,7 +122,7 @@ def _draw_alone(axes: Axes, cell: Cell, drawing: Drawing) -> None:
     edge, line = (MARK, 2.5) if cell.marked else ("white", 0.8)
     axes.add_patch(Rectangle((start, cell.rank - 0.46), cell.length, 0.92, fc=colour(cell), ec=edge, lw=line))
     text = picture_label(cell, drawing.chunks)
-    axes.text(start + cell.length / 2, cell.rank, text, ha="center", va="center", fontsize=8, color=INK)
+    axes.text(start + cell.length / 2, cell.rank, text, ha="center", va="center", fontsize=points, color=INK)
 
 
 def _columns(entries: Iterable[str], inches: float) -> int:
@@ -108,7 +131,7 @@ def _columns(entries: Iterable[str], inches: float) -> int:
     return min(max(int(inches / (0.062 * longest + 0.53)), 1), _PER_LINE)
 
 
-def _draw_together(axes: Axes, pair: Together, drawing: Drawing) -> None:
+def _draw_together(axes: Axes, pair: Together, drawing: Drawing, points: float) -> None:
     """Draw a pair: a band per member, pale while the other computes, its label, and a frame around all."""
     from matplotlib.patches import Rectangle
 
@@ -120,5 +143,7 @@ def _draw_together(axes: Axes, pair: Together, drawing: Drawing) -> None:
         for start, length in turns:
             axes.add_patch(Rectangle((drawing.first + start, y), length, height, fc=fill, lw=0))
         text = picture_label(cell, drawing.chunks)
-        axes.text(left + pair.length / 2, y + height / 2, text, ha="center", va="center", fontsize=6.5, color=INK)
+        axes.text(
+            left + pair.length / 2, y + height / 2, text, ha="center", va="center", fontsize=points, color=INK
+        )
     axes.add_patch(Rectangle((left, top), pair.length, 0.92, fill=False, ec=INK, lw=1.1))

@@ -115,3 +115,24 @@ def test_without_matplotlib_png_says_what_to_install(tmp_path: Path, monkeypatch
 
     with pytest.raises(PptraceError, match=r"pptrace\[plot\]"):
         write_picture(draw(GPIPE), "gpipe", tmp_path / "t.png", ".png")
+
+
+def test_pictures_are_wide_enough_for_their_labels(tmp_path: Path) -> None:
+    """Equally many slots take more room where labels name the stage, too: 1:19 where others say 39."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.image import imread
+
+    one = [f"0{kind}{each}" for kind in "FB" for each in range(40)]
+    two = [
+        f"{stage}{kind}{each}"
+        for kind, stages in (("F", "01"), ("B", "10"))
+        for stage in stages
+        for each in range(20)
+    ]
+    wide = []
+    for row in (one, two):
+        drawing = draw(Schedule.from_rows([row]))
+        assert drawing.length == 120
+        write_picture(drawing, "table", tmp_path / "table.png", ".png")
+        wide.append(imread(tmp_path / "table.png").shape[1])
+    assert wide[0] < wide[1]

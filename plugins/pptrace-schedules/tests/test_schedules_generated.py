@@ -47,6 +47,8 @@ GENERATORS = {
     ("14.6B", "zb-v"): 1_474_848 + 77_339, ("28.3B", "zb-v"): 2_720_448 + 152_569,
     ("1.5B", "v-half"): 1_102_680 + 226_072, ("6.2B", "v-half"): 1_898_136 + 320_980,
     ("14.6B", "v-half"): 1_474_896 + 298_142, ("1.5B", "v-min"): 1_102_680 + 556_144,
+    ("28.3B", "v-half"): 3_309_443, ("6.2B", "v-min"): 2_607_634, ("14.6B", "v-min"): 2_084_986,
+    ("28.3B", "v-min"): 3_901_269,
 }  # fmt: skip
 """Longest times of a rank, in microseconds, that the generators of the paper's repository gave when run on them.
 

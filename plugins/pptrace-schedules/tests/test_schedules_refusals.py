@@ -228,3 +228,13 @@ def command(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
+
+
+def test_memory_for_a_fixed_order_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = "--set schedule.options.memory=1GiB"
+    flags = f"--pp 4 --microbatches 8 {given} --set schedule.options.order=fixed"
+    assert command(f"simulate --schedule zb-h1 {flags}", monkeypatch) == 2
+    expected = "schedule.options: memory is for generated orders, and order is fixed: leave one of them out"
+    assert capsys.readouterr().err == f"pptrace: {given}: {expected}\n"

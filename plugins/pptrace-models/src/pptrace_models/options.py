@@ -78,7 +78,8 @@ class RooflineOptions(Parameters):
     """Whether actions consist of segments, which overlapped pairs run beside each other."""
     alone: Literal["in-order", "overlapped"] = "in-order"
     """What segments of an action outside pairs do: follow one another, or compute what does not need the action's
-    communication beside that, as Megatron-LM's backward does."""
+    communication beside that, as Megatron-LM's backward does with tensor-parallel collectives; exchanges of
+    experts it leaves exposed."""
     delay_wgrad: bool = True
     """Whether expert parallelism's exchanges leave before their half's weight gradients, as with Megatron-LM's
     ``--delay-wgrad-compute``, or behind them."""

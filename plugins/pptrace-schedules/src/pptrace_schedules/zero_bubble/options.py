@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pptrace.plugin import Size
 
@@ -38,3 +38,10 @@ class ZeroBubbleOptions(BaseModel):
         description="Bytes for activations on each rank, for generated orders; what the device has left unless "
         "given.",
     )
+
+    @model_validator(mode="after")
+    def _fixed_orders_know_no_memory(self) -> Self:
+        if self.order == "fixed" and self.memory is not None:
+            msg = "memory is for generated orders, and order is fixed: leave one of them out"
+            raise ValueError(msg)
+        return self
