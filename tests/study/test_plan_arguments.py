@@ -27,7 +27,8 @@ MEGATRON = {
     "--ckpt-format", "--overlap-grad-reduce", "--no-overlap-p2p-communication",
     "--overlap-p2p-communication-warmup-flush", "--recompute-granularity", "--recompute-method",
     "--recompute-num-layers", "--recompute-modules", "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute",
-    "--microbatch-group-size-per-virtual-pipeline-stage",
+    "--microbatch-group-size-per-virtual-pipeline-stage", "--account-for-embedding-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split",
 }  # fmt: skip
 """Arguments that Megatron-LM's parser had on 22 August 2026."""
 TITAN = {
@@ -183,3 +184,25 @@ def test_ends_of_torchtitan_pipelines_are_lighter_by_what_is_told(
     layers: int, stages: int, ends: tuple[int, int], split: list[int] | None
 ) -> None:
     assert titan_split(layers, stages, *ends) == split
+
+
+@pytest.mark.parametrize(
+    ("layers", "words", "without"),
+    [
+        (14, ["--account-for-loss-in-pipeline-split", "--account-for-embedding-in-pipeline-split"], ()),
+        (15, ["--account-for-loss-in-pipeline-split"], ()),
+        (18, [], ("an even split of 18 layers on 16 stages: --pipeline-model-parallel-layout says it",)),
+    ],
+)
+def test_embedding_and_head_take_the_place_of_layers(
+    layers: int, words: list[str], without: tuple[str, ...]
+) -> None:
+    megatron, _ = told(
+        model={"layers": layers},
+        schedule={"name": "interleaved-1f1b"},
+        parallel={"vp": 4},
+        p2p={"policy": "megatron"},
+    )
+
+    assert [word for word in megatron.words if word.startswith("--account-for")] == words
+    assert megatron.without == without

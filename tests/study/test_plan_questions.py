@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 import pptrace
 from pptrace.cli.plan import command
+from pptrace.config.quantity import format_size
 from pptrace.errors import PptraceError
 from pptrace.hooks.registry import Registry
 from pptrace.study.names import told_apart
@@ -59,6 +61,9 @@ def planned(registry: Registry, **changed: Any) -> Any:
         ({"vary": {"schedule": ["gpipe,1f1b"]}}, "gpipe,1f1b are several schedules, where each value is one"),
         ({"config": {"device": "a100-sxm"}}, "model: missing: a plan divides a model over GPUs"),
         ({"config": {**STEP, "batch": {"sequence": 1024}}}, "batch.global: missing"),
+        ({"global": "64,128"}, "batch.global: 64,128 is no whole number from 1; .*: --vary global=64,128"),
+        ({"config": {**STEP, "batch": {"global": 0}}}, "batch.global: 0 is no whole number from 1"),
+        ({"microbatches": 4}, "batch.microbatches: they follow from the global batch and each layout"),
         ({"config": {**STEP, "cluster": "dgx-a100x2"}, "gpus": 8}, "cluster.preset: .*2 nodes of 8 GPUs are 16"),
         ({"outputs": ["best.txt"]}, "best.txt: no such format; write .yaml"),
     ],
@@ -185,3 +190,29 @@ def test_no_copies_are_a_share_of_nothing(registry: Registry) -> None:
 
     ratios = [(found.ground.resolved(one.varied).experiment.schedule.offload) for one in found.found.candidates]
     assert [ratio and ratio.ratio for ratio in ratios] == [None, 0.5]
+
+
+def test_the_smallest_memory_that_would_do_is_the_smallest(registry: Registry) -> None:
+    """What computes again what others keep needs the least, and is neither the first nor the fastest."""
+    vary = {**FEW, "recompute": ["none", "selective", "full"], "micro": [1, 2]}
+    every = planned(registry, vary=vary, exhaustive=True, memory="80GiB").found.candidates
+    least = min(one.row["peak_memory_bytes"] for one in every if one.fits)
+
+    with pytest.raises(PptraceError, match=r"would do") as raised:
+        planned(registry, vary=vary, memory="100MiB")
+    assert format_size(least) in str(raised.value)
+
+
+def test_printed_arguments_name_the_cost_model_that_was_chosen(registry: Registry) -> None:
+    found = planned(registry)
+
+    words = shlex.split(found.best.arguments)
+    assert words[words.index("--costs") + 1] == "roofline"
+    assert "roofline" not in planned(registry, config={**STEP, "costs": "roofline"}).best.arguments
+
+
+def test_layers_that_ranks_do_not_divide_get_chunks_in_powers_of_two(registry: Registry) -> None:
+    model = {**MODEL, "layers": 13}
+    found = planned(registry, config={**STEP, "model": model}, vary={**FEW, "pp": [2], "layers": ["even"]})
+
+    assert {one.chunks for one in found.found.candidates if one.schedule == "interleaved-1f1b"} >= {2, 4}

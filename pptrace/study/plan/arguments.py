@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Arguments", "megatron_arguments", "told", "values_of", "without_modifiers"]
 
+_ENDS = ("loss", "embedding")
+"""What takes the place of a layer where a stage or two are more than layers."""
 _KEPT = ("main-params", "exp-avg", "exp-avg-sq")
 """State of the optimizer whose type Megatron-LM takes."""
 _MEGATRON_SHARDS = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
@@ -61,7 +63,8 @@ def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
         words += ["--pipeline-model-parallel-layout", layout]
     else:
         words += told({"num-virtual-stages-per-pipeline-rank": chunks}) if chunks > 1 else []
-        without += _uneven(model, parallel.pp or 1, chunks)
+        ends, missing = _uneven(int(model.get("layers") or 0), (parallel.pp or 1) * chunks)
+        words, without = [*words, *ends], [*without, *missing]
     words += ["--sequence-parallel"] if parallel.sequence_parallel and parallel.tp > 1 else []
     zero = int(costs.get("zero") or 0)
     words += ["--use-distributed-optimizer"] if zero else []
@@ -146,10 +149,12 @@ def _layout(split: list[int] | None, mtp: int) -> str | None:
     return "|".join(stages)
 
 
-def _uneven(model: dict[str, Any], ranks: int, chunks: int) -> list[str]:
-    layers = int(model.get("layers") or 0)
-    uneven = layers % (ranks * chunks)
-    return [f"{layers} layers on {ranks * chunks} stages: give layers_per_stage"] if uneven else []
+def _uneven(layers: int, stages: int) -> tuple[list[str], list[str]]:
+    """Return what gives the head, and the embedding, a stage in place of a layer, or that none says the split."""
+    if stages > 1 and 0 < stages - layers <= len(_ENDS):
+        return [f"--account-for-{end}-in-pipeline-split" for end in _ENDS[: stages - layers]], []
+    told_apart = f"an even split of {layers} layers on {stages} stages: --pipeline-model-parallel-layout says it"
+    return [], [told_apart] if layers % stages else []
 
 
 def without_modifiers(experiment: Experiment) -> list[str]:

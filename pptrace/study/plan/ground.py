@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.overrides import Assignment, assignment, assignments, overlaid
-from pptrace.config.places import Place, key_text
+from pptrace.config.places import Place, key_text, place_of
 from pptrace.config.resolve import document_of, load
 from pptrace.config.yaml_file import Document
 from pptrace.errors import ConfigError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from pptrace.config.places import Places
     from pptrace.config.resolve import Resolved
     from pptrace.experiment.costs import Costs
     from pptrace.hooks.registry import Registry
@@ -51,6 +53,8 @@ class Ground:
     """All parameters that it has."""
     costs_name: str
     """The cost model."""
+    own_costs: bool
+    """Whether the configuration names it."""
     node_gpus: int
     """GPUs of a node: those of the cluster, or of the device's scale-up network."""
     on_cluster: bool
@@ -107,23 +111,25 @@ def ground_of(
     axes = _fixed(own, axes) | axes
     if not tree.get("model"):
         raise ConfigError("missing: a plan divides a model over GPUs, such as --model llama3-70b", key="model")
-    sequences = _sequences(tree)
+    _check_microbatches(own)
+    sequences = _sequences(tree, places)
     schedule = str((tree.get("schedule") or {}).get("name") or "")
     _without_sizes(tree)
     if not schedule:
         tree["schedule"] = {"name": "1f1b"}
     document = Document(value=tree, places=places, source=source.source)
     costs = _trial(document, registry, question)
-    if not tree.get("costs"):
+    own_costs = bool(tree.get("costs"))
+    if not own_costs:
         tree["costs"] = {"name": costs.offer.offer.name}
     if question.memory is not None:
         document = _limited(document, question, costs)
         costs = _trial(document, registry, question)
-    return _ground(document, registry, axes, costs, (sequences, schedule))
+    return _ground(document, registry, axes, costs, (sequences, schedule, own_costs))
 
 
 def _ground(
-    document: Document, registry: Registry, axes: Mapping[str, Axis], costs: Costs, said: tuple[int, str]
+    document: Document, registry: Registry, axes: Mapping[str, Axis], costs: Costs, said: tuple[int, str, bool]
 ) -> Ground:
     experiment = costs.resolved.experiment
     devices = costs.request.rank_devices or (costs.request.device,)
@@ -132,6 +138,7 @@ def _ground(
     return Ground(
         document=document, registry=registry, axes=axes, facts=dict(costs.request.model),
         model_keys=frozenset(model().model_fields if model else ()), costs_name=costs.offer.offer.name,
+        own_costs=said[2],
         node_gpus=(cluster.gpus or 1) if cluster else min(int(one.get("scale_up_size") or 8) for one in devices),
         on_cluster=cluster is not None, sequences=said[0], schedule=said[1],
         sequence=experiment.batch.sequence or 0,
@@ -155,12 +162,34 @@ def _fixed(own: Sequence[Assignment], axes: Mapping[str, Axis]) -> dict[str, Axi
     }
 
 
-def _sequences(tree: Mapping[str, Any]) -> int:
+def _check_microbatches(own: Sequence[Assignment]) -> None:
+    """Refuse microbatches: they follow from the batch and a layout's replicas."""
+    for one in own:
+        if key_text(one.path) == "batch.microbatches" and one.value is not None:
+            message = "they follow from the global batch and each layout: write --global and --micro instead"
+            raise ConfigError(message, key="batch.microbatches", file=str(one.place.source))
+
+
+def _sequences(tree: Mapping[str, Any], places: Places) -> int:
     """Return the global batch that a configuration says, or that follows from its microbatches."""
-    batch, parallel = tree.get("batch") or {}, tree.get("parallel") or {}
-    if "global" in batch:
-        return int(batch["global"])
-    return int(batch.get("microbatches", 0)) * int(batch.get("micro", 1)) * int(parallel.get("dp", 1))
+    if "global" in (tree.get("batch") or {}):
+        return _number(tree, "batch.global", 0, places)
+    known = {"batch.microbatches": 0, "batch.micro": 1, "parallel.dp": 1}
+    return prod(_number(tree, key, unless, places) for key, unless in known.items())
+
+
+def _number(tree: Mapping[str, Any], key: str, unless: int, places: Places) -> int:
+    """Return a whole number of the configuration's from 1, or what it is unless given."""
+    section, _, name = key.partition(".")
+    value = (tree.get(section) or {}).get(name, unless)
+    if name in (tree.get(section) or {}) and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        place = place_of(key, places)
+        several = f"; for several: --vary {name}=64,128"
+        raise ConfigError(
+            f"{value} is no whole number from 1{several}", key=key, file=place.source if place else "",
+            line=place.line if place else 0,
+        )  # fmt: skip
+    return int(value)
 
 
 def _without_sizes(tree: dict[str, Any]) -> None:

@@ -36,8 +36,8 @@ _PEEKS = (24, 96, 384, 1536)
 _PAUSE_S = 0.2
 _LARGE = 2**19
 """Pairs of passes in a step from which a table takes so long that its name is said."""
-_LEAST = 8
-"""Configurations of least memory that are simulated where none fits."""
+_LEAST, _FURTHER = 8, 1000
+"""Configurations of least memory that are bounded where none fits: of each layout, and of all that are left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,12 +180,19 @@ class Search:
         return ConfigError(message, file="--memory")
 
     def _needs(self, tight: Sequence[Candidate]) -> list[tuple[int, Candidate]]:
-        """Return what some need, simulated: those with the least bounds by their own tables, some per layout."""
+        """Return what some need, simulated: those with the least bounds by their own tables.
+
+        Bounds that know no table know no activations. Of equal ones those that compute the most come first: they
+        compute again what others keep.
+        """
         layouts: dict[Layout, list[Candidate]] = {}
-        for one in sorted(tight, key=_need):
+        for one in sorted(tight, key=_likely):
             layouts.setdefault(one.layout, []).append(one)
         likely = [one for group in layouts.values() for one in group[:_LEAST]]
+        further = [one for group in layouts.values() for one in group[_LEAST:]]
+        likely += sorted(further, key=_likely)[:_FURTHER]
         for one in likely:
+            self._tell()
             self.scales.refine(one)
         likely = sorted((one for one in likely if one.fate in {Fate.MEMORY, Fate.SIMULATED}), key=_need)
         needs: list[tuple[int, Candidate]] = []
@@ -201,6 +208,11 @@ class Search:
 
 def _need(candidate: Candidate) -> tuple[int, int]:
     return candidate.bound.peak_bytes if candidate.bound else 0, candidate.number
+
+
+def _likely(candidate: Candidate) -> tuple[int, tuple[float, ...], int]:
+    least, number = _need(candidate)
+    return least, tuple(-float(part) for part in candidate.worth), number
 
 
 def _nobody(text: str) -> None:

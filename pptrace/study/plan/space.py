@@ -33,8 +33,12 @@ _MOST = 1_000_000
 """Configurations that are considered."""
 _MICRO = (1, 2, 4, 8)
 _CHUNKS = range(1, 9)
-_LONG = 16_384
-"""Tokens in a sequence from which context parallelism is varied."""
+_POWERS = (1, 2, 4, 8)
+"""Chunks per rank that are asked for where stages cannot all be alike."""
+_ENDS = 2
+"""Embedding and head, which may have a stage in place of a layer."""
+_LONG, _LONGER = 8_192, 16_384
+"""Tokens in a sequence from which two devices, and all of a node, are tried for context parallelism."""
 _MOST_STAGES = 64
 """Pipeline ranks up to which sizes vary by themselves."""
 _LAYERS = "model.layers_per_stage"
@@ -110,18 +114,24 @@ class Space:
         written = "sequence_parallel" in (self.ground.document.value or {}).get("parallel", {})
         if layout.tp == 1 or not written:
             values["parallel.sequence_parallel"] = layout.tp > 1
+        if not self.ground.own_costs:  # named, so that settings of theirs have a place
+            values = {"costs.name": self.ground.costs_name, **values}
         own = tuple(setting(key, value) for key, value in values.items())
         return [(*own, *(one for part in parts for one in part)) for parts in product(*self.others)]
 
     def chunks_of(self, pp: int) -> tuple[int, ...]:
-        """Return the chunks per rank that schedules are asked for: those named, or all that divide the layers."""
+        """Return the chunks per rank that schedules are asked for: those named, or all that divide the layers.
+
+        Where layers do not divide even by the pipeline's ranks, as 61 and 126 never do, powers of two.
+        """
         if self.sizes["vp"]:
             return self.sizes["vp"]
-        return tuple(
-            chunks
-            for chunks in _CHUNKS
-            if chunks == 1 or (pp > 1 and self.layers >= pp * chunks and self.layers % (pp * chunks) == 0)
-        )
+        return tuple(chunks for chunks in _CHUNKS if chunks == 1 or (pp > 1 and self._divides(pp, chunks)))
+
+    def _divides(self, pp: int, chunks: int) -> bool:
+        if self.layers % pp == 0:
+            return self.layers % (pp * chunks) == 0 and self.layers >= pp * chunks
+        return chunks in _POWERS and pp * chunks <= self.layers + _ENDS
 
     @cached_property
     def heading(self) -> str:
@@ -157,7 +167,9 @@ class Space:
         if name == "tp":
             return tuple(size for size in divisors if size <= node and int(facts.get("heads") or size) % size == 0)
         if name == "cp":
-            return tuple(size for size in divisors if size <= (node if self.ground.sequence >= _LONG else 1))
+            tokens = self.ground.sequence
+            most = node if tokens >= _LONGER else min(2, node) if tokens >= _LONG else 1
+            return tuple(size for size in divisors if size <= most)
         experts = int(facts.get("num_experts") or 0)
         return tuple(size for size in divisors if experts and experts % size == 0 and size <= most) or (1,)
 

@@ -29,7 +29,7 @@ _SHORT = {"model.recompute": "recompute", "costs.zero": "zero", "parallel.order"
           "model.layers_per_stage": "layers"}  # fmt: skip
 _OWN = frozenset({
     "parallel.pp", "parallel.tp", "parallel.cp", "parallel.ep", "parallel.dp", "parallel.vp", "batch.micro",
-    "batch.global", "schedule.name", "parallel.sequence_parallel",
+    "batch.global", "schedule.name", "parallel.sequence_parallel", "costs.name",
 })  # fmt: skip
 _WIDTH = 110
 _MARGIN = f"{float(100 * MARGIN):g} %"
