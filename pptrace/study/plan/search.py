@@ -8,7 +8,7 @@ everything gives, whatever finished first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ _BATCHES = (2, 6, 16, 32)
 """Configurations that are simulated before bounds are looked at again; the last over and over."""
 _PEEKS = (24, 96, 384, 1536)
 """Bounds after which the likeliest so far are simulated, before all others are bounded."""
+_EARLY = (400, 800)
+"""Settings of layouts after which the likeliest so far are simulated, if none is yet: an early answer."""
 _PAUSE_S = 0.2
 _LARGE = 2**19
 """Pairs of passes in a step from which a table takes so long that its name is said."""
@@ -78,6 +80,8 @@ class Search:
             for layout in self.space.layouts():
                 for varied in self.space.settings_of(layout):
                     self.candidates += self.scales.weighed(layout, varied)
+                    if self.scales.groups in _EARLY:
+                        self._answer_early()
                 self._tell()
             try:
                 self._simulate_by_bounds()
@@ -87,6 +91,20 @@ class Search:
             if not self.best:
                 raise self._nothing()
         return Found(ranked=tuple(self.best), candidates=tuple(self.candidates))
+
+    def _answer_early(self) -> None:
+        """Bound some of what is weighed so far, and simulate the likeliest."""
+        able = [one for one in self.candidates if one.fate is Fate.BOUNDED]
+        if self.best or self.question.exhaustive or not able:
+            return
+        likely: list[Candidate] = []
+        for one in nsmallest(_PEEKS[2], able, key=lambda one: (one.worth, one.number)):
+            self.scales.refine(one)
+            self.bounded += 1
+            likely += [one] * (one.fate is Fate.BOUNDED)
+            if len(likely) == _BATCHES[0]:
+                break
+        self._simulate(likely)
 
     def _simulate_by_bounds(self) -> None:
         """Take candidates by their bounds; one without a bound of its own gets it, and goes back into the row."""

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from pptrace.study.plan.ground import Ground
     from pptrace.study.plan.question import Question
 
-__all__ = ["Layout", "Space"]
+__all__ = ["PLAIN", "Layout", "Space"]
 
+PLAIN = "1f1b"
+"""The schedule that stands for all where there is no pipeline."""
 _MOST = 1_000_000
 """Configurations that are considered."""
 _MICRO = (1, 2, 4, 8)
@@ -127,6 +129,13 @@ class Space:
         if self.sizes["vp"]:
             return self.sizes["vp"]
         return tuple(chunks for chunks in _CHUNKS if chunks == 1 or (pp > 1 and self._divides(pp, chunks)))
+
+    def is_plain_alone(self, entry: Entry) -> bool:
+        """Whether a schedule is 1F1B in other words on one rank, and that is there, with nothing to hide."""
+        if PLAIN not in {one.label for one in self.entries} or entry.label != entry.name or entry.name == PLAIN:
+            return False
+        costs = (self.ground.document.value or {}).get("costs") or {}
+        return not costs.get("segments") and "costs.segments" not in self.ground.axes
 
     def _divides(self, pp: int, chunks: int) -> bool:
         if self.layers % pp == 0:

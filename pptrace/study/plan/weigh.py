@@ -8,6 +8,7 @@ from pptrace.errors import ConstraintError, PptraceError
 from pptrace.study.plan.candidate import Candidate, Fate
 from pptrace.study.plan.ground import setting
 from pptrace.study.plan.pricing import LAYERS, Group, Origin, Pricing
+from pptrace.study.plan.space import PLAIN
 from pptrace.study.reason import short_reason
 
 if TYPE_CHECKING:
@@ -122,6 +123,11 @@ class Scales:
 
     def _of_entry(self, group: Group, at: int, entry: Entry) -> Iterator[Candidate]:
         """Yield a schedule's candidates on a layout: with each number of chunks that it takes, and each split."""
+        if group.layout.pp == 1 and self.space.is_plain_alone(entry):
+            one = self.made(group.layout, entry, group.varied)
+            one.fate, one.reason = Fate.EQUAL, f"{PLAIN} on one rank"
+            yield one
+            return
         offer = self.ground.registry.schedules[entry.name].offer
         own = offer.chunks is not None and not self.space.sizes["vp"]
         for chunks in (None,) if own else self.space.chunks_of(group.layout.pp):
