@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ConstraintError, PptraceError
 from pptrace.experiment.assembly import Assembly
-from pptrace.experiment.candidates import Change, room_makers
+from pptrace.experiment.candidates import Change
 from pptrace.experiment.estimate import Estimate, estimate
 from pptrace.experiment.form import Form, Forms
+from pptrace.experiment.more_room import in_more_room
 from pptrace.experiment.moved import MOVED, is_both, moved_by
 from pptrace.experiment.prepare import costs_alone
 from pptrace.experiment.run import simulate
@@ -100,7 +101,13 @@ class FormSearch:
         own = self._own()
         if likely is not None:
             self._simulate(likely)
-        self._simulate_likeliest(self._promising())
+        self._simulate_likeliest(self._promising([{}]))
+        if not self._fits():  # other options may, with copies and forwards computed again as well
+            others = [one for one in self.variation.settings if not one.is_estimated]
+            bases = [change for one in others for change in self._values(one, self.ground)]
+            for base in bases:
+                self._simulate(Change(settings=dict(base)))
+            self._simulate_likeliest(self._promising(bases))
         self._refine()
         best = self._best()
         return Forms(
@@ -109,24 +116,8 @@ class FormSearch:
         )  # fmt: skip
 
     def with_room(self, tried: Tried) -> Tried | None:
-        """Return a form that fits with settings beyond those that vary; None where none does.
-
-        What it has in common with the form that was tried is left out of its change.
-        """
-        known = {key for one in self.variation.settings for change in one.values(self.ground) for key in change}
-        seen = []
-        for switches in room_makers(self.ground.resolved, self.registry):
-            more = {key: value for key, value in switches.items() if key not in known}
-            if not more or more in seen or self.variation.keeps(more):
-                continue
-            seen.append(more)
-            try:
-                run = self._run(tried.change.with_settings(more))
-            except PptraceError:
-                continue
-            if run.metrics.over_capacity is None:
-                return Tried.of(Change(settings=more), run)
-        return None
+        """Return a form that fits with settings beyond those that vary; None where none does."""
+        return in_more_room(tried, self.variation, self.ground, self._run)
 
     def _own(self) -> Tried:
         root, change = self.variation.resolved, Change(settings={})
@@ -141,17 +132,15 @@ class FormSearch:
         if not uneven and root.experiment.schedule.kind != "table":
             self.ground = replace(self.ground, chunks=chunks)
             change = Change(settings={"parallel.vp": chunks})
-        self.left = max(_ACTIONS, _OF_OWN * len(schedule))
-        self.work_ns = run.prepared.workload.total_ns(_WHOLE, schedule.microbatches)
+        self.left, self.work_ns = (
+            max(_ACTIONS, _OF_OWN * len(schedule)),
+            run.prepared.workload.total_ns(_WHOLE, schedule.microbatches),
+        )
         return self._ran(change, run)
 
-    def _promising(self) -> list[tuple[Change, Estimate]]:
-        """Return forms that estimates tell apart, the likeliest first; with other options where own ones fail."""
-        found = self._guessed({})
-        if not found and not self.forms:
-            others = [one for one in self.variation.settings if not one.is_estimated]
-            bases = [change for one in others for change in self._values(one, self.ground)]
-            found = [guess for change in bases for guess in self._guessed(change)]
+    def _promising(self, bases: Sequence[Mapping[str, Any]]) -> list[tuple[Change, Estimate]]:
+        """Return forms that estimates tell apart, beside what each base sets; the likeliest first."""
+        found = [guess for base in bases for guess in self._guessed(base)]
         self.candidates += len(found)
         return sorted(found, key=lambda one: (not self._may_fit(one[1]), one[1].step_ns))
 
@@ -237,10 +226,12 @@ class FormSearch:
             self._refine_one(start, until)
 
     def _refine_one(self, form: Form, until: int) -> None:
+        first = form
         for setting in self.variation.settings:
             ground = replace(self.ground, activation_bytes=form.activation_bytes)
-            start = form
-            for change in self._tried_on(start.tried.change, setting, ground):
+            # What made room, but not enough, may exclude what makes more: copies exclude forwards computed again.
+            starts = [form] if form.tried.fits or form is first else [form, first]
+            for change in (one for start in starts for one in self._tried_on(start.tried.change, setting, ground)):
                 found = self._simulate(change) if len(self.tried) < until else None
                 form = min(form, found, key=lambda one: one.order) if found else form
 

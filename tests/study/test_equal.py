@@ -229,3 +229,25 @@ def test_page_and_help_name_every_setting_that_may_differ(root: Path) -> None:
     for one in VARIED:
         rows = [line for line in page.splitlines() if line.startswith(f"| `{one.name}` |")]
         assert [row.endswith("| no |") for row in rows] == [one.on_request]
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize(("schedule", "memory"), [("zb-h1", "3900MiB"), ("v-min", "3800MiB")])
+def test_a_schedule_is_no_slower_than_with_one_of_its_options_fixed(schedule: str, memory: str) -> None:
+    """The fixed order fits if forwards are computed again; the other is slow in little room, or cannot be made."""
+    costs = {
+        "name": "table", "forward": "10 ms", "input_gradient": "9 ms", "weight_gradient": "8 ms",
+        "activation": "1 GiB", "weight_activation": "512 MiB", "checkpoint": "64 MiB", "offload": "3 ms",
+        "reload": "3 ms", "weights": "1 GiB",
+    }  # fmt: skip
+    rows = compare(
+        {"parallel": {"pp": 4}, "batch": {"microbatches": 12}, "costs": costs},
+        schedules=f"{schedule},{schedule}:order=fixed", memory=memory,
+    ).rows  # fmt: skip
+
+    free, fixed = (row.forms.best for row in rows)
+    assert fixed is not None
+    assert fixed.fits
+    assert free is not None
+    assert free.fits
+    assert free.step_ns <= fixed.step_ns
