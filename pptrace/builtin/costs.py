@@ -128,8 +128,7 @@ class TableOptions(BaseModel):
     alone: Literal["in-order", "overlapped"] = Field(
         default="in-order",
         description="What segments of an action outside pairs do. in-order: they follow one another; overlapped: "
-        "it computes beside its own communication what does not need that, as Megatron-LM's "
-        "backward does with tensor-parallel collectives; exchanges of experts it leaves exposed.",
+        "it computes beside its own communication what does not need that (with Megatron-LM tensor-parallel's).",
     )
     reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
     capacity: _Bytes | list[_Bytes] = Field(default=0, description="Memory of a device, or each's; 0 B: unknown.")
