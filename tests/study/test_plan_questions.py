@@ -109,7 +109,7 @@ def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(reg
 
 def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path) -> None:
     (tmp_path / "step.yaml").write_text(
-        json.dumps({**STEP, "plan": {**FEW, "schedule": ["1f1b", "gpipe"], "tp": [1]}})
+        json.dumps({**STEP, "plan": {**FEW, "schedule": ["1f1b", "gpipe"], "pp": [2], "tp": [1]}})
     )
     told = ["--gpus", "4", "--top", "2", "--executor", "serial"]
 
