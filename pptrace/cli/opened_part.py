@@ -191,7 +191,8 @@ def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path, job: Replicas | None)
     if job is not None:
         replicas = replicas // layout.dp * job.alike(place["dp"])
     where = ", ".join(f"{axis} {at}" for axis, at in place.items())
-    return rank, f"GPU {gpu} is {where}: rank {rank}, which stands for {replicas:,} GPUs that do the same"
+    alone = f"GPU {gpu} is {where}: rank {rank}"
+    return rank, f"{alone}, which stands for {replicas:,} GPUs that do the same" if replicas > 1 else alone
 
 
 def _partners(timeline: Timeline, rank: int) -> set[int]:

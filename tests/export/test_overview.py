@@ -160,6 +160,26 @@ def test_an_overview_has_a_track_for_each_replica_that_differs(unlike: Path) -> 
     assert threads(shown) == {"critical path", "rank 0", "rank 1", "replica 1", "replicas 0, 2"}
 
 
+@pytest.mark.needs_plugins
+def test_a_replica_whose_devices_are_slow_is_shown_as_slow(tmp_path: Path) -> None:
+    pptrace.simulate({
+        "parallel": {"pp": 2, "dp": 6}, "schedule": "1f1b", "batch": {"microbatches": 3},
+        "data_parallel": {"speeds": {"2": 0.5, "3-4": 0.8}},
+        "costs": {"name": "table", "forward": "1 us", "backward": "2 us"},
+    }).save(path := tmp_path / "job.pftrace")  # fmt: skip
+
+    assert threads(opened(path, overview=True)[0]) == {
+        "critical path", "rank 0", "rank 1", "replica 2", "replicas 3, 4", "replicas 0, 1, 5",
+    }  # fmt: skip
+    for replica, forward_ns in ((2, 2000), (3, 1250), (5, 1000)):
+        for wanted in ({"replica": replica}, {"gpu": replica}):
+            shown, said = opened(path, **wanted)
+            begun = {shown.fields(event)["name"]: event.timestamp for event in shown.events(BEGIN)}
+            assert begun["F 1"] == forward_ns
+            assert said[0].startswith(f"Of 6 replicas this is number {replica}, which computes")
+    assert said[1].endswith("rank 0, which stands for 3 GPUs that do the same")
+
+
 def test_a_replica_that_cannot_be_shown_is_one_line(unlike: Path, tmp_path: Path) -> None:
     with pytest.raises(PptraceError, match=r"batch\.replica: 3: the job has replicas 0 to 2"):
         opened(unlike, replica=3)
