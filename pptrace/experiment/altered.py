@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from pptrace.experiment.lengths import changed
+from pptrace.record import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Links, Network, Paths
 
-__all__ = ["at_speeds", "evened", "jittered", "slowed"]
+__all__ = ["at_speeds", "evened", "jittered", "slowed", "with_speeds"]
 
 _PASSES = ("f", "b", "i", "w")
 _EVENED = tuple(f"{name}{part}_ns" for name in _PASSES for part in ("", "_collective"))
@@ -35,7 +38,7 @@ def at_speeds(prepared: Prepared, compute: float = 1, communication: float = 1) 
     """
     workload = slowed(prepared.workload, 1 / compute, 1 / communication)
     network: Network = _Faster(prepared.network, communication)
-    return replace(prepared, workload=workload, network=network if communication != 1 else prepared.network)
+    return changed(prepared, workload=workload, network=network if communication != 1 else prepared.network)
 
 
 def evened(workload: Workload) -> Workload:
@@ -74,7 +77,6 @@ def slowed(workload: Workload, compute: ArrayLike, communication: float) -> Work
         "optimizer_ns": _times(workload.optimizer_ns, by_stage),
         "recompute_ns": _times(workload.recompute_ns, by_stage),
         "sync_ns": round(workload.sync_ns * communication),
-        "released_ns": _times(workload.released_ns, float(by_stage.max())),
     }
     for name in _MOVED:
         columns[name] = _times(getattr(workload, name), communication)
@@ -90,6 +92,19 @@ def slowed(workload: Workload, compute: ArrayLike, communication: float) -> Work
         for kind, stages in workload.segments.items()
     }
     return replace(workload, segments={}, classes=classes, **columns).segmented(parts)
+
+
+def with_speeds(base: Workload, speeds: Int64s) -> Workload:
+    """Return costs of replicas of unlike speeds; each microbatch has those of its first replica's.
+
+    Args:
+        base: costs at full speed.
+        speeds: thousandths, shape (replicas, microbatches).
+    """
+    distinct, number = np.unique(speeds, return_inverse=True)
+    classes = tuple(slowed(base, 1000 / speed, 1) for speed in distinct.tolist())
+    own = number.reshape(speeds.shape)[0] + 1
+    return replace(base, classes=classes, microbatch_class=own.astype(np.int32))
 
 
 def _of_segments(segments: Sequence[Segment], compute: float, communication: float) -> tuple[Segment, ...]:

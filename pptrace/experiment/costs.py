@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.config.choices import Reshard
+from pptrace.experiment.altered import with_speeds
 from pptrace.experiment.devices import preset_values, rank_devices, with_first_device
-from pptrace.experiment.lengths import lengths_of, speeds_of, with_lengths, with_speeds
+from pptrace.experiment.lengths import lengths_of, speeds_of, with_lengths
 from pptrace.experiment.placed import placed
 from pptrace.hooks.build import build_workload
 from pptrace.model.request import CostRequest

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Unlike",
+    "changed",
     "lengths_of",
     "of_the_last_replica",
     "speeds_of",
     "unlike_replicas",
     "with_lengths",
-    "with_speeds",
 ]
 
 _KEY = "batch.lengths"
@@ -114,21 +114,6 @@ def speeds_of(resolved: Resolved) -> Int64s | None:
     return np.broadcast_to(found[:, None], (dp, count))
 
 
-def with_speeds(base: Workload, speeds: Int64s) -> Workload:
-    """Return costs of replicas of unlike speeds; each microbatch has those of its first replica's.
-
-    Args:
-        base: costs at full speed.
-        speeds: thousandths, shape (replicas, microbatches).
-    """
-    from pptrace.experiment.altered import slowed
-
-    distinct, number = np.unique(speeds, return_inverse=True)
-    classes = tuple(slowed(base, 1000 / speed, 1) for speed in distinct.tolist())
-    own = number.reshape(speeds.shape)[0] + 1
-    return replace(base, classes=classes, microbatch_class=own.astype(np.int32))
-
-
 def with_lengths(
     base: Workload, lengths: Int64s, sequence: int, micro: int, build: Callable[[int], Workload] | None
 ) -> Workload:
@@ -180,19 +165,35 @@ class Unlike:
         return replace(workload, microbatch_class=self.classes[kind], released_ns=others)
 
 
-def of_the_last_replica(prepared: Prepared, lengths: Int64s) -> Prepared:
-    """Return the step of the replica that computes longest, or of ``batch.replica``; its reductions wait for all.
-
-    Reductions and meetings are the same moments for all replicas, so its step ends when theirs do.
+def changed(prepared: Prepared, **parts: Any) -> Prepared:
+    """Return a step with other parts, such as ``network`` or ``workload``; replicas that differ have them all.
 
     Args:
-        prepared: a step whose costs are by :func:`with_lengths`.
-        lengths: shape (replicas, microbatches).
+        prepared: the step.
+        parts: fields of it.
+
+    Raises:
+        ConfigError: as for :func:`of_the_last_replica`.
+    """
+    return of_the_last_replica(replace(prepared, **parts))
+
+
+def of_the_last_replica(prepared: Prepared) -> Prepared:
+    """Return the step of the replica that computes longest, or of ``batch.replica``; its reductions wait for all.
+
+    Reductions and meetings are the same moments for all replicas, so its step ends when theirs do. A step that is
+    of a replica already is simulated anew, as what it costs may have changed.
+
+    Args:
+        prepared: a step whose costs are by :func:`with_lengths`, or at speeds; others stay as they are.
 
     Raises:
         ConfigError: replicas that are not alike would meet within the step, their microbatches are cut, or there
             is no such replica.
     """
+    lengths = prepared.lengths
+    if lengths is None:
+        return prepared
     asked = prepared.resolved.experiment.batch.replica
     if asked is not None and asked >= len(lengths):
         last = len(lengths) - 1
@@ -203,8 +204,8 @@ def of_the_last_replica(prepared: Prepared, lengths: Int64s) -> Prepared:
     shown = unlike.slowest if asked is None else int(unlike.kind_of[asked])
     number = int(unlike.first[shown]) if asked is None else asked
     workload = unlike.workload_of(prepared.workload, shown)
-    note = _note(unlike, shown, number)
-    return replace(prepared, workload=replace(workload, notes=(*workload.notes, note)))
+    others = workload.notes[:-1] if prepared.workload.released_ns.size else workload.notes  # not its own of before
+    return replace(prepared, workload=replace(workload, notes=(*others, _note(unlike, shown, number))))
 
 
 def unlike_replicas(prepared: Prepared, lengths: Int64s) -> Unlike:

@@ -73,6 +73,8 @@ class Prepared:
     """The file that the schedule was read from, if any."""
     notes: tuple[str, ...] = ()
     """What of the configuration was left out, one sentence each."""
+    lengths: Int64s | None = None
+    """Lengths, or speeds, of replicas' microbatches, shape (replicas, microbatches); None where all are alike."""
 
     @property
     def batch_text(self) -> str:
@@ -149,7 +151,8 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     start = work
 
     def ask(stages: int) -> dict[str, Any]:
-        return _times(start, ground.workload_of(*_chain(stages), ()), network)
+        chain = tuple((stage, stage + 1) for stage in range(stages - 1))
+        return _times(start, ground.workload_of(stages, chain, ()), network)
 
     others = OtherTables(
         registry, resolved, request, ask, lambda table: _around(start, ground, table, request, None)
@@ -193,8 +196,9 @@ def _around(
         resolved=work.resolved, schedule=table, request=request, network=network, job=ground.job, table=file,
         workload=with_validation(work.experiment, workload), policy=policy,
         contention=_contention(work.experiment), plugins=dict(sorted(work.plugins.items())),
+        lengths=ground.lengths,
     )  # fmt: skip
-    return prepared if ground.lengths is None else of_the_last_replica(prepared, ground.lengths)
+    return of_the_last_replica(prepared)
 
 
 def _network(work: Assembly) -> tuple[Assembly, Network, OnCluster | None]:
@@ -293,8 +297,3 @@ def _contention(experiment: Experiment) -> Contention:
         compute_permille=round(met.compute * 1000),
         communication_permille=round(met.communication * 1000),
     )
-
-
-def _chain(stages: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Return stages one behind the other, with their edges."""
-    return stages, tuple((stage, stage + 1) for stage in range(stages - 1))

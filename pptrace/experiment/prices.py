@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pptrace.errors import DeadlockError
+from pptrace.experiment.lengths import changed
 from pptrace.hooks.guarded_network import GuardedNetwork
 from pptrace.network.flat import ideal
 from pptrace.record import dataclass
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Prices", "contention_of", "find_prices", "metrics_under"]
 
 MOST_ACTIONS = 2_000_000
-"""Actions of a step that is simulated again: about a second each time."""
+"""Actions of a step that is simulated again, those of replicas that differ too: about a second each time."""
 
 MOST_CONTENDED = 100_000
 """The same where messages share links or slow computation, which takes an order of magnitude longer."""
@@ -77,9 +80,11 @@ def metrics_under(
         and _unguarded(network) == _unguarded(prepared.network)
     ):
         return run.metrics
-    if len(prepared.schedule) > (MOST_ACTIONS if contention == _NONE else MOST_CONTENDED):
+    steps = 1 if prepared.lengths is None else 1 + len(np.unique(prepared.lengths, axis=0))
+    if steps * len(prepared.schedule) > (MOST_ACTIONS if contention == _NONE else MOST_CONTENDED):
         return None
     try:
+        prepared = changed(prepared, policy=policy, contention=contention, network=network)
         timeline = simulate(
             prepared.schedule, prepared.workload, network, policy, contention=contention,
             overlap_reduction=reduction.overlaps, stage_replicas=reduction.stage_replicas,

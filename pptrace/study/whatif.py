@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import PptraceError
 from pptrace.experiment.altered import at_speeds, evened
 from pptrace.experiment.candidates import value_of
+from pptrace.experiment.lengths import changed
 from pptrace.experiment.run import run_prepared
 from pptrace.network.flat import ideal
 from pptrace.sim.contention import Contention, Sharing
@@ -121,7 +122,7 @@ def _faster(run: Run) -> int | None:
 
 def _free(run: Run) -> int | None:
     free = at_speeds(run.prepared, communication=_FREE)
-    free = replace(free, network=ideal(), contention=Contention(links=Sharing.NONE))
+    free = changed(free, network=ideal(), contention=Contention(links=Sharing.NONE))
     return run_prepared(free, run.registry).metrics.step_ns
 
 
@@ -131,7 +132,7 @@ def _half_bubble(run: Run) -> int | None:
         return None
     batch = run.prepared.resolved.experiment.batch
     twice = run.under(_with_microbatches(run.prepared.resolved, 2 * batch.known_microbatches))
-    halved = replace(twice.prepared, workload=twice.prepared.workload.scaled(Fraction(1, 2)))
+    halved = changed(twice.prepared, workload=twice.prepared.workload.scaled(Fraction(1, 2)))
     return run_prepared(halved, run.registry).metrics.step_ns
 
 
@@ -140,7 +141,7 @@ def _even(run: Run) -> int | None:
     even = evened(workload)
     if (even.f_ns == workload.f_ns).all() and (even.b_ns == workload.b_ns).all():
         return None
-    return run_prepared(replace(run.prepared, workload=even), run.registry).metrics.step_ns
+    return run_prepared(changed(run.prepared, workload=even), run.registry).metrics.step_ns
 
 
 def _no_stragglers(run: Run) -> int | None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import pptrace
 from pptrace.errors import ConfigError
+from pptrace.experiment.altered import at_speeds
+from pptrace.experiment.prices import find_prices
 from pptrace.model.placement import Placement
 from pptrace.schedule.table import Schedule
 from pptrace.sim.simulate import simulate
@@ -177,6 +179,46 @@ def test_without_stragglers_the_step_is_that_of_equal_replicas() -> None:
     row = next(row for row in whatif(of_speeds({"0-1": 0.25})).rows if row.name == "no stragglers")
 
     assert row.step_ns == of_speeds(None).metrics.step_ns
+
+
+@pytest.mark.parametrize("differ", [{"speeds": {"1": 0.95, "2": 0.97}}, {"lengths": [9] * 8 + [10] * 8 + [8] * 8}])
+def test_a_change_is_told_as_the_step_of_a_configuration_that_has_it(differ: dict[str, Any]) -> None:
+    def step(network: Any, microbatches: int = 8, part: int = 1, reduction: int = 704) -> pptrace.Run:
+        lengths = differ.get("lengths")
+        return pptrace.simulate({
+            "parallel": {"pp": 4, "dp": 3}, "schedule": "1f1b", "network": network,
+            "data_parallel": {"speeds": differ.get("speeds")},
+            "batch": {"microbatches": microbatches, "sequence": 10, "lengths": lengths},
+            "costs": {
+                "name": "table", "forward": f"{20000 // part} ns", "backward": f"{40000 // part} ns",
+                "boundary": f"{2000 // part} B", "reduction": f"{reduction} ns", "update": "300 ns",
+            },
+        })  # fmt: skip
+
+    def on(rate: int, latency: int) -> dict[str, str]:
+        return {"name": "hockney", "bandwidth": f"{rate} MB/s", "latency": f"{latency} ns"}
+
+    run = step(on(200, 80))
+    rows = {row.name: row.step_ns for row in whatif(run).rows}
+    free = step("ideal", reduction=0)
+    assert rows["bandwidth x2"] == step(on(400, 40), reduction=352).metrics.step_ns
+    assert rows["free network"] == free.metrics.step_ns
+    if "speeds" in differ:  # lengths are those of 8 microbatches
+        halved = step(on(200, 80), 16, 2).metrics.step_ns  # whose speeds round other times
+        assert rows["half the bubble"] == pytest.approx(halved, rel=0.0001)
+    prices, ideal = find_prices(run), step("ideal").metrics
+    assert prices is not None
+    assert prices.rest.step_ns == ideal.step_ns
+    assert prices.policy_ns + prices.contention_ns + prices.transfer_ns + ideal.step_ns == run.metrics.step_ns
+
+
+def test_a_changed_step_has_one_note_of_its_replica() -> None:
+    prepared = of_speeds({"1": 0.5}).prepared
+    (own,) = prepared.workload.notes
+    (note,) = at_speeds(prepared, compute=0.5).workload.notes
+
+    assert own.endswith("computes longest: 30 us, the fastest 15 us.")
+    assert note.endswith("computes longest: 60 us, the fastest 30 us.")
 
 
 @pytest.mark.parametrize(("speeds", "said"), [
