@@ -55,6 +55,14 @@ CASES = {
         "--pp 4 --schedule chimera --microbatches 8 --p2p megatron",
         f"{CANNOT.format('megatron')}it does not loop its stages over the ranks",
     ),
+    "fewer-microbatches-than-ranks": (
+        "--pp 8 --schedule interleaved-1f1b --vp 2 --microbatches 4 --p2p megatron",
+        "Megatron interleaves groups of 8 microbatches or more on 8 ranks, and a group of these 4",
+    ),
+    "one-microbatch-less-than-ranks": (
+        "--pp 8 --schedule interleaved-1f1b --vp 2 --microbatches 7 --p2p megatron",
+        "Megatron interleaves groups of 8 microbatches or more on 8 ranks, and a group of these 7",
+    ),
     "unknown-policy": (
         "--pp 4 --schedule 1f1b --microbatches 8 --p2p megatrn",
         "--p2p: no installed plugin offers a message policy named 'megatrn' (did you mean 'megatron'?",

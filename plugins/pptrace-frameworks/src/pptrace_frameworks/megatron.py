@@ -129,7 +129,8 @@ def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:
     """Return how many microbatches go through one chunk before the next.
 
     Raises:
-        ConstraintError: chunks and microbatches do not come in such groups.
+        ConstraintError: chunks and microbatches do not come in such groups, or a group is smaller than the ranks,
+            which Megatron refuses.
     """
     stages = schedule.stage[rows.forward[0]]
     group = int(np.argmax(stages != stages[0])) or rows.count
@@ -141,6 +142,13 @@ def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:
         same = schedule.stage[way] // schedule.ranks == turned
         if not (same & (schedule.microbatch[way] == microbatch)).all():
             raise cannot("megatron", "does not run microbatches in groups, chunk by chunk")
+    least = min(group, microbatches % group or group)
+    if least < schedule.ranks:
+        message = (
+            f"Megatron interleaves groups of {schedule.ranks} microbatches or more on {schedule.ranks} ranks, "
+        )
+        message += f"and a group of these {microbatches} has {least}: give more, or use async or ordered"
+        raise ConstraintError(message, key="p2p.policy")
     return group
 
 
