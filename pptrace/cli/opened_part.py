@@ -99,10 +99,6 @@ def _replicas(timeline: Timeline, file: Path) -> Replicas | None:
     configuration = timeline.provenance.get("configuration")
     if not isinstance(configuration, dict) or _layout(timeline) is None:
         return None
-    keys = (("batch", "lengths"), ("data_parallel", "speeds"))
-    sections = [(configuration.get(section), key) for section, key in keys]
-    if not any(isinstance(section, dict) and section.get(key) for section, key in sections):
-        return None
     from pptrace.experiment.replicas import replicas_of
 
     try:

@@ -58,9 +58,19 @@ class DataParallel(BaseModel):
 
     speeds: dict[str, Annotated[float, Field(ge=0.001, le=1)]] | None = Field(
         default=None,
-        description="Speeds of replicas whose devices are slower (stragglers), by number or range of numbers: "
-        "of forwards and backwards, of what the device has. All others have 1; reductions wait for the slowest.",
-        examples=[{"3": 0.5, "8-11": 0.9}],
+        description="Speeds of slower devices (stragglers) in forwards and backwards, as a share: by replica, "
+        "range of replicas, or rank of a pipeline (3/2 is rank 2 of replica 3). All others have 1; a rank is as "
+        "fast as its slowest GPU, and reductions wait for the slowest replica.",
+        examples=[{"3": 0.5, "8-11": 0.9, "0/2": 0.7}],
+    )
+    spread: Annotated[float, Field(ge=0, le=0.5)] | None = Field(
+        default=None,
+        description="Standard deviation of what GPUs take for the same forwards and backwards, as a share: each "
+        "GPU of the job has one that is drawn around 1. It stands for what a cost model may add to all times for "
+        "the slowest GPU, such as costs.spread: give one of them.",
+    )
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="What spread is drawn from, 1 unless given; the same seed gives the same GPUs."
     )
 
     @property

@@ -89,8 +89,8 @@ class Builder:
         return built
 
     def _key(self, node: yaml.Node, path: KeyPath) -> str:
-        if isinstance(node, yaml.ScalarNode) and node.tag == _PREFIX + "str":
-            return self._text(node, path)
+        if isinstance(node, yaml.ScalarNode) and node.tag in {_PREFIX + "str", _PREFIX + "int"}:
+            return self._text(node, path)  # a number as it is written
         raise self._error(node, path, "a key must be text; put it in quotes")
 
     def _item(self, node: yaml.Node, path: KeyPath) -> Plain:

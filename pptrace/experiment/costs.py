@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.config.choices import Reshard
-from pptrace.experiment.altered import with_speeds
 from pptrace.experiment.devices import preset_values, rank_devices, with_first_device
-from pptrace.experiment.lengths import lengths_of, speeds_of, with_lengths
+from pptrace.experiment.lengths import lengths_of, with_lengths
 from pptrace.experiment.placed import placed
+from pptrace.experiment.speeds import speeds_of
 from pptrace.hooks.build import build_workload
 from pptrace.model.request import CostRequest
 from pptrace.network.collectives import LinkCollectives
@@ -62,8 +62,8 @@ class Costs:
     """What it is asked for, but for the stages."""
     lengths: Int64s | None = None
     """Tokens in each microbatch's sequences, shape (replicas, microbatches); None where all are alike."""
-    at_speeds: bool = False
-    """Whether these are speeds of replicas, in thousandths, and no lengths."""
+    speeds: Int64s | None = None
+    """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's."""
 
     def workload(
         self, stages: int, edges: tuple[tuple[int, int], ...], holders: tuple[tuple[int, ...], ...] = ()
@@ -93,11 +93,8 @@ class Costs:
             base = build_workload(self.offer, request)
             if self.lengths is None:
                 return base
-            if self.at_speeds and not base.classes:
-                return with_speeds(base, self.lengths)
             if base.classes:
-                key = "data_parallel.speeds" if self.at_speeds else "batch.lengths"
-                raise self.resolved.error(key, "costs have lengths of their own: remove one of them")
+                raise self.resolved.error("batch.lengths", "costs have lengths of their own: remove one of them")
             build = of_one if self.offer.offer.model is not None else None
             return with_lengths(base, self.lengths, request.sequence, request.micro, build)
 
@@ -118,7 +115,6 @@ def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
     work, by_rank = rank_devices(work, offer.device, device)
     work, options = work.options("costs", offer.options)
     resolved, lengths = lengths_of(work.resolved)
-    speeds = speeds_of(resolved)
     work = work.at(resolved)
     experiment = work.experiment
     parallel, batch = experiment.parallel, experiment.batch
@@ -136,11 +132,7 @@ def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
         reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=bool(reduction.reduce_each),
     )  # fmt: skip
     return work, Costs(
-        resolved=work.resolved,
-        offer=provided,
-        request=request,
-        at_speeds=speeds is not None,
-        lengths=lengths if speeds is None else speeds,
+        resolved=work.resolved, offer=provided, request=request, lengths=lengths, speeds=speeds_of(resolved)
     )
 
 

@@ -91,6 +91,7 @@ def _idle_parts(run: Run, metrics: Metrics) -> dict[str, float]:
         "contention": int(idle[IdleCause.CONTENTION]),
         "head-of-line": int(idle[IdleCause.HEAD_OF_LINE]),
         "reduction": int(idle[IdleCause.REDUCTION]),
+        "slower replicas": int(idle[IdleCause.SLOWER_REPLICA]),
         _COLLECTIVES: int(metrics.collective_ns.sum()),
     }
     return {name: part / whole for name, part in parts.items()}

@@ -12,7 +12,6 @@ from pptrace.experiment.assembly import Assembly
 from pptrace.experiment.cluster import layout_of, on_cluster
 from pptrace.experiment.costs import costs_of, with_reduction
 from pptrace.experiment.interleave import with_interleave
-from pptrace.experiment.lengths import of_the_last_replica
 from pptrace.experiment.modifiers import modified
 from pptrace.experiment.other_tables import OtherTables
 from pptrace.experiment.parts import in_parts, part_times
@@ -20,6 +19,7 @@ from pptrace.experiment.placed import placed
 from pptrace.experiment.sizes import check_size
 from pptrace.experiment.stage_replicas import with_stage_replicas
 from pptrace.experiment.table_file import CHUNKS, table_file
+from pptrace.experiment.unlike import Differing, of_the_last_replica
 from pptrace.experiment.validation import with_validation
 from pptrace.hooks.build import build_network, build_policy, build_schedule
 from pptrace.hooks.call import call_plugin
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from pptrace.experiment.cluster import OnCluster
     from pptrace.experiment.costs import Costs
     from pptrace.hooks.registry import Registry
-    from pptrace.model.columns import Int64s
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Network
     from pptrace.schedule.source import TableFile
@@ -73,8 +72,8 @@ class Prepared:
     """The file that the schedule was read from, if any."""
     notes: tuple[str, ...] = ()
     """What of the configuration was left out, one sentence each."""
-    lengths: Int64s | None = None
-    """Lengths, or speeds, of replicas' microbatches, shape (replicas, microbatches); None where all are alike."""
+    differing: Differing | None = None
+    """What differs between replicas; None where nothing may."""
 
     @property
     def batch_text(self) -> str:
@@ -145,7 +144,7 @@ def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
     work, costs = costs_of(work, job)
     parallel, batch = work.experiment.parallel, work.experiment.batch
     request = ScheduleRequest(ranks=parallel.pp or 1, microbatches=batch.known_microbatches, chunks=parallel.vp)
-    ground = _Ground(network, job, cache(costs.workload), costs.lengths, unlike=bool(costs.request.rank_devices))
+    ground = _Ground(network, job, cache(costs.workload), costs, unlike=bool(costs.request.rank_devices))
     if file is not None:
         return _around(work, ground, file.schedule, request, file)
     start = work
@@ -168,8 +167,8 @@ class _Ground(NamedTuple):
     job: OnCluster | None
     workload_of: Callable[[int, tuple[tuple[int, int], ...], tuple[tuple[int, ...], ...]], Workload]
     """Returns the costs of so many stages, with their edges and the ranks that hold each."""
-    lengths: Int64s | None
-    """The lengths of microbatches, where each has its own."""
+    costs: Costs
+    """Where that comes from."""
     unlike: bool
     """Whether ranks have unlike devices, so that costs go by where stages are."""
 
@@ -192,11 +191,12 @@ def _around(
         workload = in_parts(workload, request.microbatches, parts, times)
     table, workload = modified(work.resolved, table, workload, network, policy)
     workload = with_stage_replicas(work.resolved, workload, placement, network, ground.job)
+    workload = with_validation(work.experiment, workload)
     prepared = Prepared(
         resolved=work.resolved, schedule=table, request=request, network=network, job=ground.job, table=file,
-        workload=with_validation(work.experiment, workload), policy=policy,
+        workload=workload, policy=policy,
         contention=_contention(work.experiment), plugins=dict(sorted(work.plugins.items())),
-        lengths=ground.lengths,
+        differing=Differing.of(workload, ground.costs.lengths, ground.costs.speeds),
     )  # fmt: skip
     return of_the_last_replica(prepared)
 

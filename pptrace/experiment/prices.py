@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pptrace.errors import DeadlockError
-from pptrace.experiment.lengths import changed
+from pptrace.experiment.unlike import changed
 from pptrace.hooks.guarded_network import GuardedNetwork
 from pptrace.network.flat import ideal
 from pptrace.record import dataclass
@@ -80,7 +78,7 @@ def metrics_under(
         and _unguarded(network) == _unguarded(prepared.network)
     ):
         return run.metrics
-    steps = 1 if prepared.lengths is None else 1 + len(np.unique(prepared.lengths, axis=0))
+    steps = 1 if prepared.differing is None else 1 + prepared.differing.kinds
     if steps * len(prepared.schedule) > (MOST_ACTIONS if contention == _NONE else MOST_CONTENDED):
         return None
     try:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.config.resolve import document_of, load
-from pptrace.experiment.lengths import lengths_of, speeds_of, unlike_replicas
+from pptrace.experiment.lengths import lengths_of
 from pptrace.experiment.run import run_prepared, simulate
+from pptrace.experiment.speeds import speeds_of
+from pptrace.experiment.unlike import kinds_of, unlike_replicas
 from pptrace.hooks.registry import Registry
 
 if TYPE_CHECKING:
@@ -21,17 +23,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Replicas", "replicas_of"]
 
+_KEYS = (("batch", "lengths"), ("data_parallel", "speeds"), ("data_parallel", "spread"))
+"""What makes replicas differ."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """The replicas of a job whose microbatches differ in length."""
+    """The replicas of a job that differ."""
 
     resolved: Resolved
     """The job."""
     registry: Registry
     """The plugins."""
-    lengths: Int64s
-    """Tokens in each microbatch's sequences, shape (replicas, microbatches)."""
+    kind_of: Int64s
+    """Replicas of one number are alike, shape (replicas,)."""
 
     def run(self, replica: int) -> Run:
         """Simulate one.
@@ -43,8 +48,8 @@ class Replicas:
         return simulate(self.resolved.with_section("batch", batch, {}), self.registry)
 
     def alike(self, replica: int) -> int:
-        """Return how many replicas have the same lengths."""
-        return int((self.lengths == self.lengths[replica]).all(axis=1).sum())
+        """Return how many replicas are like one, which counts."""
+        return int((self.kind_of == self.kind_of[replica]).sum())
 
     def runs(self, most: int) -> Iterator[tuple[list[int], Run]]:
         """Yield those that differ, the one that computes longest first, and which replicas are alike.
@@ -56,10 +61,13 @@ class Replicas:
             PptraceError: the job cannot be simulated.
         """
         prepared = simulate(self.resolved, self.registry).prepared
-        unlike = unlike_replicas(prepared, self.lengths)
+        differing = prepared.differing
+        if differing is None:
+            return
+        unlike = unlike_replicas(prepared, differing)
         slowest_first = np.argsort(-unlike.ready_ns.max(axis=1), kind="stable")
         for kind in slowest_first[:most].tolist():
-            workload = unlike.workload_of(prepared.workload, kind)
+            workload = unlike.workload_of(differing, kind, prepared.schedule.placement)
             numbers = np.flatnonzero(unlike.kind_of == kind).tolist()
             yield numbers, run_prepared(replace(prepared, workload=workload), self.registry)
 
@@ -70,12 +78,18 @@ def replicas_of(configuration: Mapping[str, Any]) -> Replicas | None:
     Raises:
         PptraceError: a configuration that the installed plugins cannot use.
     """
-    asked = configuration.get("data_parallel")
-    speeds = asked.get("speeds") if isinstance(asked, dict) else None
-    if not (configuration.get("batch") or {}).get("lengths") and not speeds:
+    if not any(_says(configuration, *key) for key in _KEYS):
         return None
     resolved, lengths = lengths_of(load(document_of(dict(configuration)), (), {}))
-    lengths = speeds_of(resolved) if lengths is None else lengths
-    if lengths is None or len(np.unique(lengths, axis=0)) == 1:
+    speeds = speeds_of(resolved)
+    if lengths is None and speeds is None:
         return None
-    return Replicas(resolved=resolved, registry=Registry.load(warn=lambda _: None), lengths=lengths)
+    first, kind_of = kinds_of(lengths, speeds)
+    if len(first) == 1:
+        return None
+    return Replicas(resolved=resolved, registry=Registry.load(warn=lambda _: None), kind_of=kind_of)
+
+
+def _says(configuration: Mapping[str, Any], section: str, key: str) -> bool:
+    told = configuration.get(section)
+    return isinstance(told, dict) and bool(told.get(key))

@@ -149,7 +149,7 @@ class Run(Printed):
 
         routes = self.traffic.routes() if self.traffic is not None else None
         hidden = {} if self.timeline.parts is None else {"communication": communication(self.metrics.groups)}
-        provenance = {**self.provenance, **hidden}
+        provenance = {**self.timeline.provenance, **self.provenance, **hidden}
         found = why(self.timeline)
         counters = self._counters(found.waits)
         return replace(self.timeline, counters=counters, routes=routes, why=found, provenance=provenance)

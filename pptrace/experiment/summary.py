@@ -43,7 +43,7 @@ ALL_RANKS = 16
 _SHOWN = 3
 """Pairs of ranks that are named for a link."""
 
-_COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp")
+_COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
 
 
 def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
@@ -135,7 +135,8 @@ def _headline(run: Run) -> list[str]:
 
 
 def _notes(run: Run) -> list[str]:
-    slow = bool(run.prepared.resolved.experiment.data_parallel.speeds)
+    reduction = run.prepared.resolved.experiment.data_parallel
+    slow = bool(reduction.speeds or reduction.spread)
     of_replicas = [note for note in run.prepared.workload.notes if slow and note.startswith("Of ")]
     return [f"note: {note}" for note in (*run.prepared.notes, *of_replicas)]
 

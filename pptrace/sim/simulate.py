@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.columns import together
-from pptrace.model.kinds import SENDS
+from pptrace.model.kinds import SENDS, WEIGHT_GRADIENTS
 from pptrace.network.flat import ideal
 from pptrace.record import dataclass
 from pptrace.schedule.policy import Policy
@@ -25,6 +25,7 @@ from pptrace.sim.lower import lower
 from pptrace.sim.shared import shared_links
 from pptrace.sim.sweep import run_graph
 from pptrace.sim.timed import timed
+from pptrace.timeline.idle import WHOLE_KEY
 from pptrace.timeline.timeline import ROW_COLUMNS, Timeline
 from pptrace.timeline.traffic import Traffic
 
@@ -126,6 +127,8 @@ def simulate_traffic(
     if ran.done < graph.tasks - ghosts:
         raise explain_stuck(whole, workload, network, policy, graph, ran.waiting)
     timeline, in_order = _timeline(graph, ran, has_twins=ghosts > 0)
+    if workload.released_ns.any():
+        timeline = replace(timeline, provenance={WHOLE_KEY: _whole(timeline, overlap=overlap_reduction)})
     order = None if in_order else np.lexsort((timeline.end_ns, timeline.start_ns, timeline.lane_of_row()))
     return Simulated(
         timeline=timeline if order is None else _reordered(timeline, order),
@@ -163,6 +166,15 @@ def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline,
         collective_ns=graph.collective_ns, size_bytes=graph.size_bytes, cause=cause, parts=graph.parts,
     )  # fmt: skip
     return timeline, in_order or (graph.tasks == rows and not has_twins)
+
+
+def _whole(timeline: Timeline, *, overlap: bool) -> list[int]:
+    """Return when the gradients of each stage were whole and, unless reductions overlap, those of all."""
+    whole = np.zeros(timeline.placement.stages, dtype=np.int64)
+    rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
+    np.maximum.at(whole, timeline.stage[rows], timeline.end_ns[rows])
+    found: list[int] = (whole if overlap else np.full_like(whole, whole.max())).tolist()
+    return found
 
 
 def _reordered(timeline: Timeline, order: Int64s) -> Timeline:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pptrace.errors import PptraceError
 from pptrace.experiment.altered import at_speeds, evened
 from pptrace.experiment.candidates import value_of
-from pptrace.experiment.lengths import changed
 from pptrace.experiment.run import run_prepared
+from pptrace.experiment.unlike import changed
 from pptrace.network.flat import ideal
 from pptrace.sim.contention import Contention, Sharing
 from pptrace.study.lost import step_without
@@ -132,23 +132,26 @@ def _half_bubble(run: Run) -> int | None:
         return None
     batch = run.prepared.resolved.experiment.batch
     twice = run.under(_with_microbatches(run.prepared.resolved, 2 * batch.known_microbatches))
-    halved = changed(twice.prepared, workload=twice.prepared.workload.scaled(Fraction(1, 2)))
+    halved = changed(twice.prepared, lambda costs: costs.scaled(Fraction(1, 2)))
     return run_prepared(halved, run.registry).metrics.step_ns
 
 
 def _even(run: Run) -> int | None:
-    workload = run.prepared.workload
+    differing = run.prepared.differing
+    workload = run.prepared.workload if differing is None else differing.costs
     even = evened(workload)
     if (even.f_ns == workload.f_ns).all() and (even.b_ns == workload.b_ns).all():
         return None
-    return run_prepared(changed(run.prepared, workload=even), run.registry).metrics.step_ns
+    return run_prepared(changed(run.prepared, evened), run.registry).metrics.step_ns
 
 
 def _no_stragglers(run: Run) -> int | None:
     resolved = run.prepared.resolved
     slow = [key for key in ("costs.spread", "costs.skew") if _positive(value_of(resolved, key))]
     sets = [f"{key}=0{' ns' * (key == 'costs.skew')}" for key in slow]
-    sets += ["data_parallel.speeds="] * bool(resolved.experiment.data_parallel.speeds)
+    reduction = resolved.experiment.data_parallel
+    sets += ["data_parallel.speeds="] * bool(reduction.speeds)
+    sets += ["data_parallel.spread=0"] * bool(reduction.spread)
     return run.under(resolved.again(sets, {})).metrics.step_ns if sets else None
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pptrace.model.columns import Int8s, Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["COMMUNICATION", "IdleCause", "TimeSpent", "Waits", "time_spent", "waits"]
+__all__ = ["COMMUNICATION", "WHOLE_KEY", "IdleCause", "TimeSpent", "Waits", "time_spent", "waits"]
 
 
 class IdleCause(IntEnum):
@@ -41,12 +41,20 @@ class IdleCause(IntEnum):
     """The message's producer had not computed yet."""
     REDUCTION = idling.REDUCTION
     """Its gradients were being reduced, or its weights gathered, over the data-parallel replicas."""
+    SLOWER_REPLICA = idling.SLOWER_REPLICA
+    """Its replica's gradients were whole, and those of another one were not."""
 
     @property
     def word(self) -> str:
         """The cause as texts and traces spell it, such as ``peer-compute``."""
         return self.name.lower().replace("_", "-")
 
+
+WHOLE_KEY = "gradients_whole_ns"
+"""Of a provenance: when the gradients of each stage were whole, of a replica that waited for slower ones."""
+
+_LATEST = 2**62
+"""Later than any step."""
 
 COMMUNICATION = (IdleCause.TRANSFER, IdleCause.CONTENTION, IdleCause.HEAD_OF_LINE, IdleCause.REDUCTION)
 """Causes by which communication that nothing hides holds a rank up."""
@@ -138,12 +146,21 @@ def _attributed(timeline: Timeline, found: idling.Waits) -> tuple[TimeSpent, int
                 times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
                 times.collective_ns,
             ),
-            index.graph, TABLE, indexing.Index(index.made, index.send, index.recv), opened, closed,
+            index.graph, TABLE, indexing.Index(index.made, index.send, index.recv), _whole(timeline),
+            opened, closed,
         ),
         (idling.Spent(busy, idle, collective, reduction), found),
         work=len(timeline),
     )  # fmt: skip
     return TimeSpent(busy, idle.reshape(timeline.ranks, len(IdleCause)), collective, reduction), count
+
+
+def _whole(timeline: Timeline) -> Int64s:
+    """Return when a replica's gradients of each stage were whole, -1 where it waited for no others."""
+    told = timeline.provenance.get(WHOLE_KEY)
+    if isinstance(told, list) and len(told) == timeline.placement.stages:
+        return np.array([at if isinstance(at, int) and 0 <= at < _LATEST else -1 for at in told], dtype=np.int64)
+    return np.full(timeline.placement.stages, -1, dtype=np.int64)
 
 
 def _room(size: int) -> idling.Waits:

@@ -83,7 +83,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: 1\n---\nb: 2", "t:2:1: broken YAML: expected a single document in the stream, but found another"),
         ("a: 1\nb: {c: 1}\na: 2", "t:3:1: a: the key stands twice, first on line 1; keep one"),
         ("b: {c: 1, c: 2}", "t:1:11: b.c: the key stands twice"),
-        ("1: x", "t:1:1: a key must be text; put it in quotes"),
+        ("true: x", "t:1:1: a key must be text; put it in quotes"),
         ("? [a]\n: x", "t:1:3: a key must be text"),
         ("~: x", "t:1:1: a key must be text"),
         ("a: !!python/object:os.system x", "t:1:4: a: tag 'tag:yaml.org,2002:python/object:os.system'"),

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import pptrace
 from pptrace.errors import ConfigError
-from pptrace.experiment.altered import at_speeds
 from pptrace.experiment.prices import find_prices
 from pptrace.model.placement import Placement
 from pptrace.schedule.table import Schedule
@@ -140,7 +139,7 @@ def test_the_replica_that_needs_the_most_memory_is_named_where_it_is_another() -
     ([1, 2, 3, 9999], {}, "batch.lengths: 9999 in place 3 passes batch.sequence (8192)"),
     ("no-such-file.csv", {}, "batch.lengths: no-such-file.csv cannot be read: No such file or directory"),
     ([1] * 4 + [2] * 4, {"schedule": "seq-1f1b"}, "cuts microbatches into parts"),
-    ([1] * 4 + [2] * 4, {"data_parallel": {"overlap": True, "reduce_each": True}}, "unlike lengths reduce once"),
+    ([1] * 4 + [2] * 4, {"data_parallel": {"overlap": True, "reduce_each": True}}, "that differ reduce once"),
 ])  # fmt: skip
 def test_lengths_that_do_not_match_are_one_line(lengths: Any, keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -155,30 +154,6 @@ def test_a_file_of_something_else_is_one_line(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"lengths.csv, line 2: 'many' is no number of tokens"):
         of_model(str(file))
-
-
-def of_speeds(speeds: Any, dp: int = 3, **keys: Any) -> pptrace.Run:
-    return pptrace.simulate({
-        "parallel": {"pp": 2, "dp": dp}, "batch": {"microbatches": 4}, "schedule": "1f1b",
-        "costs": {"name": "table", "forward": "1 us", "backward": "2 us"},
-        "data_parallel": {"speeds": speeds}, **keys,
-    })  # fmt: skip
-
-
-def test_one_replica_at_half_speed_doubles_the_step_and_is_named() -> None:
-    plain, slow = of_speeds(None), of_speeds({"1": 0.5})
-
-    assert slow.metrics.step_ns == 2 * plain.metrics.step_ns == 2 * 15_000
-    assert "Of 3 replicas this is number 1, which computes longest" in slow.prepared.workload.notes[-1]
-    assert "\nnote: Of 3 replicas this is number 1, which computes longest: 30" in slow.summary()
-    fast = of_speeds({"1": 0.5}, batch={"microbatches": 4, "replica": 0})
-    assert fast.metrics.busy_ns.tolist() == plain.metrics.busy_ns.tolist()
-
-
-def test_without_stragglers_the_step_is_that_of_equal_replicas() -> None:
-    row = next(row for row in whatif(of_speeds({"0-1": 0.25})).rows if row.name == "no stragglers")
-
-    assert row.step_ns == of_speeds(None).metrics.step_ns
 
 
 @pytest.mark.parametrize("differ", [{"speeds": {"1": 0.95, "2": 0.97}}, {"lengths": [9] * 8 + [10] * 8 + [8] * 8}])
@@ -210,26 +185,3 @@ def test_a_change_is_told_as_the_step_of_a_configuration_that_has_it(differ: dic
     assert prices is not None
     assert prices.rest.step_ns == ideal.step_ns
     assert prices.policy_ns + prices.contention_ns + prices.transfer_ns + ideal.step_ns == run.metrics.step_ns
-
-
-def test_a_changed_step_has_one_note_of_its_replica() -> None:
-    prepared = of_speeds({"1": 0.5}).prepared
-    (own,) = prepared.workload.notes
-    (note,) = at_speeds(prepared, compute=0.5).workload.notes
-
-    assert own.endswith("computes longest: 30 us, the fastest 15 us.")
-    assert note.endswith("computes longest: 60 us, the fastest 30 us.")
-
-
-@pytest.mark.parametrize(("speeds", "said"), [
-    ({"3": 0.5}, "3: the job has replicas 0 to 2"),
-    ({"1": 0}, "data_parallel.speeds"),
-    ({"1": -1}, "data_parallel.speeds"),
-    ({"x": 0.5}, "'x' names no replicas"),
-    ({"0-1": 0.5, "1": 0.5}, "replica 1 stands under 0-1, too"),
-])  # fmt: skip
-def test_speeds_that_do_not_match_are_one_line(speeds: Any, said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        of_speeds(speeds)
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)

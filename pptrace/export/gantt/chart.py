@@ -30,7 +30,7 @@ __all__ = ["CAUSE_COLOURS", "PATH", "SMALLEST", "Bar", "Chart", "Level", "chart_
 CAUSE_COLOURS = {
     IdleCause.FILL: "#e4e7eb", IdleCause.DRAIN: "#d4d9df", IdleCause.TRANSFER: "#8f7fd0",
     IdleCause.CONTENTION: "#d0485f", IdleCause.HEAD_OF_LINE: "#e08a3c", IdleCause.PEER_COMPUTE: "#f3dd8a",
-    IdleCause.REDUCTION: "#b98a9c",
+    IdleCause.REDUCTION: "#b98a9c", IdleCause.SLOWER_REPLICA: "#7d5a2e",
 }  # fmt: skip
 """Colours of waits, told from those of work by their hue, and from one another by lightness too."""
 

@@ -38,7 +38,7 @@ _CAUSES = [b'"%s"' % cause.word.encode() for cause in IdleCause]
 _COLORS = {
     IdleCause.FILL: b'"grey"', IdleCause.DRAIN: b'"grey"', IdleCause.TRANSFER: b'"rail_load"',
     IdleCause.CONTENTION: b'"terrible"', IdleCause.HEAD_OF_LINE: b'"bad"', IdleCause.PEER_COMPUTE: b'"white"',
-    IdleCause.REDUCTION: b'"olive"',
+    IdleCause.REDUCTION: b'"olive"', IdleCause.SLOWER_REPLICA: b'"bad"',
 }  # fmt: skip
 """Names among the colours that viewers of this format know."""
 _NAMES = [

@@ -91,7 +91,8 @@ def _where(run: Run) -> Row:
     ranks = metrics.ranks or 1
     idle = metrics.idle_ns.sum(axis=0) / ranks
     collectives = float(metrics.collective_ns.sum()) / ranks
-    waiting = float(idle[IdleCause.FILL] + idle[IdleCause.DRAIN] + idle[IdleCause.PEER_COMPUTE])
+    waits = [IdleCause.FILL, IdleCause.DRAIN, IdleCause.PEER_COMPUTE, IdleCause.SLOWER_REPLICA]
+    waiting = float(idle[waits].sum())
     messages = float(idle[IdleCause.TRANSFER] + idle[IdleCause.CONTENTION] + idle[IdleCause.HEAD_OF_LINE])
     reduction = float(idle[IdleCause.REDUCTION])
     rest = metrics.step_ns - collectives - waiting - messages - reduction

@@ -17,6 +17,7 @@ __all__ = [
     "HEAD_OF_LINE",
     "PEER_COMPUTE",
     "REDUCTION",
+    "SLOWER_REPLICA",
     "TRANSFER",
     "Rows",
     "Spent",
@@ -24,8 +25,8 @@ __all__ = [
     "attribute_idle",
 ]
 
-FILL, DRAIN, TRANSFER, CONTENTION, HEAD_OF_LINE, PEER_COMPUTE, REDUCTION = range(7)
-CAUSES = 7
+FILL, DRAIN, TRANSFER, CONTENTION, HEAD_OF_LINE, PEER_COMPUTE, REDUCTION, SLOWER_REPLICA = range(8)
+CAUSES = 8
 """Causes of idle time, of which each rank has one value."""
 
 COMPUTES = int(Role.COMPUTE)
@@ -69,9 +70,12 @@ class Waits(NamedTuple):
 
 
 def attribute_idle(
-    compute_lane, reduce_lane, lane_ptr, cells, rows, graph, kinds, index, opened, closed, spent, waits
+    compute_lane, reduce_lane, lane_ptr, cells, rows, graph, kinds, index, whole, opened, closed, spent, waits
 ):
-    """Split each rank's window into busy time and idle time by cause; return the number of waits."""
+    """Split each rank's window into busy time and idle time by cause; return the number of waits.
+
+    ``whole`` is when this replica's gradients of each stage were, -1 where no other replica is known.
+    """
     found = 0
     for rank in range(len(compute_lane)):
         lane = reduce_lane[rank]
@@ -94,7 +98,7 @@ def attribute_idle(
                     released = rows.cause[row] if row < high else -1
                     found = _book(rank, FILL, free, until, released, found, spent.idle, waits)
                 else:
-                    found = _book_end(rank, free, until, begin, end, rows, found, spent.idle, waits)
+                    found = _book_end(rank, free, until, begin, end, cells, rows, whole, found, spent.idle, waits)
             if row < high:
                 found = _book_row(row, first, last, rank, cells, rows, kinds, found, spent, waits)
                 free = rows.end[row]
@@ -127,12 +131,19 @@ def _book(rank, cause, since, until, row, found, idle, waits):
     return found
 
 
-def _book_end(rank, free, until, begin, end, rows, found, idle, waits):
-    """Book a hole behind a rank's last action; reductions are ``begin`` to ``end``."""
+def _book_end(rank, free, until, begin, end, cells, rows, whole, found, idle, waits):
+    """Book a hole behind a rank's last action; reductions are ``begin`` to ``end``.
+
+    One that no row of this replica released waited for others from when its own gradients were whole.
+    """
     for r in range(begin, end):
         since = min(max(rows.start[r], free), until)
         done = min(max(rows.end[r], since), until)
-        found = _book(rank, DRAIN, free, since, -1, found, idle, waits)
+        own = since
+        if rows.cause[r] < 0 and whole[cells.stage[r]] >= 0:
+            own = min(max(whole[cells.stage[r]], free), since)
+        found = _book(rank, DRAIN, free, own, -1, found, idle, waits)
+        found = _book(rank, SLOWER_REPLICA, own, since, r, found, idle, waits)
         found = _book(rank, REDUCTION, since, done, r, found, idle, waits)
         free = max(done, free)
     return _book(rank, DRAIN, free, until, -1, found, idle, waits)
