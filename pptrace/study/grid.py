@@ -113,7 +113,7 @@ def grid_of(
 
     Raises:
         ConfigError: no axis, axes that contradict each other or the command line, a value that its key cannot
-            have, or a configuration that no point makes usable.
+            have, two values that make the same step, or a configuration that no point makes usable.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     document = document_of(file)
@@ -124,6 +124,7 @@ def grid_of(
     if gpus is not None:
         check_replicas(gpus, own, axes)
     points = tuple(_point(base, own, values, digests, gpus) for values in product(*(axis.values for axis in axes)))
+    _check_apart(axes, points)
     tree, _ = overlaid(document.value, document.places, own)
     _check_tables(tree, axes)
     _check_values(base, own, axes)
@@ -182,6 +183,17 @@ def _check_tables(tree: Mapping[str, Any], axes: Sequence[Axis]) -> None:
         if axis.paths & set(_OF_TABLES):
             message = f"{tables[0]} is a table, which has its own: sweep it by a schedule that makes its table"
             raise ConfigError(message, file=f"--over {axis.key}")
+
+
+def _check_apart(axes: Sequence[Axis], points: Sequence[Point]) -> None:
+    """Refuse values that are written unlike and make the same step."""
+    seen: dict[str, Point] = {}
+    for point in points:
+        same = seen.setdefault(point.identity, point)
+        for axis, one, other in zip(axes, same.values, point.values, strict=True):
+            if one is not other:
+                message = f"{one.text} and {other.text} make the same step: leave one of them out"
+                raise ConfigError(message, file=f"--over {axis.key}")
 
 
 def _check_values(base: Base, own: Sequence[Assignment], axes: Sequence[Axis]) -> None:

@@ -163,3 +163,27 @@ def test_replicas_are_not_said_beside_a_number_of_gpus() -> None:
         grid_of(Path("step.yaml"), (), {}, parse_axes(["dp=1,2"]), gpus=8)
     with pytest.raises(ConfigError, match="do not make 8"):
         grid_of(Path("step.yaml"), (), {}, parse_axes(["pp=3,5"]), gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        (["a={pp: 4},{pp: 4}"], "--over a: {pp: 4} and {pp: 4} make the same step"),
+        (["a={pp: 8},{pp: 4},{pp: 4, microbatches: 8}"], None),
+        (["b={tp: 2},{tp: 4}", "a={pp: 4},{global: 8}"], "--over a: {pp: 4} and {global: 8} make the same step"),
+        (["network={name: ideal, x: 1},{x: 1, name: ideal}"], "--over network: {name: ideal, x: 1} and {x: 1,"),
+        (["machine=one.yaml,two.yaml"], "--over machine: one and two make the same step: leave one of them out"),
+    ],
+)
+def test_values_that_make_the_same_step_are_refused(over: list[str], message: str | None) -> None:
+    Path("one.yaml").write_text("parallel: {tp: 2}\n")
+    Path("two.yaml").write_text("parallel: {tp: 2}\n")
+    if message is None:
+        points = grid(*over).points
+        assert len({point.identity for point in points}) == len(points)
+        return
+
+    with pytest.raises(ConfigError) as caught:
+        grid(*over)
+
+    assert str(caught.value).startswith(message)
