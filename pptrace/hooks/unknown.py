@@ -19,7 +19,8 @@ __all__ = ["more_of", "unknown_name"]
 def unknown_name(name: str, known: Iterable[str], sort: Sort[Any], registry: Registry) -> str:
     """Return the message for an unknown ``name``: the nearest, the known ones, and how to get more."""
     advice = f"{more_of(sort, registry)}{sort.hint}"
-    return f"no installed plugin offers a{"n" * sort.noun.startswith(("e", "i"))} {sort.noun} named {name!r}{nearest(name, known)}{advice}"
+    article = "an" if sort.noun.startswith(("e", "i")) else "a"
+    return f"no installed plugin offers {article} {sort.noun} named {name!r}{nearest(name, known)}{advice}"
 
 
 def more_of(sort: Sort[Any], registry: Registry) -> str:

@@ -160,7 +160,7 @@ def test_an_unknown_name_says_which_are_known_which_is_nearest_and_how_to_get_mo
 def test_every_sort_of_name_can_be_unknown(sort: Sort[Any]) -> None:
     registry = Registry.load(entry_points=False)
 
-    with pytest.raises(PluginError, match=f"offers a {sort.noun} named 'no-such-name'"):
+    with pytest.raises(PluginError, match=f"offers an? {sort.noun} named 'no-such-name'"):
         _ = registry.offered(sort)["no-such-name"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -84,6 +85,34 @@ def test_a_worker_that_is_killed_loses_no_point(scheduler: LocalCluster, tmp_pat
 def test_an_unreachable_scheduler_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"no scheduler answers at tcp://127\.0\.0\.1:1: start one"):
         cluster.connect(ExecutorRequest(workers=1, options={"scheduler": "tcp://127.0.0.1:1", "timeout": 1}))
+
+
+def test_a_server_that_says_nothing_is_no_scheduler() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        begun = time.monotonic()
+
+        with pytest.raises(ConfigError, match=rf"no scheduler answers at {address}: .*nothing said hello in time"):
+            cluster.connect(ExecutorRequest(workers=1, options={"scheduler": address, "timeout": 0.2}))
+
+    assert time.monotonic() - begun < 10
+
+
+def test_a_server_of_something_else_is_no_scheduler() -> None:
+    def answer() -> None:
+        connection, _ = other.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        answering = threading.Thread(target=answer)
+        answering.start()
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+
+        with pytest.raises(ConfigError, match=rf"what answers at {address} is no dask scheduler: check the port"):
+            cluster.connect(ExecutorRequest(workers=1, options={"scheduler": address, "timeout": 5}))
+
+        answering.join()
 
 
 def test_other_versions_on_a_worker_are_named(scheduler: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:

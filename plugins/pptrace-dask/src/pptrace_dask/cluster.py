@@ -6,14 +6,16 @@ alone.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Security
+from distributed.comm import connect as connect_to
 
 from pptrace.plugin import ConfigError
 from pptrace_dask.options import DaskOptions
@@ -31,6 +33,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SCHEDULER, _WORKERS = "executor.scheduler", "executor"
+_GRACE = 0.5
+"""Seconds beyond the timeout, so that an address that cannot be reached is told as such."""
 
 
 class Cluster(Executor):
@@ -63,6 +67,8 @@ def connect(request: ExecutorRequest) -> Cluster:
         target: Any = options.scheduler
         if target is None:
             target = ending.enter_context(_processes(request.workers))
+        else:
+            _check_answer(target, options)
         client = ending.enter_context(_client(target, options))
         _wait_for_workers(client, options)
         _check_versions(client)
@@ -77,13 +83,40 @@ def _processes(workers: int) -> LocalCluster:
     )  # fmt: skip
 
 
+def _check_answer(address: str, options: DaskOptions) -> None:
+    """Refuse an address behind which no scheduler is; a client waits for other servers' answers for ever."""
+    with ThreadPoolExecutor(1) as thread:  # the caller may have a loop of its own
+        asked = thread.submit(asyncio.run, _shake_hands(address, options.timeout))
+        try:
+            asked.result()
+        except (OSError, ValueError) as error:
+            raise _no_scheduler(address, error) from error
+        except Exception as error:
+            raise _other_server(address) from error
+
+
+async def _shake_hands(address: str, seconds: float) -> None:
+    reaching = connect_to(address, timeout=seconds, **Security().get_connection_args("client"))
+    opened = await asyncio.wait_for(reaching, seconds + _GRACE)
+    await opened.close()
+
+
+def _no_scheduler(target: LocalCluster | str, error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split()) or "nothing said hello in time"
+    advice = "start one there with 'dask scheduler', or check the address"
+    return ConfigError(f"no scheduler answers at {target}: {advice} ({reason})", key=_SCHEDULER)
+
+
+def _other_server(address: str) -> ConfigError:
+    advice = "check the port: dask's dashboard has another one than its scheduler"
+    return ConfigError(f"what answers at {address} is no dask scheduler: {advice}", key=_SCHEDULER)
+
+
 def _client(target: LocalCluster | str, options: DaskOptions) -> Client:
     try:
         return Client(target, timeout=options.timeout, set_as_default=False)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        advice = "start one there with 'dask scheduler', or check the address"
-        raise ConfigError(f"no scheduler answers at {target}: {advice} ({reason})", key=_SCHEDULER) from error
+        raise _no_scheduler(target, error) from error
 
 
 def _wait_for_workers(client: Client, options: DaskOptions) -> None:
