@@ -86,8 +86,11 @@ def rerouted(stage_rank: Int32s, ranks: int, replicas: int, microbatches: int, l
     left = {rank: [one for one in range(replicas) if (one, rank) not in gone] for rank in range(ranks)}
     if len(gone) < lost or not all(left.values()):
         most = ranks * (replicas - 1)
-        message = f"{lost} workers lost leave a stage without a replica; {replicas} replicas stand at most {most}"
-        raise ConfigError(message, file=_FILE)
+        without = f"{lost} worker{'s' * (lost > 1)} lost: a stage is left without a replica"
+        bear = (
+            f"{replicas} replicas bear at most {most}" if most else "there is one replica alone: raise parallel.dp"
+        )
+        raise ConfigError(f"{without}; {bear}", file=_FILE)
     turn = dict.fromkeys(range(ranks), 0)
     ways = np.zeros((replicas * microbatches, stage_rank.size), dtype=np.int32)
     for number in range(replicas * microbatches):

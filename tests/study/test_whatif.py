@@ -75,7 +75,9 @@ def test_on_a_cluster_messages_are_re_routed_between_the_gpus_of_replicas(step: 
 def test_changes_that_cannot_be_say_why(step: Any) -> None:
     rows = {row.name: row for row in whatif(step(dp=1), lost=1).rows}
 
-    assert "1 workers lost leave a stage without a replica" in rows["1 worker lost, re-routed"].note
+    assert (
+        "1 worker lost: a stage is left without a replica; there is one" in rows["1 worker lost, re-routed"].note
+    )
     assert rows["1 worker lost, re-routed"].step_ns is None
 
 
