@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import pptrace
 from pptrace.config.resolve import load
 from pptrace.config.yaml_file import Document
-from pptrace.experiment.prepare import prepare
+from pptrace.experiment.prepare import costs_alone, prepare
 from pptrace.hooks.registry import Registry
 from pptrace.study.plan.arguments import megatron_arguments
+from pptrace.study.plan.balance import own_split
 from pptrace.study.plan.titan_arguments import titan_split, torchtitan_arguments
 
 if TYPE_CHECKING:
+    from pptrace.experiment.costs import Costs
     from pptrace.study.plan.arguments import Arguments
 
 pytestmark = pytest.mark.needs_plugins
@@ -68,6 +72,7 @@ def value(arguments: Arguments, name: str) -> str:
     return arguments.words[arguments.words.index(name) + 1]
 
 
+ENDS = ("first", "last")
 MOE = {"num_experts": 8, "top_k": 2, "expert_ffn": 512}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -108,7 +113,7 @@ def test_a_layout_says_layers_prediction_and_loss_of_each_stage() -> None:
     megatron, titan = told(model=model)
 
     assert value(megatron, "--pipeline-model-parallel-layout") == "Et*3|t*5|t*5|t*3mL"
-    ends = [value(titan, f"--parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
+    ends = [value(titan, f"--parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ENDS]
     assert titan_split(16, 4, *map(int, ends)) == [3, 5, 5, 3]
 
 
@@ -206,3 +211,61 @@ def test_embedding_and_head_take_the_place_of_layers(
 
     assert [word for word in megatron.words if word.startswith("--account-for")] == words
     assert megatron.without == without
+
+
+@pytest.mark.parametrize(
+    ("layers", "split", "beside"),
+    [
+        (13, [3, 3, 4, 3], {}),
+        (15, [4, 4, 4, 3], {}),  # all but the last have one more
+        (14, [3, 4, 4, 3], {"mtp": 1}),
+        (7, [4, 3], {}),
+        (126, [1, *[2] * 62, 1], {"full_attention_every": 3, "window": 128}),
+        (29, [3, 3, *[4] * 5, 3], MOE),
+        (3, [1, 1, 1, 0], {}),
+        (14, [3, 4, 4, 3], MOE | {"moe_every": 2}),
+    ],
+)
+def test_a_split_is_told_from_costs(layers: int, split: list[int], beside: dict[str, Any]) -> None:
+    assert own_split(costs_of(layers, beside), len(split), layers) == split
+
+
+@pytest.mark.parametrize("beside", [MOE | {"moe_every": 2}, {"balance": "products"}])
+def test_a_split_that_costs_do_not_tell_is_none(beside: dict[str, Any]) -> None:
+    assert own_split(costs_of(13, beside), 4, 13) is None
+
+
+def costs_of(layers: int, beside: dict[str, Any]) -> Costs:
+    """Return what a small model costs, with settings of its own."""
+    model = {"layers": layers, "hidden": 512, "heads": 8, "ffn": 1024, "vocabulary": 1000, **beside}
+    tree = {
+        "model": model, "parallel": {"pp": 1}, "batch": {"sequence": 256, "micro": 1, "global": 4},
+        "schedule": {"name": "1f1b"}, "device": {"preset": "h100-sxm"}, "costs": {"name": "roofline"},
+    }  # fmt: skip
+    return costs_alone(load(Document(value=tree, places={}, source="step.yaml"), (), {}, []), Registry.load())
+
+
+def test_the_layers_of_an_uneven_split_are_told_to_frameworks() -> None:
+    config = {
+        "model": {"layers": 30, "hidden": 512, "heads": 8, "ffn": 1024, "vocabulary": 1000}, "device": "h100-sxm",
+        "batch": {"global": 8, "sequence": 256, "micro": 1},
+    }  # fmt: skip
+    vary: dict[str, Any] = {
+        "pp": [8],
+        "schedule": ["1f1b"],
+        "layers": ["even"],
+        "zero": [0],
+        "recompute": ["none"],
+    }
+
+    found = pptrace.plan(
+        config, gpus=8, vary=vary, robust=False, executor="serial", registry=Registry.load()
+    ).to_dict()["arguments"]
+
+    words = shlex.split(found["megatron-lm"]["arguments"])
+    layout = words[words.index("--pipeline-model-parallel-layout") + 1]
+    assert layout == "Et*3|t*4|t*4|t*4|t*4|t*4|t*4|t*3L"
+    assert found["megatron-lm"]["without"] == []
+    words = shlex.split(found["torchtitan"]["arguments"])
+    ends = [words[words.index(f"--parallelism.pipeline_parallel_{end}_stage_less_layers") + 1] for end in ENDS]
+    assert titan_split(30, 8, *map(int, ends)) == [3, 4, 4, 4, 4, 4, 4, 3]

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import pptrace
 from pptrace.cli.plan import command
+from pptrace.cli.simulate import command as simulate
 from pptrace.config.quantity import format_size
 from pptrace.errors import PptraceError
 from pptrace.hooks.registry import Registry
@@ -209,6 +210,22 @@ def test_printed_arguments_name_the_cost_model_that_was_chosen(registry: Registr
     words = shlex.split(found.best.arguments)
     assert words[words.index("--costs") + 1] == "roofline"
     assert "roofline" not in planned(registry, config={**STEP, "costs": "roofline"}).best.arguments
+
+
+def test_the_flags_with_the_printed_arguments_simulate_to_the_figures_of_the_plan() -> None:
+    model = "{layers: 8, hidden: 512, heads: 8, ffn: 1024, vocabulary: 1000}"
+    flags = ["--set", f"model={model}", "--device", "a100-sxm", "--sequence", "1024"]
+    vary = ["--vary", "schedule=1f1b,interleaved-1f1b", "--vary", "micro=1", "--vary", "recompute=full,none"]
+    asked = ["--gpus", "4", "--global", "8", "--no-robustness", "--executor", "serial", "--top", "2", "--json"]
+
+    places = json.loads(CliRunner().invoke(command, [*flags, *vary, *asked]).stdout)["places"]
+
+    assert len(places) == 2
+    for place in places:
+        run = CliRunner().invoke(simulate, [*flags, *shlex.split(place["arguments"]), "--json"])
+        told = json.loads(run.stdout)
+        assert told["step_ns"] == place["step_ns"]
+        assert told["peak_memory_bytes"] == place["peak_memory_bytes"]
 
 
 def test_layers_that_ranks_do_not_divide_get_chunks_in_powers_of_two(registry: Registry) -> None:

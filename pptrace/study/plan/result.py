@@ -12,8 +12,11 @@ from pptrace.errors import OutputError
 from pptrace.experiment.prepare import costs_alone
 from pptrace.export.output import replace_file
 from pptrace.export.picture import check_picture
-from pptrace.study.plan.arguments import megatron_arguments
+from pptrace.study.plan.arguments import megatron_arguments, values_of
+from pptrace.study.plan.balance import own_split
 from pptrace.study.plan.candidate import Fate
+from pptrace.study.plan.ground import setting
+from pptrace.study.plan.pricing import LAYERS
 from pptrace.study.plan.reasons import differences_ns, why_behind
 from pptrace.study.plan.ties import MARGIN, tied
 from pptrace.study.plan.titan_arguments import torchtitan_arguments
@@ -71,6 +74,21 @@ class Plan:
         """The first place's configuration, the model's and costs' parameters filled in."""
         return costs_alone(self.ground.resolved(self.best.varied), self.ground.registry).resolved.experiment
 
+    @cached_property
+    def stated(self) -> Experiment:
+        """That with the layers of each stage, which frameworks ask for where stages do not divide them."""
+        experiment, layers = self.experiment, int(self.ground.facts.get("layers") or 0)
+        stages = self.best.layout.pp * self.best.chunks
+        model = values_of(experiment.model)
+        if layers % stages == 0 or layers < stages or model.get("layers_per_stage") or model.get("layout"):
+            return experiment
+        costs = costs_alone(self.ground.resolved(self.best.varied), self.ground.registry)
+        split = own_split(costs, stages, layers)
+        if split is None:
+            return experiment
+        said = self.ground.resolved((*self.best.varied, setting(LAYERS, split)))
+        return costs_alone(said, self.ground.registry).resolved.experiment
+
     @property
     def configuration(self) -> dict[str, Any]:
         """The first place as a configuration file has it, which simulates as it stands."""
@@ -126,7 +144,7 @@ class Plan:
             "arguments": {
                 name: {"arguments": told.text, "without": list(told.without)}
                 for name, make in frameworks.items()
-                for told in [make(self.experiment, self.best.chunks)]
+                for told in [make(self.stated, self.best.chunks)]
             },
         }  # fmt: skip
 

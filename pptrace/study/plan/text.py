@@ -136,7 +136,7 @@ def _counts(plan: Plan) -> list[str]:
 
 
 def _frameworks(plan: Plan) -> list[str]:
-    best, experiment = plan.best, plan.experiment
+    best, experiment = plan.best, plan.stated
     lines = _folded("pptrace       ", best.arguments)
     for name, make in (("Megatron-LM   ", megatron_arguments), ("torchtitan    ", torchtitan_arguments)):
         told = make(experiment, best.chunks)
