@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +21,9 @@ from pptrace.study.plan.candidate import Fate
 from pptrace.study.plan.reasons import differences_ns
 from pptrace.study.plan.shapes import Shape
 from pptrace.timeline.metrics import measure
+
+if TYPE_CHECKING:
+    from pptrace.study.plan.candidate import Candidate
 
 pytestmark = pytest.mark.needs_plugins
 
@@ -98,10 +101,35 @@ def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
     ran = [one for one in everything.found.candidates if one.fate is Fate.SIMULATED]
     assert [one.name for one in ran if one.bound.step_ns > one.row["step_ns"]] == []
     assert [one.name for one in ran if one.bound.peak_bytes > one.row["peak_memory_bytes"]] == []
-    assert [(one.number, one.worth) for one in bounded.ranked] == [
-        (one.number, one.worth) for one in everything.ranked
-    ]
+    assert [_told(one) for one in bounded.ranked] == [_told(one) for one in everything.ranked]
     assert bounded.counts()["considered"] == everything.counts()["considered"]
+
+
+def _told(one: Candidate) -> Any:
+    return one.number, one.worth, [twin.number for twin in one.twins]
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry, zero: int) -> None:
+    """Inside one node it is all the same in which order the axes lie."""
+    config = {"model": MODEL, "cluster": {"preset": "dgx-h100", "nodes": 1}}
+    vary = {"schedule": ["1f1b", "gpipe"], "zero": [zero], "micro": [1], "recompute": ["none"]}
+
+    bounded, everything = (
+        planned(registry, config=config, gpus=8, vary=vary, top=4, exhaustive=whole) for whole in (False, True)
+    )
+
+    assert [_told(one) for one in bounded.ranked] == [_told(one) for one in everything.ranked]
+    assert all(one.number < min(twin.number for twin in one.twins) for one in bounded.ranked)
+    keys = [(one.layout, one.schedule, one.row["step_ns"], one.row["peak_memory_bytes"]) for one in bounded.ranked]
+    assert len(set(keys)) == 4
+    for one in bounded.ranked:
+        for twin in one.twins:
+            assert {key for key in one.settings if one.settings[key] != twin.settings[key]} == {"parallel.order"}
+            assert twin.row["step_ns"] == one.row["step_ns"]
+    assert "equal         as long, in as much memory: #1, #2, #3, #4 with order tp-cp-ep-pp-dp" in str(bounded)
+    told = bounded.to_dict()["places"]
+    assert [one["twins"][0]["settings"]["parallel.order"] for one in told] == ["tp-cp-ep-pp-dp"] * 4
 
 
 def test_bounds_made_on_other_processes_give_the_same_plan(

@@ -60,6 +60,9 @@ class Candidate:
     """What its own bound is made of; None once that is known, or where it is refused before."""
     row: Row = field(default_factory=dict)
     """The figures of its simulation."""
+    twins: list[Candidate] = field(default_factory=list)
+    """Others that share its place: the same layout and schedule, other settings, and as long a step in as much
+    memory."""
 
     @property
     def fits(self) -> bool:

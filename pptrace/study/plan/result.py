@@ -122,6 +122,7 @@ class Plan:
                 **{key: value for key, value in one.row.items() if key not in {"error", "point"}},
                 "behind": float(one.worth[-1] / self.best.worth[-1] - 1),
                 "tied": one in self.tied,
+                "twins": [{"settings": twin.settings, "arguments": twin.arguments} for twin in one.twins],
                 "why": why_behind(self.best, one), "differences_ns": differences_ns(self.best, one),
             }
             for place, one in enumerate(self.ranked, 1)

@@ -7,10 +7,11 @@ everything gives, whatever finished first.
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantity import format_size
 from pptrace.errors import ConfigError
@@ -47,7 +48,7 @@ class Found:
     """What a search found."""
 
     ranked: tuple[Candidate, ...]
-    """What was simulated and fits, the best first."""
+    """What was simulated and fits, the best first; of twins the first in the order of the space."""
     candidates: tuple[Candidate, ...]
     """All that was considered."""
 
@@ -66,6 +67,7 @@ class Search:
         self.scales = Scales(space)
         self.candidates: list[Candidate] = []
         self.best: list[Candidate] = []
+        self._places: dict[Any, Candidate] = {}
         self.simulated = self.bounded = 0
         self._told_at = 0.0
 
@@ -165,9 +167,20 @@ class Search:
             one.worth = self.question.worth(int(row["step_ns"] or 0), one.layout.sequences, one.layout.gpus)
             self.simulated += 1
             if one.fits:
-                self.best.append(one)
-        self.best.sort(key=lambda one: (one.worth, int(one.row["peak_memory_bytes"] or 0), one.number))
+                self._rank(one)
         self._tell()
+
+    def _rank(self, one: Candidate) -> None:
+        """Give a configuration its place, which may be that of a twin."""
+        first = self._places.get(_place(one))
+        if first is not None and first.number < one.number:
+            insort(first.twins, one, key=_number)
+            return
+        if first is not None:
+            self.best.remove(first)
+            one.twins, first.twins = [first, *first.twins], []
+        self._places[_place(one)] = one
+        insort(self.best, one, key=_standing)
 
     def _tell(self, now: str = "") -> None:
         best = f", best so far {self.best[0].name}" if self.best else ""
@@ -226,6 +239,19 @@ class Search:
 
 def _need(candidate: Candidate) -> tuple[int, int]:
     return candidate.bound.peak_bytes if candidate.bound else 0, candidate.number
+
+
+def _place(candidate: Candidate) -> tuple[Any, ...]:
+    """Return what twins have alike."""
+    return candidate.layout, candidate.schedule, candidate.chunks, _standing(candidate)[:-1]
+
+
+def _standing(candidate: Candidate) -> tuple[Worth, int, int]:
+    return candidate.worth, int(candidate.row["peak_memory_bytes"] or 0), candidate.number
+
+
+def _number(candidate: Candidate) -> int:
+    return candidate.number
 
 
 def _likely(candidate: Candidate) -> tuple[int, tuple[float, ...], int]:

@@ -9,6 +9,7 @@ from pptrace.config.quantity import DURATION, format_size
 from pptrace.experiment.summary import devices_text
 from pptrace.study.plan.arguments import megatron_arguments
 from pptrace.study.plan.candidate import Fate
+from pptrace.study.plan.pricing import LAYERS
 from pptrace.study.plan.question import OBJECTIVES
 from pptrace.study.plan.reasons import why_behind
 from pptrace.study.plan.ties import MARGIN
@@ -38,8 +39,8 @@ _MARGIN = f"{float(100 * MARGIN):g} %"
 def plan_lines(plan: Plan) -> list[str]:
     """Return the lines."""
     return [
-        *_question(plan), "", *_table(plan), "", *_reasons(plan), *_ties(plan), *_robustness(plan), "",
-        *_counts(plan), "", *_frameworks(plan),
+        *_question(plan), "", *_table(plan), "", *_reasons(plan), *_ties(plan), *_twins(plan), *_robustness(plan),
+        "", *_counts(plan), "", *_frameworks(plan),
     ]  # fmt: skip
 
 
@@ -108,6 +109,30 @@ def _ties(plan: Plan) -> list[str]:
     text = f"{named} are within {_MARGIN}, nearer than a simulation tells apart: measure these"
     more = f"; others may be as near, --top {2 * count} names them" if count == plan.question.top else ""
     return _folded("alike         ", text + more)
+
+
+def _twins(plan: Plan) -> list[str]:
+    """Return which other settings share a place."""
+    named: dict[str, list[str]] = {}
+    for place, one in enumerate(plan.ranked, 1):
+        if one.twins:
+            words = " or ".join(dict.fromkeys(_apart(one, twin) for twin in one.twins))
+            named.setdefault(words, []).append(f"#{place}")
+    text = "; ".join(f"{', '.join(places)} with {words}" for words, places in named.items())
+    return _folded("equal         ", f"as long, in as much memory: {text}") if named else []
+
+
+def _apart(one: Candidate, twin: Candidate) -> str:
+    """Return what a twin sets otherwise."""
+    own, other = one.settings, twin.settings
+    words = []
+    for key in dict.fromkeys([*own, *other]):
+        if own.get(key) != other.get(key):
+            value = other.get(key)
+            unset = "even" if key == LAYERS else "none"
+            said = unset if value is None else "balanced" if isinstance(value, list) else value
+            words.append(f"{_SHORT.get(key, key)} {said}")
+    return " and ".join(words)
 
 
 def _robustness(plan: Plan) -> list[str]:
