@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -130,6 +131,34 @@ def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry, ze
     assert "equal         as long, in as much memory: #1, #2, #3, #4 with order tp-cp-ep-pp-dp" in str(bounded)
     told = bounded.to_dict()["places"]
     assert [one["twins"][0]["settings"]["parallel.order"] for one in told] == ["tp-cp-ep-pp-dp"] * 4
+
+
+def test_an_early_answer_is_of_what_fits_and_changes_no_place(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The early attempt takes place in the middle of weighing; what is likeliest is over the memory there."""
+    asked = {"memory": "3.4GiB", "vary": {"schedule": ["1f1b"], "zero": [1], "micro": [1]}, "top": 4}
+    late, said = planned(registry, **asked), []
+    monkeypatch.setattr(search, "_EARLY", (9,))
+    monkeypatch.setattr(search, "_PEEKS", (24, 96, 1))
+
+    early = planned(registry, **asked, progress=said.append)
+
+    first = next(text for text in said if "best so far" in text)
+    assert int(first.split(" ")[0].replace(",", "")) < early.counts()["considered"]
+    assert [_told(one) for one in early.ranked] == [_told(one) for one in late.ranked]
+    assert [one.number for one in early.found.candidates] == list(range(early.counts()["considered"]))
+    assert len(late.ranked) > 1
+    assert [one.name for one in early.found.candidates] == [one.name for one in late.found.candidates]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 12, 224])
+def test_layouts_are_weighed_once_each_and_scattered(count: int) -> None:
+    order = search.scattered(count)
+
+    assert sorted(order) == list(range(count))
+    early = sorted(order[: count // 4])
+    assert max((right - left for left, right in pairwise([0, *early, count - 1])), default=0) <= 8 or count < 12
 
 
 def test_bounds_made_on_other_processes_give_the_same_plan(

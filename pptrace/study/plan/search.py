@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
+from math import gcd
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pptrace.study.plan.runner import Runner
     from pptrace.study.plan.space import Layout, Space
 
-__all__ = ["Found", "Search"]
+__all__ = ["Found", "Search", "scattered"]
 
 _BATCHES = (2, 6, 16, 32)
 """Configurations that are simulated before bounds are looked at again; the last over and over."""
@@ -36,6 +37,8 @@ _PEEKS = (24, 96, 384, 1536)
 """Bounds after which the likeliest so far are simulated, before all others are bounded."""
 _EARLY = (400, 800)
 """Settings of layouts after which the likeliest so far are simulated, if none is yet: an early answer."""
+_GOLDEN = 0.618
+"""A step of this share of a row, over and over, leaves gaps of about the same width in it."""
 _PAUSE_S = 0.2
 _LARGE = 2**19
 """Pairs of passes in a step from which a table takes so long that its name is said."""
@@ -79,12 +82,7 @@ class Search:
             PptraceError: what cannot be used anywhere.
         """
         with always_compiled():
-            for layout in self.space.layouts():
-                for varied in self.space.settings_of(layout):
-                    self.candidates += self.scales.weighed(layout, varied)
-                    if self.scales.groups in _EARLY:
-                        self._answer_early()
-                self._tell()
+            self._weigh()
             try:
                 self._simulate_by_bounds()
             finally:
@@ -94,19 +92,39 @@ class Search:
                 raise self._nothing()
         return Found(ranked=tuple(self.best), candidates=tuple(self.candidates))
 
+    def _weigh(self) -> None:
+        """Weigh all layouts, scattered over the space: what is weighed early is of all kinds, whatever fits."""
+        layouts = list(self.space.layouts())
+        groups: list[list[Candidate]] = [[] for _ in layouts]
+        for at in scattered(len(layouts)):
+            for varied in self.space.settings_of(layouts[at]):
+                found = self.scales.weighed(layouts[at], varied)
+                groups[at] += found
+                self.candidates += found
+                if self.scales.groups in _EARLY:
+                    self._answer_early()
+            self._tell()
+        self.candidates = [one for group in groups for one in group]
+        for number, one in enumerate(self.candidates):
+            one.number = number
+        self.best.sort(key=_standing)
+
     def _answer_early(self) -> None:
-        """Bound some of what is weighed so far, and simulate the likeliest."""
-        able = [one for one in self.candidates if one.fate is Fate.BOUNDED]
-        if self.best or self.question.exhaustive or not able:
+        """Bound some of what is weighed so far, and simulate the likeliest; where none fits, what keeps least."""
+        if self.best or self.question.exhaustive:
             return
-        likely: list[Candidate] = []
-        for one in nsmallest(_PEEKS[2], able, key=lambda one: (one.worth, one.number)):
-            self.scales.refine(one)
-            self.bounded += 1
-            likely += [one] * (one.fate is Fate.BOUNDED)
-            if len(likely) == _BATCHES[0]:
-                break
-        self._simulate(likely)
+        for count, key in ((_PEEKS[2], _promising), (_PEEKS[1], _likely)):
+            able = [one for one in self.candidates if one.fate is Fate.BOUNDED and one.origin is not None]
+            likely: list[Candidate] = []
+            for one in nsmallest(count, able, key=key):
+                self.scales.refine(one)
+                self.bounded += 1
+                likely += [one] * (one.fate is Fate.BOUNDED)
+                if len(likely) == _BATCHES[0]:
+                    break
+            self._simulate(likely)
+            if self.best:
+                return
 
     def _simulate_by_bounds(self) -> None:
         """Take candidates by their bounds; one without a bound of its own gets it, and goes back into the row."""
@@ -235,6 +253,16 @@ class Search:
             needs += [(int(row["peak_memory_bytes"] or 0), one) for one, row in zip(batch, rows, strict=True)
                       if not row.get("error")]  # fmt: skip
         return needs
+
+
+def scattered(count: int) -> list[int]:
+    """Return the numbers below a count once each, such that the first ones lie all over them."""
+    step = next((step for step in range(round(count * _GOLDEN), count) if gcd(step, count) == 1), 1)
+    return [at * step % count for at in range(count)]
+
+
+def _promising(candidate: Candidate) -> tuple[Worth, int]:
+    return candidate.worth, candidate.number
 
 
 def _need(candidate: Candidate) -> tuple[int, int]:
