@@ -19,7 +19,7 @@ __all__ = ["more_of", "unknown_name"]
 def unknown_name(name: str, known: Iterable[str], sort: Sort[Any], registry: Registry) -> str:
     """Return the message for an unknown ``name``: the nearest, the known ones, and how to get more."""
     advice = f"{more_of(sort, registry)}{sort.hint}"
-    article = "an" if sort.noun.startswith(("e", "i")) else "a"
+    article = "an" if sort.noun[0] in "aeiou" else "a"
     return f"no installed plugin offers {article} {sort.noun} named {name!r}{nearest(name, known)}{advice}"
 
 

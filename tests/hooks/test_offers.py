@@ -160,7 +160,8 @@ def test_an_unknown_name_says_which_are_known_which_is_nearest_and_how_to_get_mo
 def test_every_sort_of_name_can_be_unknown(sort: Sort[Any]) -> None:
     registry = Registry.load(entry_points=False)
 
-    with pytest.raises(PluginError, match=f"offers an? {sort.noun} named 'no-such-name'"):
+    article = "an" if sort.noun in {"executor", "exporter", "importer"} else "a"
+    with pytest.raises(PluginError, match=f"offers {article} {sort.noun} named 'no-such-name'"):
         _ = registry.offered(sort)["no-such-name"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -50,8 +51,11 @@ def planned(registry: Registry, **changed: Any) -> Any:
         ({"gpus": 0}, "--gpus: 0 is no number of GPUs: write 1 or more"),
         ({"top": 0}, "--top: 0 is nothing"),
         ({"objective": "tokns"}, r"--objective: 'tokns' is no objective \(did you mean 'tokens'"),
+        ({"objective": "fast"}, r"--objective: 'fast' is no objective \(.*known: gpus, mfu, step, tokens\)"),
+        ({"gpus": 1, "vary": {"pp": [2]}}, "a replica of the sizes named needs 2 GPUs, and the job has 1"),
+        ({"executor": "dusk"}, "no installed plugin offers an executor named 'dusk'"),
         ({"memory": "2.2GiB"}, r"--memory: none of \d+ configurations fits: .* GiB would do \(.*\); give"),
-        ({"gpus": 2, "vary": {"pp": [2], "tp": [2]}}, "--gpus: a replica of the sizes named needs 4 GPUs, and"),
+        ({"gpus": 2, "vary": {"pp": [2], "tp": [2]}}, "--gpus: .* needs 4 GPUs, and the job has 2"),
         ({"gpus": 7, "vary": {"pp": [2]}}, "--vary: no pp x tp x cp x dp of the sizes named makes 7 GPUs"),
         ({"vary": {"micro": MANY, "global": MANY}}, r"--vary: [0-9,]+ configur.*micro 799, global 799.*fewer"),
         ({"vary": {"pp": ["two"]}}, "--vary parallel.pp: 'two' is no size"),
@@ -164,6 +168,21 @@ def test_places_that_a_simulation_does_not_tell_apart_are_named(registry: Regist
     assert told["tied"] == {"margin": 0.02, "places": near}
     assert [one["tied"] for one in told["places"]] == [at < near for at in range(len(worths))]
     assert f"#{near} are within 2 %, nearer than a simulation tells apart: measure these" in str(found)
+
+
+def test_the_heading_says_a_free_network_and_one_gpu_and_tables_need_no_guard(
+    registry: Registry, tmp_path: Path
+) -> None:
+    one = planned(registry, gpus=1, outputs=[tmp_path / "points.csv"])
+    network = {"name": "hockney", "bandwidth": "25 GB/s"}
+    two = planned(registry, gpus=2, config={**STEP, "network": network})
+
+    assert str(one).startswith("a model of one's own on 1 GPU (a100-sxm, a free network): most tokens")
+    assert str(two).startswith("a model of one's own on 2 GPUs (a100-sxm): most tokens")
+    with (tmp_path / "points.csv").open(encoding="utf-8", newline="") as file:
+        commands = [row["command"] for row in csv.DictReader(file)]
+    assert {command.split(" --")[0] for command in commands} == {"pptrace simulate CONFIG"}
+    assert commands[one.best.number].endswith(f" CONFIG {one.best.arguments}")
 
 
 def test_fewer_gpus_are_no_tie(registry: Registry) -> None:

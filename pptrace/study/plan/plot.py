@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.export.picture import CYCLE, INK, MUTED, write_picture
 from pptrace.study.plan.candidate import Fate
+from pptrace.study.plan.question import gpus_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +62,7 @@ def save_frontier(plan: Plan, path: Path) -> None:
         axes.tick_params(labelsize=8, color=MUTED, labelcolor=INK)
         axes.grid(color="#eaeef2", lw=0.8)
         axes.set_axisbelow(True)
-        axes.set_title(f"{len(points):,} simulated configurations on {plan.question.gpus:,} GPUs", loc="left",
+        axes.set_title(f"{len(points):,} simulated configurations on {gpus_text(plan.question.gpus)}", loc="left",
                        fontsize=10, fontweight="bold", color=INK)  # fmt: skip
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 

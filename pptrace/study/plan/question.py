@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pptrace.study.axes import Axis
 
-__all__ = ["ALIASES", "OBJECTIVES", "Question", "Worth", "varied_axes"]
+__all__ = ["ALIASES", "OBJECTIVES", "Question", "Worth", "gpus_text", "varied_axes"]
 
 Worth: TypeAlias = "tuple[Fraction, ...]"
 """What a configuration is worth under an objective: the smaller the better."""
@@ -66,9 +66,8 @@ class Question:
         if self.top < 1:
             raise ConfigError(f"{self.top} is nothing: write 1 or more", file="--top")
         if self.objective not in OBJECTIVES:
-            known = ", ".join(OBJECTIVES)
-            hint = nearest(self.objective, OBJECTIVES) or f"; known are {known}"
-            raise ConfigError(f"{self.objective!r} is no objective{hint}", file="--objective")
+            message = f"{self.objective!r} is no objective{nearest(self.objective, OBJECTIVES)}"
+            raise ConfigError(message, file="--objective")
 
     def worth(self, step_ns: int, sequences: int, gpus: int) -> Worth:
         """Return what a step, or a lower bound on one, is worth.
@@ -82,6 +81,15 @@ class Question:
             return (Fraction(step_ns),)
         each = Fraction(step_ns, sequences)
         return (Fraction(gpus), each) if self.objective == "gpus" else (each * gpus,)
+
+
+def gpus_text(count: int) -> str:
+    """Return so many GPUs in words.
+
+    >>> gpus_text(1), gpus_text(1024)
+    ('1 GPU', '1,024 GPUs')
+    """
+    return f"{count:,} GPU{'s' * (count != 1)}"
 
 
 def varied_axes(texts: Sequence[str], written: Mapping[str, Iterable[Any]]) -> dict[str, Axis]:

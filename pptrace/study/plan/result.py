@@ -223,7 +223,8 @@ def _point(one: Candidate) -> Row:
     return {
         "schedule": one.schedule, "gpus": layout.gpus, "pp": layout.pp, "vp": one.chunks, "tp": layout.tp,
         "cp": layout.cp, "ep": layout.ep, "dp": layout.dp, "micro": layout.micro, "global": layout.sequences,
-        "arguments": one.arguments, "fate": one.fate.value, "reason": one.reason or None,
+        "command": f"pptrace simulate CONFIG {one.arguments}", "fate": one.fate.value,
+        "reason": one.reason or None,
         "bound_step_ns": bound.step_ns if bound else None,
         "bound_memory_bytes": bound.peak_bytes if bound else None,
         **figures,

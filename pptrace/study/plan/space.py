@@ -18,6 +18,7 @@ from pptrace.errors import ConfigError
 from pptrace.experiment.candidates import WIDELY, literals
 from pptrace.study.entry import Entry, parse_entries
 from pptrace.study.plan.ground import setting
+from pptrace.study.plan.question import gpus_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -256,10 +257,11 @@ class Space:
         count = prod(sizes.values())
         if not count or next(self.layouts(), None) is None:
             least = min((prod(one) for one in product(*(self.sizes[n] for n in ("pp", "tp", "cp")))), default=0)
-            if least > self.question.gpus:
-                message = f"a replica of the sizes named needs {least} GPUs, and there are {self.question.gpus}"
+            job = self.question.gpus
+            if least > job:
+                message = f"a replica of the sizes named needs {gpus_text(least)}, and the job has {job:,}"
                 raise ConfigError(message, file="--gpus")
-            message = f"no pp x tp x cp x dp of the sizes named makes {self.question.gpus} GPUs: name others"
+            message = f"no pp x tp x cp x dp of the sizes named makes {gpus_text(job)}: name others"
             raise ConfigError(message, file="--vary")
         if count > _MOST:
             told = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)

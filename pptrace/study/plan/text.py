@@ -10,7 +10,7 @@ from pptrace.experiment.summary import devices_text
 from pptrace.study.plan.arguments import megatron_arguments
 from pptrace.study.plan.candidate import Fate
 from pptrace.study.plan.pricing import LAYERS
-from pptrace.study.plan.question import OBJECTIVES
+from pptrace.study.plan.question import OBJECTIVES, gpus_text
 from pptrace.study.plan.reasons import why_behind
 from pptrace.study.plan.ties import MARGIN
 from pptrace.study.plan.titan_arguments import torchtitan_arguments
@@ -33,6 +33,8 @@ _OWN = frozenset({
     "batch.global", "schedule.name", "parallel.sequence_parallel", "costs.name",
 })  # fmt: skip
 _WIDTH = 110
+_FREE = "ideal"
+"""The network on which messages take no time, which is there unless another is given."""
 _MARGIN = f"{float(100 * MARGIN):g} %"
 
 
@@ -50,8 +52,10 @@ def _question(plan: Plan) -> list[str]:
     own = experiment.device
     device = devices_text(own) if own is not None and own.preset else "a device of one's own"
     memory = f", {plan.question.memory} per rank" if plan.question.memory else ""
-    counts = f"up to {plan.question.gpus:,}" if plan.question.objective == "gpus" else f"{plan.question.gpus:,}"
-    return [f"{model} on {counts} GPUs ({device}{memory}): {OBJECTIVES[plan.question.objective]}", plan.heading]
+    free = ", a free network" if experiment.cluster is None and experiment.network.name == _FREE else ""
+    up_to = "up to " if plan.question.objective == "gpus" else ""
+    machine = f"{up_to}{gpus_text(plan.question.gpus)} ({device}{memory}{free})"
+    return [f"{model} on {machine}: {OBJECTIVES[plan.question.objective]}", plan.heading]
 
 
 def _table(plan: Plan) -> list[str]:
