@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,9 +20,8 @@ from pptrace.errors import PptraceError
 from pptrace.hooks.registry import Registry
 from pptrace.study.names import told_apart
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
+NAME = re.compile(r"`([a-z0-9_-]+)`")
 pytestmark = pytest.mark.needs_plugins
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocabulary": 32000}
@@ -183,6 +184,24 @@ def test_the_heading_says_a_free_network_and_one_gpu_and_tables_need_no_guard(
         commands = [row["command"] for row in csv.DictReader(file)]
     assert {command.split(" --")[0] for command in commands} == {"pptrace simulate CONFIG"}
     assert commands[one.best.number].endswith(f" CONFIG {one.best.arguments}")
+
+
+def test_the_page_on_plans_names_every_key_of_the_json(registry: Registry) -> None:
+    page = DOCS.read_text(encoding="utf-8").partition("## What `--json` has")[2].partition("\n## ")[0]
+    whole, place = (
+        [name for row in table.splitlines() if row.startswith("| `") for name in NAME.findall(row.split("|")[1])]
+        for table in page.split("| key of a place | |")
+    )
+
+    vary = {**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]}
+    told = planned(registry, vary=vary, robust=True).to_dict()
+
+    assert sorted(whole) == sorted(told)
+    assert [sorted(one) for one in told["places"]] == [sorted(place)] * len(told["places"])
+    within = {name for key in ("counts", "tied", "robustness") for name in told[key]}
+    within |= {*told["robustness"]["trials"][0], *told["arguments"], *told["arguments"]["torchtitan"]}
+    within |= {*told["places"][0]["differences_ns"]}
+    assert within <= set(NAME.findall(page))
 
 
 def test_fewer_gpus_are_no_tie(registry: Registry) -> None:
