@@ -14,6 +14,7 @@ from pptrace.experiment.prepare import costs_alone, priced
 from pptrace.study.plan.balance import balanced_split
 from pptrace.study.plan.bounds import Bound, bound_of, least_fits, least_memory, least_work_ns
 from pptrace.study.plan.ground import setting
+from pptrace.study.plan.recomputation import OPTIONS, RECOMPUTE
 from pptrace.study.plan.shapes import Shapes
 from pptrace.study.reason import short_reason
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["LAYERS", "Group", "Origin", "Priced", "Pricing"]
 
 LAYERS = "model.layers_per_stage"
-_OF_COSTS = ("model.recompute", "costs.zero", LAYERS)
+_OF_COSTS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
 """Settings that a step knows by its costs alone."""
 _KEPT = 96
 """Layouts whose costs are kept at once; candidates of one layout follow each other."""

@@ -19,6 +19,7 @@ from pptrace.experiment.candidates import WIDELY, literals
 from pptrace.study.entry import Entry, parse_entries
 from pptrace.study.plan.ground import setting
 from pptrace.study.plan.question import gpus_text
+from pptrace.study.plan.recomputation import RECOMPUTE, agreeing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +50,7 @@ _COPIED = "schedule.offload.ratio"
 _EVEN, _BALANCED = "even", "balanced"
 _NEAREST = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 """Orders of the axes on a cluster: replicas, or pipeline neighbours, inside a node."""
-_SWITCHES = ("model.recompute", "costs.zero")
+_SWITCHES = (RECOMPUTE, "costs.zero")
 _OWN = (
     "parallel.pp", "parallel.tp", "parallel.cp", "parallel.ep", "parallel.dp", "parallel.vp", "batch.micro",
     "batch.global", "schedule.name", _LAYERS,
@@ -120,7 +121,19 @@ class Space:
         if not self.ground.own_costs:  # named, so that settings of theirs have a place
             values = {"costs.name": self.ground.costs_name, **values}
         own = tuple(setting(key, value) for key, value in values.items())
-        return [(*own, *(one for part in parts for one in part)) for parts in product(*self.others)]
+        return [(*own, *parts) for parts in self.combined]
+
+    @cached_property
+    def combined(self) -> list[tuple[Assignment, ...]]:
+        """All other settings, combined, without what only other recomputation has."""
+        written = (self.ground.document.value or {}).get("model")
+        model = written if isinstance(written, dict) else {}
+        found: dict[str, tuple[Assignment, ...]] = {}
+        for parts in product(*self.others):
+            settings = tuple(one for part in parts for one in part)
+            kept = agreeing(settings, model)
+            found.setdefault(repr([(one.path, one.value) for one in kept]), kept)
+        return list(found.values())
 
     def chunks_of(self, pp: int) -> tuple[int, ...]:
         """Return the chunks per rank that schedules are asked for: those named, or all that divide the layers.

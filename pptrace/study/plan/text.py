@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantity import DURATION, format_size
 from pptrace.experiment.summary import devices_text
@@ -27,7 +27,8 @@ _LEFT = {1, 10}
 _OPTIONAL = ("vp", "cp", "ep", "gbs", "settings")
 """Columns that go where no row has anything to say in them."""
 _SHORT = {"model.recompute": "recompute", "costs.zero": "zero", "parallel.order": "order",
-          "model.layers_per_stage": "layers"}  # fmt: skip
+          "model.layers_per_stage": "layers", "model.recompute_modules": "modules",
+          "model.recompute_method": "method", "model.recompute_num_layers": "num_layers"}  # fmt: skip
 _OWN = frozenset({
     "parallel.pp", "parallel.tp", "parallel.cp", "parallel.ep", "parallel.dp", "parallel.vp", "batch.micro",
     "batch.global", "schedule.name", "parallel.sequence_parallel", "costs.name",
@@ -91,9 +92,9 @@ def _settings(one: Candidate) -> str:
     """Return what a configuration sets beside its sizes, without what has no effect."""
     found = []
     for key, value in one.settings.items():
-        if key in _OWN or key.startswith("schedule.options.") or value in (None, "none", 0):
+        if key in _OWN or key.startswith("schedule.options.") or value in (None, "none", 0, []):
             continue
-        short = "balanced" if isinstance(value, list) else value
+        short = _said(key, value)
         found.append(f"{_SHORT.get(key, key)} {short}")
     return ", ".join(found)
 
@@ -129,14 +130,21 @@ def _twins(plan: Plan) -> list[str]:
 def _apart(one: Candidate, twin: Candidate) -> str:
     """Return what a twin sets otherwise."""
     own, other = one.settings, twin.settings
-    words = []
-    for key in dict.fromkeys([*own, *other]):
-        if own.get(key) != other.get(key):
-            value = other.get(key)
-            unset = "even" if key == LAYERS else "none"
-            said = unset if value is None else "balanced" if isinstance(value, list) else value
-            words.append(f"{_SHORT.get(key, key)} {said}")
+    words = [
+        f"{_SHORT.get(key, key)} {_said(key, other.get(key))}"
+        for key in dict.fromkeys([*own, *other])
+        if own.get(key) != other.get(key)
+    ]
     return " and ".join(words)
+
+
+def _said(key: str, value: Any) -> str:
+    """Return a setting's value in a word."""
+    if value is None:
+        return "even" if key == LAYERS else "none"
+    if isinstance(value, list):
+        return "balanced" if key == LAYERS else " ".join(map(str, value)) or "none"
+    return str(value)
 
 
 def _robustness(plan: Plan) -> list[str]:
