@@ -245,22 +245,23 @@ def costs_of(layers: int, beside: dict[str, Any]) -> Costs:
     return costs_alone(load(Document(value=tree, places={}, source="step.yaml"), (), {}, []), Registry.load())
 
 
-def test_the_layers_of_an_uneven_split_are_told_to_frameworks() -> None:
+def arguments_of(layers: int, **vary: Any) -> dict[str, Any]:
+    """Return what frameworks are told of a plan on 8 ranks."""
     config = {
-        "model": {"layers": 30, "hidden": 512, "heads": 8, "ffn": 1024, "vocabulary": 1000}, "device": "h100-sxm",
-        "batch": {"global": 8, "sequence": 256, "micro": 1},
+        "model": {"layers": layers, "hidden": 512, "heads": 8, "ffn": 1024, "vocabulary": 1000},
+        "device": "h100-sxm", "batch": {"global": 8, "sequence": 256, "micro": 1},
     }  # fmt: skip
-    vary: dict[str, Any] = {
-        "pp": [8],
-        "schedule": ["1f1b"],
-        "layers": ["even"],
-        "zero": [0],
-        "recompute": ["none"],
-    }
-
+    fixed = {"pp": [8], "schedule": ["1f1b"], "layers": ["even"], "zero": [0], "recompute": ["none"]}
     found = pptrace.plan(
-        config, gpus=8, vary=vary, robust=False, executor="serial", registry=Registry.load()
-    ).to_dict()["arguments"]
+        config, gpus=8, vary={**fixed, **vary}, robust=False, executor="serial", registry=Registry.load()
+    )
+    arguments: dict[str, Any] = found.to_dict()["arguments"]
+    assert arguments["torchtitan"]["arguments"].split()[0] in str(found)
+    return arguments
+
+
+def test_the_layers_of_an_uneven_split_are_told_to_frameworks() -> None:
+    found = arguments_of(30)
 
     words = shlex.split(found["megatron-lm"]["arguments"])
     layout = words[words.index("--pipeline-model-parallel-layout") + 1]
@@ -269,3 +270,15 @@ def test_the_layers_of_an_uneven_split_are_told_to_frameworks() -> None:
     words = shlex.split(found["torchtitan"]["arguments"])
     ends = [words[words.index(f"--parallelism.pipeline_parallel_{end}_stage_less_layers") + 1] for end in ENDS]
     assert titan_split(30, 8, *map(int, ends)) == [3, 4, 4, 4, 4, 4, 4, 3]
+
+
+def test_ends_without_layers_are_told_to_frameworks() -> None:
+    """As Llama 3 405B on 128 stages: embedding and head have a stage each in place of a layer."""
+    found = arguments_of(14, schedule=["interleaved-1f1b"], vp=[2])
+
+    assert "--account-for-embedding-in-pipeline-split" in found["megatron-lm"]["arguments"]
+    assert found["torchtitan"]["without"] == []
+    words = shlex.split(found["torchtitan"]["arguments"])
+    ends = [words[words.index(f"--parallelism.pipeline_parallel_{end}_stage_less_layers") + 1] for end in ENDS]
+    assert titan_split(14, 16, *map(int, ends)) == [0, *[1] * 14, 0]
+    assert words[words.index("--parallelism.pipeline_parallel_layers_per_stage") + 1] == "1"

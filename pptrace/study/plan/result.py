@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pptrace.config.experiment import Experiment
+    from pptrace.study.plan.arguments import Arguments
     from pptrace.study.plan.candidate import Candidate
     from pptrace.study.plan.ground import Ground
     from pptrace.study.plan.question import Question
@@ -80,7 +81,7 @@ class Plan:
         experiment, layers = self.experiment, int(self.ground.facts.get("layers") or 0)
         stages = self.best.layout.pp * self.best.chunks
         model = values_of(experiment.model)
-        if layers % stages == 0 or layers < stages or model.get("layers_per_stage") or model.get("layout"):
+        if layers % stages == 0 or model.get("layers_per_stage") or model.get("layout"):
             return experiment
         costs = costs_alone(self.ground.resolved(self.best.varied), self.ground.registry)
         split = own_split(costs, stages, layers)
@@ -88,6 +89,16 @@ class Plan:
             return experiment
         said = self.ground.resolved((*self.best.varied, setting(LAYERS, split)))
         return costs_alone(said, self.ground.registry).resolved.experiment
+
+    @property
+    def frameworks(self) -> dict[str, Arguments]:
+        """The first place as frameworks take it; for stages without layers Megatron-LM has its own arguments."""
+        has_few = int(self.ground.facts.get("layers") or 0) < self.best.layout.pp * self.best.chunks
+        megatron = self.experiment if has_few else self.stated
+        return {
+            "megatron-lm": megatron_arguments(megatron, self.best.chunks),
+            "torchtitan": torchtitan_arguments(self.stated, self.best.chunks),
+        }
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -128,7 +139,6 @@ class Plan:
             for place, one in enumerate(self.ranked, 1)
         ]  # fmt: skip
         robustness = self.robustness
-        frameworks = {"megatron-lm": megatron_arguments, "torchtitan": torchtitan_arguments}
         return {
             "gpus": self.question.gpus, "memory": self.question.memory, "objective": self.question.objective,
             "counts": self.counts(), "refused": self.refusals(), "places": places,
@@ -144,8 +154,7 @@ class Plan:
             "configuration": self.configuration,
             "arguments": {
                 name: {"arguments": told.text, "without": list(told.without)}
-                for name, make in frameworks.items()
-                for told in [make(self.stated, self.best.chunks)]
+                for name, told in self.frameworks.items()
             },
         }  # fmt: skip
 

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantity import DURATION, format_size
 from pptrace.experiment.summary import devices_text
-from pptrace.study.plan.arguments import megatron_arguments
 from pptrace.study.plan.candidate import Fate
 from pptrace.study.plan.pricing import LAYERS
 from pptrace.study.plan.question import OBJECTIVES, gpus_text
 from pptrace.study.plan.reasons import why_behind
 from pptrace.study.plan.ties import MARGIN
-from pptrace.study.plan.titan_arguments import torchtitan_arguments
 
 if TYPE_CHECKING:
     from pptrace.study.plan.candidate import Candidate
@@ -173,10 +171,8 @@ def _counts(plan: Plan) -> list[str]:
 
 
 def _frameworks(plan: Plan) -> list[str]:
-    best, experiment = plan.best, plan.stated
-    lines = _folded("pptrace       ", best.arguments)
-    for name, make in (("Megatron-LM   ", megatron_arguments), ("torchtitan    ", torchtitan_arguments)):
-        told = make(experiment, best.chunks)
+    lines = _folded("pptrace       ", plan.best.arguments)
+    for name, told in zip(("Megatron-LM   ", "torchtitan    "), plan.frameworks.values(), strict=True):
         lines += _folded(name, told.text + (f" (without {', '.join(told.without)})" if told.without else ""))
     return lines
 
