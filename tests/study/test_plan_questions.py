@@ -19,6 +19,7 @@ from pptrace.config.quantity import format_size
 from pptrace.errors import PptraceError
 from pptrace.hooks.registry import Registry
 from pptrace.study.names import told_apart
+from pptrace.study.plan import search
 
 DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
 NAME = re.compile(r"`([a-z0-9_-]+)`")
@@ -240,6 +241,17 @@ def test_the_smallest_memory_that_would_do_is_the_smallest(registry: Registry) -
     with pytest.raises(PptraceError, match=r"would do") as raised:
         planned(registry, vary=vary, memory="100MiB")
     assert format_size(least) in str(raised.value)
+
+
+def test_the_memory_that_would_do_is_not_said_to_be_the_least_where_not_all_is_bounded(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vary = {**FEW, "recompute": ["none", "selective", "full"], "micro": [1, 2]}
+    monkeypatch.setattr(search, "_LEAST", 1)
+    monkeypatch.setattr(search, "_FURTHER", 1)
+
+    with pytest.raises(PptraceError, match=r"GiB would do, and less may \("):
+        planned(registry, vary=vary, memory="100MiB")
 
 
 def test_printed_arguments_name_the_cost_model_that_was_chosen(registry: Registry) -> None:

@@ -224,7 +224,9 @@ class Search:
         if not needs:
             return ConfigError(f"none of {len(self.candidates):,} configurations fits", file="--memory")
         size, one = min(needs, key=lambda need: need[0])
-        told = f"{format_size(size)} would do ({one.name})"
+        # What has no bound of its own yet needs its rough bound at least.
+        is_least = all(_need(other)[0] >= size for other in tight if other.origin is not None)
+        told = f"{format_size(size)} would do{'' if is_least else ', and less may'} ({one.name})"
         message = f"none of {len(self.candidates):,} configurations fits: {told}; give more GPUs, or more memory"
         return ConfigError(message, file="--memory")
 
