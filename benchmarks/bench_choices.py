@@ -55,8 +55,8 @@ def main() -> None:
     for case, row in zip(cases, rows, strict=True):
         if row["error_pct"] is not None:
             batch = float(case.row["gbs"])
-            ran = tuple(case.row.get(name, "") for name in DIVIDED)
-            groups[group_of(case)].append((row["measured_s"] / batch, row["simulated_s"] / batch, ran))
+            division = tuple(case.row.get(name, "") for name in DIVIDED)
+            groups[group_of(case)].append((row["measured_s"] / batch, row["simulated_s"] / batch, division))
     print(f"{'group':72s} configurations  place  costs")
     several = {key: ran for key, ran in groups.items() if len({one[2] for one in ran}) > 1}
     places, costs = [], []
