@@ -128,6 +128,8 @@ def crossover(
     over: str,
     points: int = 12,
     tolerance: float | str = 0.01,
+    executor: str | Mapping[str, Any] | None = None,
+    workers: int | None = None,
     sets: Sequence[str] = (),
     registry: Registry | None = None,
     **values: Unpack[SettingsBesideSchedule],
@@ -141,6 +143,8 @@ def crossover(
         points: values of the first scan, at least 2.
         tolerance: how far apart the sides of a flip may be, in parts of its value or as ``"1%"``; counts are found
             exactly.
+        executor: what steps are simulated on, as for :func:`sweep`; in this process, one by one, by default.
+        workers: how many at once, on processes unless an executor is given; by default as many as there are cores.
         sets: ``key.path=value`` texts, as for ``--set``.
         registry: the plugins; all installed ones by default.
         values: as for :func:`simulate`, but for ``schedule``.
@@ -151,11 +155,15 @@ def crossover(
     >>> crossover(between="gpipe,1f1b", over="bandwidth", config="step.yaml").flips  # doctest: +SKIP
     """
     from pptrace.study.crossover import crossover as cross
+    from pptrace.study.elsewhere import chosen_for_search
     from pptrace.study.entry import parse_entries
 
     basis = _basis(config, sets, registry, values)
     pair = parse_entries(_listed(between), "between")
-    return cross(basis, pair, over, points=points, tolerance=parse_share(tolerance, "tolerance"))
+    chosen = chosen_for_search(basis.registry, executor, workers)
+    if chosen is not None:
+        chosen.check_registry(shared=registry is not None)
+    return cross(basis, pair, over, points=points, tolerance=parse_share(tolerance, "tolerance"), chosen=chosen)
 
 
 def sweep(

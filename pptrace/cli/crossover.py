@@ -55,6 +55,11 @@ class _Part(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
     "--tolerance", type=_Part(), default=0.01, show_default="1%",
     help="How closely a flip is found; counts are found exactly.",
 )  # fmt: skip
+@click.option(
+    "--executor", metavar="NAME[:KEY=VALUE]", shell_complete=complete.offers("executors"),
+    help="What steps are simulated on; one after the other here unless given.",
+)  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Steps at once, on processes; one per core.")
 @experiment_flags(without=["schedule"])
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
@@ -64,6 +69,8 @@ def command(
     points: int,
     tolerance: float,
     sets: tuple[str, ...],
+    executor: str | None,
+    workers: int | None,
     *,
     as_json: bool,
     **flags: str | None,
@@ -78,12 +85,15 @@ def command(
     from pptrace.hooks.registry import Registry
     from pptrace.study.basis import Basis
     from pptrace.study.crossover import crossover
+    from pptrace.study.elsewhere import chosen_for_search
     from pptrace.study.entry import parse_entries
 
     pair = parse_entries(between, "--between")
-    basis = Basis(file=file, sets=sets, flags=given_flags(flags), registry=Registry.load())
+    registry = Registry.load()
+    basis = Basis(file=file, sets=sets, flags=given_flags(flags), registry=registry)
+    chosen = chosen_for_search(registry, executor, workers)
     with status("searching") as watch:
-        found = crossover(basis, pair, over[0], points=points, tolerance=tolerance, watch=watch)
+        found = crossover(basis, pair, over[0], points=points, tolerance=tolerance, watch=watch, chosen=chosen)
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
     else:

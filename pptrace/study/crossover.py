@@ -11,6 +11,7 @@ from pptrace.experiment.summary import job_text, setting_text
 from pptrace.printable import Printed
 from pptrace.study.bisection import Bisection, geometric
 from pptrace.study.compare_text import options_notes, work_note
+from pptrace.study.elsewhere import Elsewhere
 from pptrace.study.reason import short_reason
 from pptrace.study.span import parse_span
 
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
     from pptrace.experiment.run import Run
     from pptrace.study.basis import Basis
     from pptrace.study.entry import Entry
+    from pptrace.study.executor import ExecutorChoice
     from pptrace.study.row import Row
     from pptrace.study.span import Span
 
 __all__ = ["Crossover", "Flip", "Point", "Skipped", "crossover"]
 
 _PAIR = 2
+_CHUNKS = "parallel.vp"
 _LARGEST_CERTAIN = 10**6
 """Beyond it, a count that cannot be is too large, and not merely no multiple of what it has to be."""
 
@@ -153,6 +156,7 @@ def crossover(
     points: int = 12,
     tolerance: float = 0.01,
     watch: Callable[[str], None] | None = None,
+    chosen: ExecutorChoice | None = None,
 ) -> Crossover:
     """Find every value at which another schedule of two becomes the faster one.
 
@@ -166,6 +170,7 @@ def crossover(
         points: values of the first scan, at least 2.
         tolerance: how far apart the sides of a flip may be, in parts of its value.
         watch: told what runs next.
+        chosen: what steps are simulated on, the first scan's all at once; one after the other here unless given.
 
     Raises:
         PptraceError: what cannot be used; or no value in the range that both schedules can run.
@@ -180,7 +185,13 @@ def crossover(
     _check_last(basis, between, span)
     trial = _Trial(basis=basis, between=(between[0], between[1]), span=span, watch=watch)
     search = Bisection(sign=trial.sign, whole=span.scale.whole, tolerance=tolerance)
-    changes = search.changes(geometric(span.low, span.high, points))
+    grid = geometric(span.low, span.high, points)
+    if chosen is None or span.key == _CHUNKS:  # which an entry would seem to set itself
+        changes = search.changes(grid)
+    else:
+        with Elsewhere.of(basis, chosen) as trial.elsewhere:
+            trial.ahead(grid)
+            changes = search.changes(grid)
     if not trial.points:
         raise trial.refusal()
     found = trial.points
@@ -212,14 +223,26 @@ class _Trial:
     between: tuple[Entry, Entry]
     span: Span
     watch: Callable[[str], None] | None
+    elsewhere: Elsewhere | None = None
     points: dict[int, Point] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     heading: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def ahead(self, values: Sequence[int]) -> None:
+        """Simulate both schedules at values on the executor, where there is one."""
+        if self.elsewhere is not None:
+            if self.watch is not None:
+                self.watch(f"{self.span.word} {', '.join(map(self.span.shown, values))}: both")
+            self.elsewhere.simulate(self.between, {value: self.span.at(value) for value in values})
+
     def sign(self, value: int) -> int | None:
         """Return who is faster at a value, None where one cannot run there."""
         text = self.span.shown(value)
+        known = self._known(value)
+        if known is not None:
+            (first, one_fits), (second, other_fits) = known
+            return self._noted(Point(value=value, text=text, step_ns=(first, second), fits=(one_fits, other_fits)))
         runs: list[Run] = []
         for entry in self.between:
             if self.watch is not None:
@@ -235,8 +258,18 @@ class _Trial:
         if not self.heading:
             self._describe(runs)
         steps, fits = [run.metrics.step_ns for run in runs], [run.metrics.over_capacity is None for run in runs]
-        point = Point(value=value, text=text, step_ns=(steps[0], steps[1]), fits=(fits[0], fits[1]))
-        self.points[value] = point
+        return self._noted(Point(value=value, text=text, step_ns=(steps[0], steps[1]), fits=(fits[0], fits[1])))
+
+    def _known(self, value: int) -> list[tuple[int, bool]] | None:
+        """Return both steps as the executor has them; None where one cannot run, and for what is described."""
+        if self.elsewhere is None or not self.heading:
+            return None
+        self.ahead([value])
+        both = [one for place in range(_PAIR) if (one := self.elsewhere.found[value, place]) is not None]
+        return both if len(both) == _PAIR else None
+
+    def _noted(self, point: Point) -> int:
+        self.points[point.value] = point
         return point.sign
 
     def refusal(self) -> PptraceError:

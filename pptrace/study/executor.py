@@ -38,6 +38,16 @@ class ExecutorChoice:
         """Whether points run in this process."""
         return self.provided.offer.in_process
 
+    def check_registry(self, *, shared: bool) -> None:
+        """Refuse a registry of the caller's own where other processes would not have it.
+
+        Raises:
+            ConfigError: they would not.
+        """
+        if shared and not self.in_process:
+            message = "runs in other processes, which load plugins anew: take serial, or no registry"
+            raise ConfigError(f"{self.provided.offer.name} {message}", key=_KEY)
+
     def start(self) -> Executor:
         """Return an executor.
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pptrace.errors import ConfigError, OutputError
+from pptrace.errors import OutputError
 from pptrace.export.output import replace_file
 from pptrace.export.picture import check_picture
 from pptrace.kernel import COMPILE_FROM
@@ -134,8 +134,7 @@ def sweep(
         ConfigError: a registry of the caller's own with an executor that would not have it, or one of its options.
     """
     chosen = choose(executor, registry, workers or cores())
-    if shares_registry and not chosen.in_process:
-        raise _registry_is_not_shared(chosen)
+    chosen.check_registry(shared=shares_registry)
     rows = {} if fresh else earlier_rows(grid, registry, outputs)
     missing = [point for point in grid.points if point.identity not in rows]
     done = len(grid.points) - len(missing)
@@ -177,11 +176,6 @@ def _call(base: Base, point: Point, *, registry: Registry | None, rows: int) -> 
     if point.refused:
         return {"error": point.refused, "pptrace": __version__}
     return run_point(base, point.entry, registry, rows=rows)
-
-
-def _registry_is_not_shared(chosen: ExecutorChoice) -> ConfigError:
-    message = "runs in other processes, which load plugins anew: take serial, or no registry"
-    return ConfigError(f"{chosen.provided.offer.name} {message}", key="executor")
 
 
 def _labelled(grid: Grid, point: Point, row: Row) -> Row:

@@ -110,6 +110,29 @@ def test_sizes_that_one_cannot_take_are_skipped_and_named() -> None:
     assert "(batch.microbatches: 1 is odd; nearest that work: 2)" in text
 
 
+@pytest.mark.parametrize("over", ["bandwidth=1 MB/s..10 GB/s", "microbatches=1..40", "vp=1..2"])
+def test_a_search_on_processes_finds_what_one_in_this_process_does(over: str) -> None:
+    def found(**where: Any) -> dict[str, Any]:
+        own = crossover(
+            between="gpipe:costs.forward=2 ms,1f1b", over=over, pp=2, microbatches=4, costs=COSTS, network=NETWORK,
+            p2p="sender-blocking", **where,
+        )  # fmt: skip
+        return own.to_dict()
+
+    alone = found()
+    assert found(executor="serial") == alone
+    assert found(workers=2) == alone
+
+
+def test_plugins_of_the_caller_s_own_need_an_executor_in_this_process() -> None:
+    wanted = "eager,even"
+    assert sides(between(wanted, "microbatches=2..8", executor="serial")) == sides(
+        between(wanted, "microbatches=2..8")
+    )
+    with pytest.raises(ConfigError, match="executor: processes runs in other processes"):
+        between(wanted, "microbatches=2..8", workers=2)
+
+
 def test_a_single_value_that_both_take_is_no_range() -> None:
     found = between("even,eager", "microbatches=3..5")
 

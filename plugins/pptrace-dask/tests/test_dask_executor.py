@@ -55,6 +55,15 @@ def test_a_sweep_has_the_serial_run_s_rows(scheduler: LocalCluster) -> None:
     assert swept(there(scheduler)) == swept("serial")
 
 
+def test_a_crossover_is_the_serial_run_s(scheduler: LocalCluster) -> None:
+    def found(executor: Any) -> Any:
+        return pptrace.crossover(
+            between="gpipe,1f1b", over="microbatches=1..12", pp=4, p2p="sender-blocking", executor=executor
+        ).to_dict()
+
+    assert found(there(scheduler)) == found(None)
+
+
 def test_a_plan_is_the_serial_run_s(scheduler: LocalCluster) -> None:
     def places(executor: Any) -> Any:
         found = pptrace.plan(
