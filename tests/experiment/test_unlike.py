@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.needs_plugins
+
+
 def of_speeds(speeds: Any, dp: int = 3, **keys: Any) -> pptrace.Run:
     return pptrace.simulate({
         "parallel": {"pp": 2, "dp": dp}, "batch": {"microbatches": 4}, "schedule": "1f1b",
@@ -86,7 +89,6 @@ def test_a_slow_rank_of_one_replica_is_its_stage_slow_in_that_replica() -> None:
     assert other.metrics.busy_ns.tolist() == of_speeds(None).metrics.busy_ns.tolist()
 
 
-@pytest.mark.needs_plugins
 def test_a_slow_rank_that_holds_two_stages_is_slow_in_both() -> None:
     plain, slow = (
         pptrace.simulate({
