@@ -143,15 +143,18 @@ class Run(Printed):
     def traced(self) -> Timeline:
         """Return the timeline as traces hold it: with counters, routes and provenance.
 
+        Of the network's links it names those that a message went over or that have a counter; a large job has
+        100,000 others.
         Where actions consist of segments, the provenance says how much of each group's communication was hidden.
         """
         from pptrace.timeline.why import why
 
-        routes = self.traffic.routes() if self.traffic is not None else None
         hidden = {} if self.timeline.parts is None else {"communication": communication(self.metrics.groups)}
         provenance = {**self.timeline.provenance, **self.provenance, **hidden}
         found = why(self.timeline)
         counters = self._counters(found.waits)
+        names = {counter.name for counter in counters if counter.rank < 0}
+        routes = None if self.traffic is None else self.traffic.routes().of_links(names)
         return replace(self.timeline, counters=counters, routes=routes, why=found, provenance=provenance)
 
     def table(self) -> list[dict[str, Any]]:

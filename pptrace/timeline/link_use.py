@@ -11,6 +11,7 @@ from pptrace.timeline.counter import Counter
 
 if TYPE_CHECKING:
     from pptrace.model.columns import Int32s, Int64s
+    from pptrace.network.contract import Paths
     from pptrace.timeline.timeline import Timeline
     from pptrace.timeline.traffic import Segments, Traffic
 
@@ -125,25 +126,29 @@ def link_counters(timeline: Timeline, traffic: Traffic, most: int = 32) -> tuple
     """
     fullest = [use.names[0] for use in busiest_links(timeline, traffic, 0)[:most]]
     number = {name: link for link, name in enumerate(traffic.links.name)}
-    shown = np.full(len(traffic.links), -1, dtype=np.int64)
     chosen = sorted(number[name] for name in fullest)
-    shown[chosen] = np.arange(len(chosen))
-    moving, paths = traffic.segments(timeline.start_ns, timeline.end_ns), traffic.paths
-    path = traffic.path[moving.row]
-    length = np.diff(paths.link_ptr)[path]
-    entry = np.arange(int(length.sum())) + np.repeat(
-        paths.link_ptr[:-1][path] - np.cumsum(length) + length, length
-    )
-    segment = np.repeat(np.arange(path.size), length)
-    kept = shown[paths.link[entry]] >= 0
-    entry, segment = entry[kept], segment[kept]
-    rate = moving.rate_kbps[segment] * paths.weight[entry] * _KILO
+    moving = traffic.segments(timeline.start_ns, timeline.end_ns)
+    segment, link, weight = _over(traffic.paths, np.array(chosen, dtype=np.int32), traffic.path[moving.row])
+    rate = moving.rate_kbps[segment] * weight * _KILO
     return _step_counters(
         [traffic.links.name[link] for link in chosen],
-        np.tile(shown[paths.link[entry]], 2),
+        np.tile(link, 2),
         np.concatenate([moving.start_ns[segment], moving.end_ns[segment]]),
         np.concatenate([rate, -rate]),
     )
+
+
+def _over(paths: Paths, chosen: Int32s, taken: Int32s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return each use of a chosen link by a taken path: by place in ``taken`` and ``chosen``, and how often.
+
+    Paths lose their other links first: those of a large job have many, and hundreds of messages take each.
+    """
+    kept = np.flatnonzero(np.isin(paths.link, chosen))
+    ptr = np.searchsorted(kept, paths.link_ptr)
+    length = np.diff(ptr)[taken]
+    entry = kept[np.arange(int(length.sum())) + np.repeat(ptr[:-1][taken] - np.cumsum(length) + length, length)]
+    use = np.repeat(np.arange(taken.size), length)
+    return use, np.searchsorted(chosen, paths.link[entry]), paths.weight[entry]
 
 
 def _lost_ns(traffic: Traffic, moving: Segments) -> Int64s:

@@ -11,6 +11,8 @@ from pptrace.model.columns import Int32s, Int64s, column
 from pptrace.record import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from numpy.typing import NDArray
 
 __all__ = ["Routes"]
@@ -43,6 +45,18 @@ class Routes:
         ptr = np.concatenate([[0], np.cumsum(length)])
         first = np.repeat(self.ptr[:-1][rows] - ptr[:-1], length)
         return replace(self, ptr=ptr, link=self.link[np.arange(int(ptr[-1])) + first])
+
+    def of_links(self, names: AbstractSet[str]) -> Self:
+        """Return the same routes among fewer links: those that one goes over, and ``names``; the order stays."""
+        kept = np.fromiter((name in names for name in self.name), dtype=bool, count=len(self.name))
+        kept[self.link] = True
+        number = np.cumsum(kept) - 1
+        return replace(
+            self,
+            name=tuple(self.name[link] for link in np.flatnonzero(kept).tolist()),
+            rate_kbps=self.rate_kbps[kept],
+            link=number[self.link],
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Routes):
