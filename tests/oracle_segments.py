@@ -1,7 +1,8 @@
 """A slow second implementation of overlapped pairs, written from their words.
 
-It knows queues: a rank's compute stream and a stream per own group, and a channel per pair of ranks. An entry runs
-when it is at the head of its queue and all that it needs has ended.
+It has queues: a rank's compute stream and a stream per own group, and a channel per pair of ranks. An entry runs
+when it is at the head of its queue and all that it needs has ended. An action outside a pair is one block: its
+rank starts no segment of a later action before the block's end.
 """
 
 from __future__ import annotations
@@ -47,14 +48,15 @@ class SegmentOracle:
     def run(self) -> dict[Part, tuple[int, int]]:
         """Return every entry's start and end."""
         for rank, row in enumerate(self.rows):
-            behind: Part | None = None
+            block_end: Part | None = None
             for action in row:
                 members = action.sub_actions or (action,)
                 self._pair(rank, members) if len(members) > 1 else self._alone(rank, members[0])
-                if behind is not None:
-                    self.needs[self._of(members[0])[0]].append((behind, 0))
-                last = self._of(members[0])[-1]
-                behind = last if len(members) == 1 and self._stream(last) != Stream.COMPUTE else None
+                if block_end is not None:
+                    for part in (part for member in members for part in self._of(member)):
+                        self.needs[part].append((block_end, 0))
+                if len(members) == 1:
+                    block_end = self._of(members[0])[-1]
                 for member in members:
                     self._feed(rank, member, alone=len(members) == 1)
         moved = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,18 @@ def segments_of(random: Random, kind: Kind) -> tuple[Segment, ...]:
 
 def random_kinds(random: Random) -> dict[Kind, list[tuple[Segment, ...]]]:
     return {kind: [segments_of(random, kind) for _ in range(2)] for kind in (Kind.F, Kind.B)}
+
+
+def mixed(random: Random, ranks: int, microbatches: int) -> list[list[str]]:
+    """Return the rows of :func:`steady` with about half of the pairs taken apart."""
+    return [
+        [
+            action
+            for cell in row
+            for action in (re.findall(r"\w+", cell)[:2] if "(" in cell and random.random() < 0.5 else [cell])
+        ]
+        for row in steady(ranks, microbatches)
+    ]
 
 
 def steady(ranks: int, microbatches: int) -> list[list[str]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CELL", "CellColumns", "Cells", "cell_columns", "waits_of"]
+__all__ = ["CELL", "CellColumns", "Cells", "cell_columns", "group_starts", "waits_of"]
 
 _DTYPES: dict[Any, type[np.integer[Any]]] = {"Int8s": np.int8, "Int32s": np.int32, "Int64s": np.int64}
 
@@ -81,6 +81,19 @@ class Cells:
             microbatch=-1 if kind in PER_STAGE else int(self.microbatch[index]),
             span=int(self.span[index]),
         )
+
+
+def group_starts(pair: Int32s, row_ptr: Int32s) -> NDArray[np.int64]:
+    """Return the positions at which overlapped pairs and actions outside pairs start.
+
+    Args:
+        pair: as in :class:`Cells`.
+        row_ptr: shape (ranks + 1,), the first position of each rank.
+    """
+    starts = np.ones(pair.size, dtype=bool)
+    starts[1:] = (pair[1:] < 0) | (pair[1:] != pair[:-1])
+    starts[row_ptr[row_ptr < pair.size]] = True
+    return np.flatnonzero(starts)
 
 
 def cell_columns(actions: Iterable[Action]) -> CellColumns:

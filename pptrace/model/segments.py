@@ -1,8 +1,9 @@
 """Segments: what an action consists of, on which of its rank's streams, and what each part needs.
 
 A forward with tensor parallelism is attention, its all-reduce, the MLP, its all-reduce; with experts it is
-attention, dispatch, experts, combine. Alone, an action's segments follow one another, and nothing else of its rank
-runs in between. In an overlapped pair, one member computes while the other one's collective is under way.
+attention, dispatch, experts, combine. Alone, an action's segments follow one another, and no later segment of its
+rank starts before the last one ends. In an overlapped pair, one member computes while a collective of the other
+one is under way.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ScheduleError
+from pptrace.model.cells import group_starts
 from pptrace.model.kinds import Result
 
 if TYPE_CHECKING:
@@ -27,12 +28,10 @@ def check_pairs(schedule: Schedule, positions: Positions) -> None:
     """
     if not (schedule.pair >= 0).any():
         return
-    begins = np.ones(len(schedule), dtype=bool)
-    begins[1:] = (schedule.pair[1:] < 0) | (schedule.pair[1:] != schedule.pair[:-1])
-    begins[schedule.row_ptr[schedule.row_ptr < len(schedule)]] = True
-    block = np.cumsum(begins)
+    starts = group_starts(schedule.pair, schedule.row_ptr)
+    group = np.repeat(np.arange(starts.size), np.diff(starts, append=len(schedule)))
     for made, needed in _waits(schedule, positions):
-        both = (made >= 0) & (needed >= 0) & (made != needed) & (block[made] == block[needed])
+        both = (made >= 0) & (needed >= 0) & (made != needed) & (group[made] == group[needed])
         if both.any():
             at = np.flatnonzero(both)[0]
             row, other = int(needed.flat[at]), int(made.flat[at])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.model.cells import group_starts
 from pptrace.model.kinds import BACKWARD, STAGE_ENDS, Kind
 from pptrace.schedule.inserted import inserted_of_stages
 
@@ -69,7 +70,5 @@ def _last_backward(schedule: Schedule) -> NDArray[np.int64]:
 
 def _behind(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the positions behind some rows, or behind the overlapped pairs that they belong to."""
-    same = np.append((schedule.pair[1:] >= 0) & (schedule.pair[1:] == schedule.pair[:-1]), [False])
-    same[schedule.row_ptr[1:-1] - 1] = False
-    ends = np.flatnonzero(~same)  # of pairs, and of actions alone
-    return ends[np.searchsorted(ends, rows)] + 1
+    starts = group_starts(schedule.pair, schedule.row_ptr)
+    return np.append(starts, len(schedule))[np.searchsorted(starts, rows, side="right")]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.model.cells import group_starts
 from pptrace.model.kind_table import TABLE
 from pptrace.model.kinds import COMMUNICATION, COMPUTE, SENDS, Kind, Stream
 from pptrace.schedule.policy import PolicyName
@@ -109,9 +110,12 @@ def _behind_alone(
     """Return actions alone, and the rows that its rank issues behind each on any stream.
 
     What holds the compute stream comes behind whatever held it before, all else behind what was computed before.
+    Each member of a pair comes behind what the whole pair comes behind.
     """
     follows = COMPUTE.mask(issued.kind) | (COMMUNICATION.mask(issued.kind) & policy.blocks)
     last = np.where(follows, _last(issued, follows), computed)
+    starts = group_starts(issued.pair, issued.row_ptr)
+    last = np.repeat(last[starts], np.diff(starts, append=len(issued)))
     single = (results[0] >= 0) & (issued.pair < 0)
     later = np.flatnonzero((last >= 0) & single[last])
     return last[later], later

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.errors import ScheduleError
+from pptrace.model.cells import group_starts
 from pptrace.model.kinds import COMPUTE, Kind, Stream
 from pptrace.model.segments import Segment
 from pptrace.sim.pairs import Paired, alone, alone_overlapped, paired
@@ -93,10 +94,7 @@ def _overlaps(issued: IssueOrder, workload: Workload, *, slows: bool) -> bool:
 
 def _alike(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:
     """Yield the rows with which actions, messages and pairs begin, the alike together, and the rows of each."""
-    begins = np.ones(len(issued), dtype=bool)
-    begins[1:] = (issued.pair[1:] < 0) | (issued.pair[1:] != issued.pair[:-1])
-    begins[issued.row_ptr[issued.row_ptr < len(issued)]] = True
-    first = np.flatnonzero(begins)
+    first = group_starts(issued.pair, issued.row_ptr)
     size = np.diff(first, append=len(issued))
     used = workload.microbatch_class
     code = issued.kind.astype(np.int64) * issued.placement.stages + issued.stage

@@ -6,10 +6,11 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from oracle_segments import SegmentOracle
-from segment_costs import BLOCK_A, costs, segments_of, spans, steady
+from oracle_segments import Part, SegmentOracle
+from segment_costs import BLOCK_A, costs, mixed, segments_of, spans, steady
 
-from pptrace.model.kinds import Kind
+from pptrace.model.kinds import Kind, Stream
+from pptrace.model.segments import Segment
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.policy import Policy, PolicyName
@@ -17,6 +18,8 @@ from pptrace.schedule.table import Schedule
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.actions import actions_in_parts
 from pptrace.timeline.metrics import measure
+
+REDUCE = Segment(name="all-reduce", stream=Stream.TENSOR_PARALLEL)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -31,6 +34,47 @@ def test_random_pairs_on_stages_between_others_run_so_too(seed: int) -> None:
     rows = [table[rank] for rank in range(stages)]
 
     assert spans(timeline) == SegmentOracle(rows, kinds, (0, 1, 1), network.overhead_ns, network.latency_ns).run()
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_pairs_between_actions_alone_run_as_the_second_implementation_says(seed: int) -> None:
+    random = Random(seed)  # noqa: S311 - nothing secret
+    stages, turns = random.randint(2, 3), random.choice([(0, 1), (1, 0), (1,), (1, 1, 0), (0, 0, 1)])
+    kinds = {kind: [segments_of(random, kind) for _ in range(stages)] for kind in (Kind.F, Kind.B)}
+    network = Flat(overhead_ns=random.randint(0, 3), latency_ns=random.randint(0, 5))
+    workload = Workload.uniform(stages, boundary_bytes=0).segmented(kinds)
+    table = replace(Schedule.from_rows(mixed(random, stages, 8)), interleave={(Kind.F, Kind.B): turns})
+
+    timeline = simulate(table, workload, network)
+    rows = [table[rank] for rank in range(stages)]
+
+    assert spans(timeline) == SegmentOracle(rows, kinds, turns, network.overhead_ns, network.latency_ns).run()
+
+
+@pytest.mark.parametrize("turns", [(0, 1), (1, 0)])
+def test_the_trailing_collective_of_an_action_alone_holds_up_both_members(turns: tuple[int, ...]) -> None:
+    forward = (Segment(name="mlp", duration_ns=5), replace(REDUCE, duration_ns=4))
+    backward = (Segment(name="mlp", duration_ns=6), replace(REDUCE, duration_ns=2))
+    workload = Workload.uniform(1).segmented({Kind.F: [forward], Kind.B: [backward]})
+    table = Schedule.from_rows([["0F0", "0F1", "(0F2;0B0)OVERLAP_F_B", "0B1", "0B2"]])
+
+    taken = spans(simulate(replace(table, interleave={(Kind.F, Kind.B): turns}), workload))
+
+    pair = [Part(Kind.F, 0, 2, 0), Part(Kind.B, 0, 0, 0)]
+    assert min(taken[part][0] for part in pair) == taken[Part(Kind.F, 0, 1, 1)][1] == 18
+
+
+def test_a_pair_that_begins_with_a_collective_starts_behind_the_block_before_it() -> None:
+    gather = Segment(name="gather", duration_ns=3, stream=Stream.EXPERT_PARALLEL)
+    forward = (gather, Segment(name="mlp", duration_ns=5), replace(REDUCE, duration_ns=4))
+    backward = (Segment(name="mlp", duration_ns=6),)
+    workload = Workload.uniform(1).segmented({Kind.F: [forward], Kind.B: [backward]})
+    table = Schedule.from_rows([["0F0", "0F1", "(0F2;0B0)OVERLAP_F_B", "0B1", "0B2"]])
+
+    taken = spans(simulate(table, workload))
+
+    assert taken[Part(Kind.F, 0, 1, 2)][1] == 24
+    assert (taken[Part(Kind.F, 0, 2, 0)][0], taken[Part(Kind.B, 0, 0, 0)][0]) == (24, 24)
 
 
 def test_pairs_on_all_stages_hide_what_they_hide_on_one() -> None:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from oracle_segments import Part, SegmentOracle
-from segment_costs import BLOCK_A, costs, random_kinds, spans
+from segment_costs import BLOCK_A, costs, mixed, random_kinds, spans
 from small_networks import Wires
 
 from pptrace.errors import ScheduleError
@@ -131,6 +131,31 @@ def test_laws_hold_under_every_policy(policy: Policy) -> None:
             lane = one.lane_of_row()
             follows = lane[1:] == lane[:-1]
             assert (one.start_ns[1:] >= one.end_ns[:-1])[follows].all()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_no_segment_starts_before_an_earlier_action_alone_of_its_rank_ends(policy: Policy) -> None:
+    for seed in range(12):
+        random = Random(seed)  # noqa: S311 - nothing secret
+        kinds, turns = random_kinds(random), random.choice([(0, 1), (1, 0), (1, 1, 0)])
+        workload = Workload.uniform(2, boundary_bytes=random.randint(0, 5))
+        workload = workload.segmented(kinds, overlapped=seed % 2 == 1)
+        table = replace(Schedule.from_rows(mixed(random, 2, 6)), interleave={(Kind.F, Kind.B): turns})
+
+        taken = spans(simulate(table, workload, Flat(rate_kbps=10**6, latency_ns=2), policy))
+
+        for rank in range(2):
+            block_end = 0
+            for action in table[rank]:
+                members = action.sub_actions or (action,)
+                parts = [
+                    taken[Part(one.kind, rank, one.microbatch, number)]
+                    for one in members
+                    for number in range(len(kinds[one.kind][rank]))
+                ]
+                assert min(start for start, _ in parts) >= block_end
+                if len(members) == 1:
+                    block_end = max(end for _, end in parts)
 
 
 def test_what_follows_an_action_alone_on_other_streams_waits_for_all_of_it() -> None:
