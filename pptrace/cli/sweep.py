@@ -141,12 +141,12 @@ def _told_what_is_kept(paths: Sequence[Path]) -> Iterator[None]:
 
 def kept_text(journal: Path | None) -> str:
     """Say after Ctrl-C what is kept; ``main()`` ends the line."""
-    from pptrace.study.journal import read_journal
+    from pptrace.study.journal import Journal
 
     if journal is None or not journal.exists():
         return "\nnothing is kept without an output: name one with -o"
-    rows = len(read_journal(journal).rows)
-    return f"\n{rows:,} finished rows are kept in {journal}: the same command goes on from there"
+    with Journal(journal) as kept:
+        return f"\n{len(kept.rows):,} finished rows are kept in {journal}: the same command goes on from there"
 
 
 @contextmanager

@@ -1,13 +1,11 @@
-"""The journal of a sweep: every row that is finished, written at once, until the tables are."""
+"""The journal of a sweep: finished rows in an SQLite database, until the tables are written."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import time
-from contextlib import suppress
-from dataclasses import dataclass
+import sqlite3
+import warnings
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -18,11 +16,13 @@ if TYPE_CHECKING:
 
     from pptrace.study.row import Row
 
-__all__ = ["Journal", "JournalContent", "journal_path", "read_journal"]
+__all__ = ["Journal", "journal_path"]
 
-_HEADER = b'{"pptrace-sweep":1}\n'
-_FRESH = b'{"pptrace-sweep":1,"fresh":true}\n'
-_SYNC_EVERY_S = 5.0
+_ROWS = "CREATE TABLE finished (content BLOB, digest BLOB)"
+_FRESH = "CREATE TABLE fresh (unused)"
+"""Marks the journal of a fresh sweep."""
+_OUTSIDE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+"""SQLite's errors that have other causes than a damaged database."""
 
 
 def journal_path(output: str | Path) -> Path:
@@ -34,46 +34,42 @@ def journal_path(output: str | Path) -> Path:
     return Path(f"{output}.journal")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalContent:
-    """What a journal holds."""
+class Journal:
+    """An open journal; no other process can open it at the same time.
+
+    A row whose checksum differs is dropped. A database that is damaged as a whole is replaced, with a warning.
+    """
 
     rows: list[Row]
-    """Finished rows, up to the first that is torn."""
+    """The rows that earlier starts of the sweep finished."""
     fresh: bool
     """Whether the sweep replaces the tables that were there, so that their rows do not count."""
-    size: int
-    """Bytes up to the torn end."""
-
-
-def read_journal(path: Path) -> JournalContent:
-    """Read a journal; the sweep may have ended at any byte of it.
-
-    Raises:
-        OutputError: the file is something else.
-    """
-    try:
-        return _content_of(path, path.read_bytes())
-    except OSError as error:
-        raise OutputError(f"cannot be read: {error.strerror}", file=path) from error
-
-
-class Journal:
-    """A journal that is being written, behind what an earlier start wrote unless ``fresh``."""
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        """Open a journal, or create it.
+
+        Args:
+            path: the database.
+            fresh: whether the rows in it and in the tables do not count.
+
+        Raises:
+            OutputError: another process has it open, or it cannot be read or written.
+        """
         self.path = path
-        self._rows = 0
-        self._synced_s = time.monotonic()
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise _failed(path, error) from error
-        try:
-            self._begin(fresh=fresh)
-        except BaseException:
-            os.close(self._file)
-            raise
+            path.open("ab").close()  # the system's reason says more than SQLite's
+            try:
+                self._open(fresh=fresh)
+            except sqlite3.Error as error:
+                if _code(error) in _OUTSIDE:
+                    raise
+                message = f"{path}: is damaged and replaced: its rows run again"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
+                path.unlink()
+                self._open(fresh=fresh)
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+        self._is_empty = not self.rows
 
     def __enter__(self) -> Self:
         return self
@@ -81,74 +77,63 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Keep what is there, for the tables may fail to be written; a journal without a row goes."""
-        with suppress(OSError):
-            os.fsync(self._file)
-        if not self._rows:
+        """Close the journal and keep it, since the tables may fail to be written; one without rows is removed."""
+        self._database.close()
+        if self._is_empty:
             self.path.unlink(missing_ok=True)
-        os.close(self._file)
 
     def append(self, row: Row) -> None:
-        """Write a row whole, and every few seconds to the disk itself.
+        """Write a row in a transaction of its own.
 
         Raises:
             OutputError: it cannot be written.
         """
-        line = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        self._write(f"{line}\n".encode())
-        self._rows += 1
-        now = time.monotonic()
-        if now - self._synced_s > _SYNC_EVERY_S:
-            os.fsync(self._file)
-            self._synced_s = now
-
-    def _begin(self, *, fresh: bool) -> None:
-        """Take the file for this process alone, drop a torn end, and go on behind it."""
+        content = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         try:
-            # A lock of the process, not of the open file, so that workers forked from it do not hold it.
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            message = "another sweep is writing here: wait for it, or name another file with -o"
-            raise OutputError(message, file=self.path) from error
-        noted = _content_of(self.path, os.pread(self._file, os.fstat(self._file).st_size, 0))
-        size = 0 if fresh else noted.size
-        self._rows = 0 if fresh else len(noted.rows)
-        os.ftruncate(self._file, size)
-        os.lseek(self._file, size, os.SEEK_SET)
-        if not size:
-            self._write(_FRESH if fresh else _HEADER)
+            self._database.execute("INSERT INTO finished VALUES (?, ?)", (content, _digest(content)))
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        self._is_empty = False
 
-    def _write(self, line: bytes) -> None:
+    def _open(self, *, fresh: bool) -> None:
+        self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
-            while line:
-                line = line[os.write(self._file, line) :]
-        except OSError as error:
-            raise _failed(self.path, error) from error
+            self._read(fresh=fresh)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _read(self, *, fresh: bool) -> None:
+        """Take the database for this process alone, check its structure and read its rows."""
+        execute = self._database.execute
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = NORMAL")
+        tables = {sql for (sql,) in execute("SELECT sql FROM sqlite_master")}
+        if not tables <= {_ROWS, _FRESH} or execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError
+        if _ROWS not in tables:
+            execute(_ROWS)
+        if fresh:
+            execute("DELETE FROM finished")
+        if fresh and _FRESH not in tables:
+            execute(_FRESH)
+        self.fresh = fresh or _FRESH in tables
+        entries = execute("SELECT CAST(content AS BLOB), CAST(digest AS BLOB) FROM finished")
+        self.rows = [json.loads(content) for content, digest in entries if _digest(content or b"") == digest]
+
+    def _failed(self, error: sqlite3.Error | OSError) -> OutputError:
+        if isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_BUSY:
+            return OutputError(
+                "another sweep is writing here: wait for it, or name another file with -o", file=self.path
+            )
+        return OutputError(f"cannot be written: {getattr(error, 'strerror', '') or error}", file=self.path)
 
 
-def _content_of(path: Path, content: bytes) -> JournalContent:
-    header = next((each for each in (_HEADER, _FRESH) if content.startswith(each)), b"")
-    if not header and not any(each.startswith(content) for each in (_HEADER, _FRESH)):
-        raise OutputError("is no journal of pptrace sweep: move it away, or name another file with -o", file=path)
-    rows: list[Row] = []
-    size = len(header)
-    while size:
-        end = content.find(b"\n", size)
-        row = _row(content[size:end]) if end >= 0 else None
-        if row is None:
-            break
-        rows.append(row)
-        size = end + 1
-    return JournalContent(rows=rows, fresh=header == _FRESH, size=size)
+def _digest(content: bytes) -> bytes:
+    return sha256(content).digest()
 
 
-def _row(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and row.get("point") else None
-
-
-def _failed(path: Path, error: OSError) -> OutputError:
-    return OutputError(f"cannot be written: {error.strerror or error}", file=path)
+def _code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary error code; errors that Python's module finds itself have none."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

@@ -8,7 +8,7 @@ from pptrace.config.places import key_text
 from pptrace.errors import OutputError, PptraceError
 from pptrace.experiment.prepare import prepare
 from pptrace.study.basis import Basis
-from pptrace.study.journal import journal_path, read_journal
+from pptrace.study.journal import Journal, journal_path
 from pptrace.study.point import inputs_of
 from pptrace.study.results import TABLES, read_table
 from pptrace.version import __version__
@@ -38,9 +38,14 @@ def earlier_rows(grid: Grid, registry: Registry, outputs: Sequence[Path]) -> dic
     Raises:
         OutputError: a file is no sweep's, or one of another configuration or of other versions.
     """
-    journals = {path: read_journal(path) for path in map(journal_path, outputs) if path.exists()}
-    rows = {path: noted.rows for path, noted in journals.items()}
-    if not any(noted.fresh for noted in journals.values()):
+    rows: dict[Path, list[Row]] = {}
+    fresh = False
+    for path in map(journal_path, outputs):
+        if path.exists():
+            with Journal(path) as journal:
+                rows[path] = journal.rows
+                fresh |= journal.fresh
+    if not fresh:
         tables = [path for path in outputs if path.suffix.lower() in TABLES and path.exists()]
         rows = {path: read_table(path) for path in tables} | rows
     found: dict[str, Row] = {}
@@ -55,6 +60,8 @@ def _checked(grid: Grid, registry: Registry, path: Path, rows: Sequence[Row]) ->
     found: dict[str, Row] = {}
     for row in rows:
         point = by_cells.get(tuple(str(row.get(key)) for key in grid.keys))
+        if not row.get("configuration"):
+            raise OutputError(f"is the journal of another command: {_ADVICE}", file=path)
         if row["configuration"] != grid.configuration:
             raise _foreign(path, _difference(grid, registry, row, point))
         _check_versions(path, row, versions)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from swept_folder import MICROBATCHES, MINE, calls, fill, names
+
+from pptrace.study.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +50,13 @@ def started(*arguments: str, folder: Path | None = None) -> subprocess.Popen[str
 
 
 def rows_in(journal: str) -> int:
-    path = Path(journal)
-    return max(path.read_bytes().count(b"\n") - 1, 0) if path.exists() else 0
+    """Return how many rows are in a copy of a journal, which a sweep may be writing."""
+    with TemporaryDirectory() as folder:
+        for path in Path().glob(f"{journal}*"):
+            with suppress(FileNotFoundError):
+                shutil.copy(path, folder)
+        with Journal(Path(folder, journal)) as copied:
+            return len(copied.rows)
 
 
 def test_more_values_run_the_new_points_alone(sweep: Pptrace) -> None:
@@ -230,6 +240,40 @@ def test_ctrl_c_without_an_output_says_that_nothing_is_kept(
     stop_after(monkeypatch, 3)
 
     assert "nothing is kept without an output: name one with -o" in sweep("--over", MICROBATCHES).err
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "damage", [b"SQLite format 3\0" * 9, b"\xff" * 5000, b'{"pptrace-sweep":1}\n{"point":"x"}\n']
+)
+def test_a_sweep_with_a_damaged_journal_warns_and_gives_the_table_of_an_undisturbed_one(
+    sweep: Pptrace, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    sweep("--over", MICROBATCHES, "-o", "whole.csv")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        sweep("--over", MICROBATCHES, "-o", "r.csv")
+    Path("r.csv.journal").write_bytes(damage)
+
+    answer = sweep("--over", MICROBATCHES, "-o", "r.csv")
+
+    warning = "pptrace: warning: r.csv.journal: is damaged and replaced: its rows run again"
+    assert answer.code == 0
+    assert answer.err.splitlines() == [warning, "wrote r.csv"]
+    assert Path("r.csv").read_bytes() == Path("whole.csv").read_bytes()
+    assert names() == {"r.csv", "whole.csv"}
+
+
+def test_the_journal_of_another_command_is_refused(sweep: Pptrace) -> None:
+    with Journal(Path("r.csv.journal")) as journal:
+        journal.append({"point": "0123456789abcdef", "step_ns": 5})
+
+    answer = sweep("--over", MICROBATCHES, "-o", "r.csv")
+
+    assert answer.complaint.startswith(
+        "r.csv.journal: is the journal of another command: name another file with -o"
+    )
+    assert names() == {"r.csv.journal"}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pptrace.cli.main import main
-from pptrace.study.journal import Journal, read_journal
+from pptrace.study.journal import Journal
 
 if TYPE_CHECKING:
     from pptrace.study.row import Row
@@ -66,7 +66,8 @@ def test_a_plan_that_is_killed_goes_on_and_finds_what_an_undisturbed_one_does(
     before = "# an earlier plan\n"
     Path("best.yaml").write_text(before, encoding="utf-8")
     killed = subprocess.run([sys.executable, "-c", KILLED, *PLAN, "-o", "best.yaml"], check=False)
-    kept = read_journal(Path("best.yaml.journal")).rows
+    with Journal(Path("best.yaml.journal")) as journal:
+        kept = journal.rows
     simulated: list[str] = []
     append = Journal.append
 

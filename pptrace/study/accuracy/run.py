@@ -17,7 +17,7 @@ from pptrace.hooks.call import one_line
 from pptrace.hooks.registry import Registry
 from pptrace.kernel import many_runs
 from pptrace.study.executor import choose
-from pptrace.study.journal import Journal, journal_path, read_journal
+from pptrace.study.journal import Journal, journal_path
 from pptrace.study.pool import run_all
 from pptrace.version import __version__
 
@@ -70,24 +70,21 @@ def run_cases(
     registry = Registry.load(warn=lambda _: None)
     chosen = choose(executor, registry, workers or _cores())
     points = {case.line: _identity(case.settings, registry) for case in cases}
-    journal_file = journal_path(output) if output else None
-    known: dict[str, Row] = {}
-    if journal_file is not None and journal_file.exists() and not fresh:
-        known = {str(row["point"]): row for row in read_journal(journal_file).rows}
+    report = progress or _no_progress
     found: dict[int, Row] = {}
     waiting = []
-    for case in cases:
-        if case.skipped:
-            found[case.line] = {"skipped": case.skipped}
-        elif points[case.line] in known:
-            found[case.line] = known[points[case.line]]
-        else:
-            waiting.append(case)
-    own = registry if chosen.in_process else None
-    call = partial(_simulated, registry=own, rows=_ACTIONS * len(waiting) // chosen.request.workers)
-    report = progress or _no_progress
-    report(len(found), len(cases))
-    with Journal(journal_file, fresh=fresh) if journal_file and waiting else nullcontext() as journal:
+    with Journal(journal_path(output), fresh=fresh) if output else nullcontext() as journal:
+        known = {str(row["point"]): row for row in journal.rows} if journal else {}
+        for case in cases:
+            if case.skipped:
+                found[case.line] = {"skipped": case.skipped}
+            elif points[case.line] in known:
+                found[case.line] = known[points[case.line]]
+            else:
+                waiting.append(case)
+        own = registry if chosen.in_process else None
+        call = partial(_simulated, registry=own, rows=_ACTIONS * len(waiting) // chosen.request.workers)
+        report(len(found), len(cases))
         for case, row in run_all(waiting, call, chosen.start, ahead=_AHEAD * chosen.request.workers):
             found[case.line] = row
             if journal is not None and not row.get("skipped"):

@@ -7,7 +7,7 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pptrace.study.journal import Journal, journal_path, read_journal
+from pptrace.study.journal import Journal, journal_path
 from pptrace.study.plan.point import installed, run_candidate
 from pptrace.study.pool import run_all
 from pptrace.version import __version__
@@ -58,10 +58,8 @@ class Runner:
         self._journal: Journal | None = None
         self._is_warm = False
         if output is not None:
-            path = journal_path(output)
-            if path.exists() and not fresh:
-                self._known = {str(row["point"]): row for row in read_journal(path).rows}
-            self._journal = Journal(path, fresh=fresh)
+            self._journal = Journal(journal_path(output), fresh=fresh)
+            self._known = {str(row["point"]): row for row in self._journal.rows}
 
     def __enter__(self) -> Self:
         return self
