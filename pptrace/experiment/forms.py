@@ -17,7 +17,7 @@ from pptrace.experiment.candidates import Change
 from pptrace.experiment.estimate import Estimate, estimate
 from pptrace.experiment.form import Form, Forms
 from pptrace.experiment.more_room import in_more_room
-from pptrace.experiment.moved import MOVED, is_both, moved_by
+from pptrace.experiment.moved import MOVED, copies_take_time, is_both, moved_by
 from pptrace.experiment.prepare import costs_alone
 from pptrace.experiment.run import simulate
 from pptrace.experiment.tried import Tried
@@ -126,7 +126,10 @@ class FormSearch:
             run = simulate(root, self.registry, loose=self.variation.loose)
         except PptraceError as error:
             self.error = error
+            parallel = root.experiment.parallel
+            self._check_copies(self._workload(change, (parallel.pp or 1) * parallel.vp))
             return self._refused(change, error)
+        self._check_copies(run.prepared.workload)
         schedule = run.prepared.schedule
         chunks, uneven = divmod(schedule.stages, schedule.ranks)
         if not uneven and root.experiment.schedule.kind != "table":
@@ -137,6 +140,11 @@ class FormSearch:
             run.prepared.workload.total_ns(_WHOLE, schedule.microbatches),
         )
         return self._ran(change, run)
+
+    def _check_copies(self, workload: Workload | None) -> None:
+        """Offer copies to the host only where they take time."""
+        timed = workload is not None and copies_take_time(workload)
+        self.ground = replace(self.ground, copies_take_time=timed)
 
     def _promising(self, bases: Sequence[Mapping[str, Any]]) -> list[tuple[Change, Estimate]]:
         """Return forms that estimates tell apart, beside what each base sets; the likeliest first."""

@@ -10,18 +10,32 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pptrace.config.experiment import ScheduleChoice
+    from pptrace.model.workload import Workload
 
-__all__ = ["MOVED", "is_both", "moved_by"]
+__all__ = ["MOVED", "NO_COPY_TIMES", "copies_take_time", "is_both", "moved_by"]
 
 _COPIED, _AGAIN = "schedule.offload.ratio", "schedule.recompute.early"
 
 MOVED = frozenset({_COPIED, _AGAIN})
 """Settings that change a table, and no cost of its stages."""
 
+NO_COPY_TIMES = "the costs have no time for copies: give device.host_bandwidth, or costs.offload and costs.reload"
+"""Why activations are not copied to the host."""
+
 
 def is_both(settings: Mapping[str, Any]) -> bool:
     """Whether a form would copy what it computes again, which is refused."""
     return settings.keys() >= MOVED
+
+
+def copies_take_time(workload: Workload) -> bool:
+    """Whether all activations take time to be copied to the host and back."""
+    costs = (workload, *workload.classes)
+    return all(
+        bool((times[one.activation_bytes > 0] > 0).all())
+        for one in costs
+        for times in (one.offload_ns, one.reload_ns)
+    )
 
 
 def moved_by(settings: Mapping[str, Any], choice: ScheduleChoice) -> tuple[Offload | None, Recompute | None]:

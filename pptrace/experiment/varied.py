@@ -45,6 +45,8 @@ class Ground:
     """Chunks per rank that the configuration runs with; 0 where it does not run, or ranks differ in them."""
     activation_bytes: int = 0
     """The most activations on a rank of the form that is varied; 0 where none was simulated yet."""
+    copies_take_time: bool = False
+    """Whether the costs have times for copies of activations to the host and back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +133,9 @@ def _order_memory(ground: Ground) -> list[Settings]:
 
 
 def _offload(ground: Ground) -> list[Settings]:
-    """Return shares of activations to copy to the host, where it is known what copies take."""
-    resolved, own = ground.resolved, ground.resolved.experiment.schedule
-    known = value_of(resolved, "device.host_bandwidth") or value_of(resolved, "costs.offload")
-    if not known or own.offload is not None or own.recompute is not None:
+    """Return shares of activations to copy to the host."""
+    own = ground.resolved.experiment.schedule
+    if not ground.copies_take_time or own.offload is not None or own.recompute is not None:
         return []
     return [{"schedule.offload.ratio": ratio} for ratio in _RATIOS]
 

@@ -14,7 +14,7 @@ from pptrace.experiment.prepare import costs_alone
 from pptrace.experiment.varied import varied_settings
 from pptrace.printable import Printed, csv_of
 from pptrace.study.equal_rows import equal_row
-from pptrace.study.equal_schedule import EqualSchedule
+from pptrace.study.equal_schedule import EqualSchedule, without_copy_times
 from pptrace.study.equal_shortage import none_fits
 from pptrace.study.equal_text import equal_lines
 from pptrace.study.ranking import ranked
@@ -79,7 +79,7 @@ class EqualComparison(Printed):
         return {
             "pptrace": fitting[0]["pptrace"], "plugins": dict(sorted(plugins.items())),
             "memory_limit_bytes": self.limit_bytes, "varied": {one.name: one.text for one in self.varied},
-            "rows": rows,
+            "without_copy_times": without_copy_times(self.rows, self.varied), "rows": rows,
         }  # fmt: skip
 
     def summary(self) -> str:

@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pptrace.experiment.candidates import Change
+from pptrace.experiment.moved import copies_take_time
 from pptrace.study.stand_in import ANY_TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pptrace.experiment.form import Forms
     from pptrace.experiment.tried import Tried
+    from pptrace.experiment.varied import VariedSetting
     from pptrace.study.entry import Entry
 
-__all__ = ["EqualSchedule", "form_text"]
+__all__ = ["EqualSchedule", "form_text", "without_copy_times"]
 
 _UNSAID = frozenset({"costs.name", "batch.microbatches"})
 """Settings that follow from others."""
@@ -47,6 +49,13 @@ class EqualSchedule:
     def fits(self) -> bool:
         """Whether a form fits on every rank."""
         return self.forms is not None and self.forms.fits
+
+    @property
+    def lacks_copy_times(self) -> bool:
+        """Whether no form copies activations to the host because the costs have no times for copies."""
+        run = self.forms.run if self.forms else None
+        copied = run is not None and run.prepared.resolved.experiment.schedule.offload is not None
+        return run is not None and not copied and not copies_take_time(run.prepared.workload)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -88,6 +97,12 @@ class EqualSchedule:
         """In what the best form differs from the configuration's own."""
         best = self.forms.best if self.forms else None
         return form_text(best.change, self.forms.own.change) if best and self.forms else ""
+
+
+def without_copy_times(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> list[str]:
+    """Return the schedules whose forms were to copy activations to the host, and do not for want of times."""
+    asked = any(one.name == "offload" for one in varied)
+    return [row.entry.label for row in rows if asked and row.lacks_copy_times]
 
 
 def form_text(change: Change, own: Change | None = None) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.config.quantity import format_size
+from pptrace.experiment.moved import NO_COPY_TIMES
 from pptrace.experiment.summary import job_text, setting_text, time_text
 from pptrace.study.compare_text import first_text, slower_text
 from pptrace.study.equal_rows import equal_row
+from pptrace.study.equal_schedule import without_copy_times
 from pptrace.study.equal_shortage import needs, shortage
-from pptrace.study.ranking import uncertainty_of
+from pptrace.study.ranking import listed, uncertainty_of
 from pptrace.study.stand_in import ANY_TABLE, POLICY, policy_text, stand_in_notes
 
 if TYPE_CHECKING:
@@ -124,8 +126,17 @@ def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> l
         "hidden, exposed: communication that computation hid, and that it did not, in parts of all ranks' time",
         f"varied: {', '.join(one.name for one in varied)}; all else is the configuration's, so are GPUs and batch",
         f"simulated {simulated} forms: of {candidates} estimated ones the likeliest, and others near the best",
+        *_copies_note(rows, varied),
         *stand_in_notes(ran),
     ]
+
+
+def _copies_note(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> list[str]:
+    untimed = without_copy_times(rows, varied)
+    if not untimed:
+        return []
+    of = f" for {listed(untimed)}" if len(untimed) < len(rows) else ""
+    return [f"offload left out{of}: {NO_COPY_TIMES}"]
 
 
 def _mended(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:

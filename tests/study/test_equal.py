@@ -251,3 +251,37 @@ def test_a_schedule_is_no_slower_than_with_one_of_its_options_fixed(schedule: st
     assert free is not None
     assert free.fits
     assert free.step_ns <= fixed.step_ns
+
+
+COPYING = ["--schedules", "1f1b,gpipe", "--pp", "4", "--microbatches", "8", "--memory", "3GiB"]
+FIGURES = {"name": "table", "forward": "10 ms", "backward": "20 ms", "activation": "1 GiB", "recompute": "10 ms"}
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"offload": "1 ms"}, {"reload": "1 ms"}, {"offload": "1 ms", "reload": ["1 ms", "1 ms", "1 ms", "0 ms"]}],
+)
+def test_activations_are_not_copied_to_the_host_in_no_time(more: dict[str, Any]) -> None:
+    arguments = ["compare", *COPYING, "--costs", json.dumps({**FIGURES, **more})]
+    link = ["--set", "device.host_bandwidth=64 GB/s"]  # which these costs do not read
+
+    told = printed(*arguments, *link)
+    text = CliRunner().invoke(cli, [*arguments, *link], catch_exceptions=False).output
+
+    assert not any("offload" in one["arguments"] for row in told["rows"] for one in row["tried"])
+    assert told["without_copy_times"] == ["1f1b", "gpipe"]
+    assert "offload left out: the costs have no time for copies: give device.host_bandwidth" in text
+
+
+@pytest.mark.needs_plugins
+def test_activations_are_copied_to_the_host_where_costs_have_times() -> None:
+    costs = json.dumps({**FIGURES, "offload": "9 ms", "reload": "9 ms"})
+
+    told = printed("compare", *COPYING, "--costs", costs)
+    kept = printed("compare", *COPYING, "--costs", costs, "--vary", "recompute-actions")
+    text = CliRunner().invoke(cli, ["compare", *COPYING, "--costs", costs], catch_exceptions=False).output
+
+    assert any("offload" in one["arguments"] for row in told["rows"] for one in row["tried"])
+    assert told["without_copy_times"] == kept["without_copy_times"] == []
+    assert "left out" not in text
