@@ -283,3 +283,58 @@ def test_layers_that_ranks_do_not_divide_get_chunks_in_powers_of_two(registry: R
     found = planned(registry, config={**STEP, "model": model}, vary={**FEW, "pp": [2], "layers": ["even"]})
 
     assert {one.chunks for one in found.found.candidates if one.schedule == "interleaved-1f1b"} >= {2, 4}
+
+
+def by_schedule(plan: Any) -> dict[str, list[tuple[int, int, str]]]:
+    found: dict[str, list[tuple[int, int, str]]] = {}
+    for row in plan.table():
+        found.setdefault(row["schedule"], []).append((row["pp"], row["vp"], row["fate"]))
+    return found
+
+
+def test_chunks_that_are_named_are_for_the_schedules_that_take_them(registry: Registry) -> None:
+    schedules = ["1f1b", "gpipe", "interleaved-1f1b", "zb-v"]
+    vary = {**FEW, "pp": [1, 4], "tp": [1], "vp": [2, 4], "schedule": schedules}
+
+    plan = planned(registry, vary=vary)
+
+    assert by_schedule(plan) == {
+        "1f1b": [(1, 1, "simulated"), (4, 1, "simulated")],
+        "gpipe": [(1, 1, "covered"), (4, 1, "simulated")],
+        "interleaved-1f1b": [(1, 1, "covered"), (4, 2, "simulated"), (4, 4, "refused")],
+        "zb-v": [(1, 1, "covered"), (4, 2, "simulated")],
+    }
+    assert plan.counts()["equal"] == 0
+    assert plan.counts()["covered"] == 3
+    assert "vp            2, 4 for the schedules that take it; 1f1b and gpipe with chunks of their own" in str(plan)
+
+
+def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registry: Registry) -> None:
+    vary = {**FEW, "pp": [2], "tp": [1], "vp": [4], "schedule": ["interleaved-1f1b", "zb-v"]}
+
+    plan = planned(registry, vary=vary)
+
+    assert by_schedule(plan) == {"interleaved-1f1b": [(2, 4, "simulated")], "zb-v": [(2, 2, "simulated")]}
+    assert "vp            4 for the schedules that take it; zb-v with chunks of their own" in str(plan)
+
+
+@pytest.mark.parametrize("other", ["1f1b:p2p=batched", "1f1b:schedule.recompute.early=true"])
+def test_a_schedule_with_settings_of_its_own_is_not_equal_to_the_one_without(registry: Registry, other: str) -> None:
+    own = {**STEP, "network": {"name": "hockney", "bandwidth": "5 GB/s"}}
+    vary = {**FEW, "pp": [4], "tp": [1], "schedule": ["1f1b", other]}
+
+    plan = planned(registry, config=own, vary=vary)
+
+    assert [(row["schedule"], row["fate"]) for row in plan.table()] == [("1f1b", "simulated"), (other, "simulated")]
+    assert len({row["step_ns"] for row in plan.table()}) == 2
+
+
+def test_a_plan_copies_activations_to_the_host_only_where_that_takes_time(registry: Registry) -> None:
+    vary = {**FEW, "pp": [4], "tp": [1], "schedule": ["1f1b"], "offload": [0, 1]}
+
+    free = planned(registry, vary=vary)
+    timed = planned(registry, config={**STEP, "device": {"preset": "a100-sxm", "host_bandwidth": "64 GB/s"}}, vary=vary)
+
+    assert [row["fate"] for row in free.table()] == ["simulated", "refused"]
+    assert "the costs have no time for copies: give device.host_bandwidth" in free.table()[1]["reason"]
+    assert [row["fate"] for row in timed.table()] == ["simulated", "simulated"]

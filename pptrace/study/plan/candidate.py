@@ -28,7 +28,9 @@ class Fate(StrEnum):
     MEMORY = "memory"
     """It needs more memory than there is, whatever its step."""
     EQUAL = "equal"
-    """It is another one in other words."""
+    """It has the same table and costs as another one."""
+    COVERED = "covered"
+    """It has no pipeline, where 1F1B stands for all schedules."""
     BOUNDED = "bounded"
     """Its step cannot be among the first."""
     SIMULATED = "simulated"
@@ -51,7 +53,7 @@ class Candidate:
     fate: Fate = Fate.BOUNDED
     """What became of it."""
     reason: str = ""
-    """Why it is refused, or which configuration it equals."""
+    """Why it is refused, or which configuration it equals or is covered by."""
     bound: Bound | None = None
     """What its step and memory are not below."""
     worth: Worth = ()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.places import key_text
 from pptrace.errors import PptraceError
 from pptrace.experiment.asked import times
+from pptrace.experiment.moved import NO_COPY_TIMES, copies_take_time
 from pptrace.experiment.prepare import costs_alone, priced
 from pptrace.study.plan.balance import balanced_split
 from pptrace.study.plan.bounds import Bound, bound_of, least_fits, least_memory, least_work_ns
@@ -149,6 +150,8 @@ class Pricing:
         settings = _chunks_set(origin)
         resolved = self.ground.resolved((*group.varied, *entry.varied, *settings, *own))
         workload = work.workload(stages, layers, self.ground)
+        if resolved.experiment.schedule.offload is not None and not copies_take_time(workload):
+            raise resolved.error("schedule.offload", NO_COPY_TIMES)
         if shape.table is None:
             shape = self.shapes.timed(entry, shape, times(workload, work.network, layout.pp))
         self.shapes.check_policy(resolved, shape)
@@ -214,7 +217,8 @@ class _Weighed:
 def _sameness(work: _Weighed, entry: Entry, shape: Shape, workload: Workload) -> Any:
     """Return what two configurations with the same step have alike."""
     others = [(key_text(one.path), repr(one.value)) for one in work.varied]
-    beside = [one for one in entry.settings if not one[0].startswith("schedule.options.")]
+    own = [(key_text(one.path), repr(one.value)) for one in entry.varied]
+    beside = sorted(one for one in own if one[0] != "schedule.name" and not one[0].startswith("schedule.options."))
     known = sorted(one for one in others if one[0] not in _OF_COSTS)
     return shape.digest, _digest(workload), str(known), str(beside)
 

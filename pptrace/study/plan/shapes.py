@@ -183,8 +183,9 @@ def _digest(table: Schedule) -> str:
     placement = table.placement
     for column in (
         table.row_ptr, *table.cells, placement.stage_rank, placement.microbatch_route, placement.edges,
+        *table.waits,
     ):  # fmt: skip
         found.update(column.tobytes())
         found.update(b"|")
-    found.update(repr((sorted(table.interleave.items()), table.recompute_waits, len(table.waits))).encode())
+    found.update(repr((sorted(table.interleave.items()), table.recompute_waits)).encode())
     return found.hexdigest()[:16]

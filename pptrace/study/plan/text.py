@@ -11,6 +11,8 @@ from pptrace.study.plan.candidate import Fate
 from pptrace.study.plan.pricing import LAYERS
 from pptrace.study.plan.question import OBJECTIVES, gpus_text
 from pptrace.study.plan.reasons import why_behind
+from pptrace.study.plan.space import PLAIN
+from pptrace.study.ranking import listed
 from pptrace.study.plan.ties import MARGIN
 
 if TYPE_CHECKING:
@@ -163,11 +165,28 @@ def _counts(plan: Plan) -> list[str]:
     parts = [
         f"{counts['considered']:,} configurations considered: {counts[Fate.REFUSED]:,} cannot run",
         f"{counts[Fate.MEMORY]:,} need more memory", f"{counts[Fate.EQUAL]:,} equal others",
+        *([f"{counts[Fate.COVERED]:,} on one rank as {PLAIN}"] if counts[Fate.COVERED] else []),
         f"{counts[Fate.BOUNDED]:,} cannot be among the first {plan.question.top}",
         f"{counts[Fate.SIMULATED]:,} simulated",
     ]  # fmt: skip
     refused = [f"{reason} {count:,}" for reason, count in list(plan.refusals().items())[:4]]
-    return [*_folded("", ", ".join(parts)), *(_folded("cannot run    ", ", ".join(refused)) if refused else [])]
+    return [
+        *_folded("", ", ".join(parts)),
+        *(_folded("cannot run    ", ", ".join(refused)) if refused else []),
+        *_own_chunks(plan),
+    ]
+
+
+def _own_chunks(plan: Plan) -> list[str]:
+    """Return which schedules take none of the chunks per rank that the user named."""
+    axis = plan.ground.axes.get("parallel.vp")
+    named = [value.varied[0].value for value in axis.values] if axis else []
+    able = [one for one in plan.found.candidates if one.fate not in {Fate.REFUSED, Fate.COVERED}]
+    own = dict.fromkeys(one.schedule for one in able if named and one.chunks not in named)
+    if not own:
+        return []
+    text = f"{', '.join(map(str, named))} for the schedules that take it; {listed([*own])} with chunks of their own"
+    return _folded("vp            ", text)
 
 
 def _frameworks(plan: Plan) -> list[str]:

@@ -125,15 +125,11 @@ class Scales:
         """Yield a schedule's candidates on a layout: with each number of chunks that it takes, and each split."""
         if group.layout.pp == 1 and self.space.is_plain_alone(entry):
             one = self.made(group.layout, entry, group.varied)
-            one.fate, one.reason = Fate.EQUAL, f"{PLAIN} on one rank"
+            one.fate, one.reason = Fate.COVERED, f"{PLAIN} on one rank"
             yield one
             return
-        offer = self.ground.registry.schedules[entry.name].offer
-        own = offer.chunks is not None and not self.space.sizes["vp"]
-        for chunks in (None,) if own else self.space.chunks_of(group.layout.pp):
+        for chunks in self._chunks_of(group.layout, entry):
             refused = self.pricing.shapes.refusal(entry, group.layout, chunks)
-            if refused is not None and getattr(refused, "key", "") == _VP:
-                continue
             settings = (setting(_VP, chunks),) if chunks is not None and chunks > 1 else ()
             for split in self.space.splits:
                 reason = short_reason(refused) if refused else ""
@@ -141,6 +137,20 @@ class Scales:
                 one.chunks, one.varied = chunks or 1, (*one.varied, *settings)
                 one.origin = Origin(group=group, entry=at, chunks=chunks, split=split)
                 yield one
+
+    def _chunks_of(self, layout: Layout, entry: Entry) -> list[int | None]:
+        """Return the chunks per rank that a schedule takes; its own where it takes none that the user named."""
+        named = self.space.sizes["vp"]
+        own = None if self.ground.registry.schedules[entry.name].offer.chunks is not None else 1
+        if own is None and not named:
+            return [own]
+        refusals = {
+            chunks: self.pricing.shapes.refusal(entry, layout, chunks) for chunks in self.space.chunks_of(layout.pp)
+        }
+        taken: list[int | None] = [
+            chunks for chunks, refused in refusals.items() if getattr(refused, "key", "") != _VP
+        ]
+        return taken or ([own] if named else [])
 
 
 def _is_everywhere(error: PptraceError) -> bool:
