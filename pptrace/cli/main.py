@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import sys
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -14,11 +16,12 @@ import click
 from pptrace.cli.terminal import plain_streams
 from pptrace.commands import COMMANDS
 from pptrace.errors import PptraceError
+from pptrace.hooks.call import interrupt
 from pptrace.printable import printable_line
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pptrace.hooks.registry import Registry
 
@@ -104,8 +107,9 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line; every error that a user can cause is one line and exit code 2."""
     warnings.showwarning = _show_warning
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the plugin that returned it is named
     _start_light()
-    with plain_streams():
+    with plain_streams(), _own_interrupts():
         code = _run()
     gc.freeze()  # nothing is looked through once more at the end
     sys.exit(code)
@@ -116,6 +120,18 @@ def _start_light() -> None:
     gc.set_threshold(_COLLECTED, *gc.get_threshold()[1:])
     for name, value in _LIGHT.items():
         os.environ.setdefault(name, value)
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Tell the user's Ctrl-C from a plugin's KeyboardInterrupt, unless the shell has SIGINT ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _run() -> int:

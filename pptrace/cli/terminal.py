@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from pptrace.printable import printable
@@ -39,19 +40,48 @@ class _Printable:
 def plain_streams() -> Iterator[None]:
     """While the block runs, spell out control characters on the standard error, and on a terminal's output.
 
-    Output for a file or another program stays as it is, but for what has no UTF-8.
+    Output for a file or another program stays as it is, but for what has no UTF-8. It has a descriptor of its own:
+    what plugins, and programs that they start, write to descriptor 1 goes to the standard error.
     """
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (io.StringIO() if stream is None else stream for stream in before)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    if sys.stdout.isatty():
-        sys.stdout = cast("TextIO", _Printable(sys.stdout))
-    sys.stderr = cast("TextIO", _Printable(sys.stderr))
+    before = sys.stdout, sys.__stdout__, sys.stderr
+    sys.stdout = sys.__stdout__ = results = _results(sys.stdout)  # type: ignore[misc] # shutil asks it for its width
+    sys.stderr = cast("TextIO", _Printable(sys.stderr or io.StringIO()))
+    if results.isatty():
+        sys.stdout = cast("TextIO", _Printable(results))
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.__stdout__, sys.stderr = before  # type: ignore[misc] # as above
+        if results is not before[0]:
+            with suppress(OSError):  # what cannot be written has been reported
+                results.close()
+
+
+def _results(stdout: TextIO | None) -> TextIO:
+    """Return a stream for results: Python's own standard output gets a duplicate of its descriptor.
+
+    Descriptor 1 stays the standard error's until the process ends, when C code flushes what it still holds.
+    """
+    if not isinstance(stdout, io.TextIOWrapper):
+        return stdout or io.StringIO()
+    if stdout is not sys.__stdout__:
+        stdout.reconfigure(errors="backslashreplace")
+        return stdout
+    _open_error_descriptor()
+    duplicate = open(os.dup(1), "wb", 0 if stdout.write_through else -1)  # noqa: PTH123, SIM115 - a descriptor
+    os.dup2(2, 1)
+    return io.TextIOWrapper(
+        duplicate, stdout.encoding, "backslashreplace",
+        line_buffering=stdout.line_buffering, write_through=stdout.write_through,
+    )  # fmt: skip
+
+
+def _open_error_descriptor() -> None:
+    """Point descriptor 2 at nothing where it is closed, so that no file gets its number."""
+    try:
+        os.fstat(2)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def raw(stream: TextIO) -> TextIO:

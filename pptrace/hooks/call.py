@@ -1,8 +1,11 @@
-"""Call a plugin's code so that whatever it raises becomes one line that names the plugin and the place."""
+"""Call a plugin's code: what it raises becomes one line with plugin and place, what it prints goes to stderr."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import os
+import signal
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -11,11 +14,21 @@ from pptrace.errors import PluginError, PptraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
+    from types import FrameType, TracebackType
+    from typing import Any, NoReturn
 
     from pptrace.hooks.provider import Provider
 
-__all__ = ["MOST_OFFERS", "call_plugin", "one_line", "plugin_code", "plugin_error"]
+__all__ = [
+    "MOST_OFFERS",
+    "call_plugin",
+    "interrupt",
+    "interruption",
+    "one_line",
+    "plugin_code",
+    "plugin_error",
+    "plugin_output",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,19 +60,41 @@ def plugin_code(
         PptraceError: as the plugin raised it, where it is one of ours.
         PluginError: the plugin raised anything else; names plugin, distribution, exception, file and line.
     """
-    known: tuple[type[BaseException], ...] = (
-        PptraceError, MemoryError, KeyboardInterrupt, GeneratorExit, *passing,
-    )  # fmt: skip
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of our output
+        with plugin_output():
             yield
-    except known:
+    except (PptraceError, MemoryError, interruption(), *passing):
         raise
     except BaseException as error:  # a plugin may raise anything, and sys.exit() is no answer
         place = _place(error.__traceback__, _package(function))
         name = name or getattr(function, "__qualname__", type(function).__name__)
         where = f" at {place}" if place else ""
         raise plugin_error(provider, f"{name} raised {one_line(error)}{where}") from error
+
+
+@contextlib.contextmanager
+def plugin_output() -> Iterator[None]:
+    """Send what a block prints to the standard error, and keep it from closing the standard output."""
+    before = sys.stdout, sys.__stdout__
+    printed = io.TextIOWrapper(_StandardError(), "utf-8", "backslashreplace", write_through=True)
+    sys.stdout = sys.__stdout__ = printed  # type: ignore[misc] # a plugin may write to either
+    try:
+        yield
+    finally:
+        sys.stdout, sys.__stdout__ = before  # type: ignore[misc] # as above
+        _reopen_descriptor()
+
+
+def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
+    """Handle SIGINT: raise a type of KeyboardInterrupt that no plugin raises."""
+    del signal_number, frame
+    raise _UserInterrupt
+
+
+def interruption() -> type[KeyboardInterrupt]:
+    """Return the type of the user's Ctrl-C: any KeyboardInterrupt unless :func:`interrupt` handles SIGINT."""
+    by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return KeyboardInterrupt if by_default else _UserInterrupt
 
 
 def plugin_error(provider: Provider, message: str) -> PluginError:
@@ -77,6 +112,35 @@ def one_line(error: BaseException) -> str:
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}…"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class _UserInterrupt(KeyboardInterrupt):
+    """The user's Ctrl-C."""
+
+
+class _StandardError(io.RawIOBase):
+    """Bytes for the standard error, which stays open when this is closed."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        octets = bytes(data)
+        if sys.stderr is not None:
+            sys.stderr.write(octets.decode(errors="backslashreplace"))
+        return len(octets)
+
+    def fileno(self) -> int:
+        return sys.stderr.fileno()
+
+
+def _reopen_descriptor() -> None:
+    """Point descriptor 1 at the standard error where it is closed: else the next open file gets its number."""
+    try:
+        os.fstat(1)
+    except OSError:
+        with contextlib.suppress(OSError):  # the standard error is closed too
+            os.dup2(2, 1)
 
 
 def _package(function: object) -> str:

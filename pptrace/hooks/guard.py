@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from numbers import Rational
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pptrace.hooks.call import plugin_code, plugin_error
@@ -45,6 +46,8 @@ def _guard(provider: Provider, title: str, field: str, function: Callable[..., A
     def guard(*args: Any, **kwargs: Any) -> Any:
         with plugin_code(provider, function, name=title, passing=passing):
             value = function(*args, **kwargs)
+        if isinstance(value, CoroutineType):
+            raise plugin_error(provider, f"{title} is async, and nothing awaits it: write it without async")
         if holds is not None and not holds(value):
             raise plugin_error(provider, f"{title} returned {value!r:.60}, expected {expected}")
         if field == "write" and not args[1].exists():

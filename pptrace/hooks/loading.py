@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from pptrace.hooks.call import one_line
+from pptrace.hooks.call import interruption, one_line, plugin_output
 from pptrace.hooks.provider import Failure, Provider
 from pptrace.hooks.specs import PROJECT
 from pptrace.record import dataclass
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
 __all__ = ["ALL", "Found", "core_provider", "find_entry_points"]
 
@@ -42,16 +40,19 @@ def find_entry_points(disable: Collection[str]) -> Found:
     failures: list[Failure] = []
     disabled: list[Provider] = []
     used: set[str] = {ALL}
-    for provider, entry_point in _entry_points():
+    for provider, entry_point in sorted(_entry_points(), key=lambda pair: (pair[0].distribution, pair[0].name)):
         names = {provider.name, provider.distribution}
         used |= names
         if ALL in disable or not names.isdisjoint(disable):
             disabled.append(provider)
             continue
+        if isinstance(entry_point, str):
+            failures.append(Failure(provider=provider, reason=entry_point))
+            continue
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of our output
+            with plugin_output():
                 plugins.append((provider, entry_point.load()))
-        except KeyboardInterrupt:
+        except interruption():
             raise
         except BaseException as error:  # noqa: BLE001 - others' code may raise anything
             failures.append(Failure(provider=provider, reason=one_line(error)))
@@ -68,14 +69,51 @@ def core_provider() -> Provider:
     return Provider(name="builtin", distribution=PROJECT, version=__version__)
 
 
-def _entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:
-    found = []
-    for entry_point in metadata.entry_points(group=PROJECT):
-        described = entry_point.dist.metadata if entry_point.dist else None  # name and version each parse it anew
-        provider = Provider(
-            name=entry_point.name,
-            distribution=described["Name"] if described else "",
-            version=described["Version"] if described else "",
-        )
-        found.append((provider, entry_point))
-    return sorted(found, key=lambda pair: (pair[0].distribution, pair[0].name))
+def _entry_points() -> Iterator[tuple[Provider, metadata.EntryPoint | str]]:
+    """Yield each plugin with its entry point, or with what is wrong with that.
+
+    ``metadata.entry_points`` fails where one line of anything that is installed is malformed.
+    """
+    seen = set()
+    for distribution in metadata.distributions():
+        try:
+            lines = _lines_of_group(distribution.read_text("entry_points.txt") or "")
+        except UnicodeDecodeError:
+            name, version = _identity(distribution)
+            yield Provider(name=name, distribution=name, version=version), "its entry_points.txt is not UTF-8 text"
+            continue
+        if not lines:
+            continue
+        name, version = _identity(distribution)
+        if name and name in seen:  # Python imports from the first on its path
+            continue
+        seen.add(name)
+        for line in lines:
+            entry = line.partition("=")[0].strip()
+            yield Provider(name=entry, distribution=name, version=version), _entry_point(line)
+
+
+def _lines_of_group(text: str) -> list[str]:
+    lines, section = [], ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            section = line
+        elif section == f"[{PROJECT}]" and line and not line.startswith("#"):
+            lines.append(line)
+    return lines
+
+
+def _identity(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Return name and version, empty where the metadata does not hold them."""
+    try:
+        described = distribution.metadata  # name and version each parse it anew
+    except UnicodeDecodeError:
+        return "", ""
+    return described["Name"] or "", described["Version"] or ""
+
+
+def _entry_point(line: str) -> metadata.EntryPoint | str:
+    name, _, value = (part.strip() for part in line.partition("="))
+    if name and metadata.EntryPoint.pattern.match(value):
+        return metadata.EntryPoint(name, value, PROJECT)
+    return f"its entry point {line!r} is not NAME = MODULE"

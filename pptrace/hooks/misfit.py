@@ -1,4 +1,4 @@
-"""Say why a plugin does not fit the hooks: a misspelt hook, a forgotten marker, an argument too many."""
+"""Say why a plugin does not fit the hooks: a misspelt hook, a forgotten marker, an argument, ``async``."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def misfit(plugin: object) -> str:
             return f"{name} is not marked; write @hookimpl above it"
         if mark and inspect.signature(function).parameters:
             return f"{name} takes no arguments, and this one declares {inspect.signature(function)}"
+        if mark and (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+            return f"{name} is async, and nothing awaits it: write it without async"
         hooks += bool(mark)
     if hooks:
         return ""

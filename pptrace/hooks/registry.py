@@ -14,7 +14,7 @@ from pluggy import PluginManager
 from pluggy import PluginValidationError as HookMismatch
 
 from pptrace.errors import PluginError
-from pptrace.hooks.call import MOST_OFFERS, one_line, plugin_code, plugin_error
+from pptrace.hooks.call import MOST_OFFERS, interruption, one_line, plugin_code, plugin_error, plugin_output
 from pptrace.hooks.check import check_offer
 from pptrace.hooks.guard import guarded
 from pptrace.hooks.loading import core_provider, find_entry_points
@@ -159,7 +159,7 @@ class Registry(Sorts):
             offers = results[0] if results else None
             if isinstance(offers, Iterable) and not isinstance(offers, str | Mapping):
                 return list(islice(offers, MOST_OFFERS + 1))
-        except (Exception, KeyboardInterrupt):
+        except (Exception, interruption()):
             raise
         except BaseException as error:
             raise _UnusableError(f"{hook} raised {one_line(error)}") from error
@@ -193,13 +193,14 @@ class Registry(Sorts):
     def _register(self, provider: Provider, plugin: object) -> None:
         key = f"{provider.distribution}:{provider.name}"
         try:
-            hash(plugin)
-            self._manager.register(plugin, key)
-            self._manager.check_pending()
-            reason = misfit(plugin)
+            with plugin_output():
+                hash(plugin)
+                self._manager.register(plugin, key)
+                self._manager.check_pending()
+                reason = misfit(plugin)
         except HookMismatch as error:
             reason = misfit(plugin) or one_line(error)
-        except KeyboardInterrupt:
+        except interruption():
             raise
         except BaseException as error:  # noqa: BLE001 - reading a foreign object's attributes may raise anything
             reason = one_line(error)

@@ -64,32 +64,29 @@ def test_help_loads_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
 
 
 def test_help_names_the_commands_of_plugins_without_importing_them(tmp_path: Path) -> None:
-    loaded = modules_after(PLUGIN + command(["--help"]), tmp_path)
+    (tmp_path / "checks.py").write_text(PLUGIN)
+    (tmp_path / "checks-1.dist-info").mkdir()
+    (tmp_path / "checks-1.dist-info/entry_points.txt").write_text("[pptrace]\nchecks = checks\n")
 
-    assert "pptrace.hooks.registry" in loaded
+    loaded = modules_after(command(["--help"]), tmp_path)
+
+    assert {"pptrace.hooks.registry", "checks"} <= loaded
     assert "tabnanny" not in loaded
-    assert "tabnanny" in modules_after(PLUGIN + command(["check"]), tmp_path)
+    assert "tabnanny" in modules_after(command(["check"]), tmp_path)
 
 
 PLUGIN = """
-        from importlib import metadata
-        from types import SimpleNamespace
+from pptrace.plugin import CommandOffer, hookimpl
 
-        from pptrace.plugin import CommandOffer, hookimpl
+@hookimpl
+def pptrace_commands():
+    yield CommandOffer(name="check", summary="Check.", load=load)
 
-        class Checks:
-            @hookimpl
-            def pptrace_commands(self):
-                yield CommandOffer(name="check", summary="Check.", load=self.load)
-
-            def load(self):
-                import click, tabnanny
-                return click.Command("check")
-
-        entry = SimpleNamespace(name="checks", dist=None, load=Checks)
-        metadata.entry_points = lambda group: [entry]
+def load():
+    import click, tabnanny
+    return click.Command("check")
 """
-"""A program's beginning in which one plugin is installed, whose command is in a module of its own."""
+"""A plugin whose command is in a module of its own."""
 
 
 def test_a_small_simulation_never_loads_llvm_or_what_it_does_not_use(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from textwrap import dedent
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from pptrace.cli.main import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,3 +60,19 @@ def schedule_source() -> Callable[[str], str]:
         """
 
     return source
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Any]:
+    """Return a function that runs pptrace with installed plugins, and gives its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.csv").write_text("0F0,0B0\n", encoding="utf-8")
+
+    def called(*arguments: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["pptrace", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        printed = capsys.readouterr()
+        return stop.value.code, printed.out, printed.err
+
+    return called

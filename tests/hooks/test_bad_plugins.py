@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.cli.main import main
 from pptrace.errors import PluginError
 from pptrace.hooks.registry import Registry
 
@@ -18,22 +17,6 @@ if TYPE_CHECKING:
     from conftest import Install
 
 STEP = ("simulate", "--schedule", "table.csv", "--json")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> Callable[..., Any]:
-    """Return a function that runs pptrace with installed plugins, and gives its exit code and what it printed."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "table.csv").write_text("0F0,0B0\n", encoding="utf-8")
-
-    def called(*arguments: str) -> tuple[Any, str, str]:
-        monkeypatch.setattr(sys, "argv", ["pptrace", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        printed = capsys.readouterr()
-        return stop.value.code, printed.out, printed.err
-
-    return called
 
 
 def test_what_a_plugin_prints_is_no_part_of_our_output(run: Any, install: Install) -> None:
@@ -64,6 +47,7 @@ def test_what_a_plugin_prints_is_no_part_of_our_output(run: Any, install: Instal
         ("raise SystemExit(3)", "raised SystemExit: 3"),
         ("class Odd(BaseException): pass\n            raise Odd('very')", "raised Odd: very"),
         ("raise GeneratorExit", "raised GeneratorExit"),
+        ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
         ("while True: yield None", "yields more than 10,000 offers"),
     ],
 )
@@ -91,13 +75,95 @@ def test_a_hook_that_would_end_or_never_end_us_is_left_out(
     assert f"plugin 'rude' (pptrace-rude 1.2): pptrace_cost_models {told}" in out
 
 
-def test_an_import_that_would_end_us_is_left_out(run: Any, install: Install) -> None:
-    install("fatal", "class Odd(BaseException): pass\nraise Odd('no')")
+@pytest.mark.parametrize("raised", ["type('Odd', (BaseException,), {})('no')", "KeyboardInterrupt('no')"])
+def test_an_import_that_would_end_us_is_left_out(run: Any, install: Install, raised: str) -> None:
+    install("fatal", f"raise {raised}")
 
     code, _, err = run(*STEP)
 
     assert code == 0
-    assert "plugin 'fatal' (pptrace-fatal 1.2) is left out: Odd: no" in err
+    assert re.search(r"plugin 'fatal' \(pptrace-fatal 1.2\) is left out: (Odd|KeyboardInterrupt): no", err)
+
+
+@pytest.mark.parametrize("place", ["", "hook", "build", "costs"])
+def test_ctrl_c_in_a_plugin_s_code_is_the_user_s(run: Any, install: Install, place: str) -> None:
+    install(
+        "slow",
+        f"""
+        import os, signal
+        def pressed(where):
+            if where == {place!r}:
+                os.kill(os.getpid(), signal.SIGINT)
+        pressed("")
+        @hookimpl
+        def pptrace_schedules():
+            pressed("hook")
+            yield ScheduleOffer(name="slow", summary="Slow.", build=build)
+        @hookimpl
+        def pptrace_cost_models():
+            yield CostModelOffer(name="slow", summary="Slow.", build=costs)
+        def build(request):
+            pressed("build")
+            return ["0F0 0B0"]
+        def costs(request):
+            pressed("costs")
+            return Workload.uniform(request.stages)
+        """,
+    )
+
+    code, out, err = run(
+        "simulate", "--schedule", "slow", "--set", "costs.name=slow", "--pp", "1", "--microbatches", "1"
+    )
+
+    assert (code, out, err.strip()) == (130, "", "pptrace: interrupted")
+
+
+@pytest.mark.parametrize(
+    ("hook", "told"),
+    [
+        ("async def pptrace_schedules(): return [OFFER]", "pptrace_schedules is async, and nothing awaits it"),
+        ("async def pptrace_schedules(): yield OFFER", "pptrace_schedules is async, and nothing awaits it"),
+        ("def pptrace_schedules(): return [later(), later()]", "pptrace_schedules yielded a coroutine, expected"),
+        ("def pptrace_schedules(): return later()", "pptrace_schedules returned <coroutine object later"),
+    ],
+)
+def test_an_async_hook_is_one_line(run: Any, install: Install, hook: str, told: str) -> None:
+    install("late", f"OFFER = None\nasync def later(): pass\n@hookimpl\n{hook}\n")
+
+    code, _, err = run("simulate", "--schedule", "late", "--pp", "1", "--microbatches", "1")
+
+    lines = [line for line in err.splitlines() if "no installed plugin offers" not in line]
+    assert code == 2
+    assert len(lines) == 1
+    assert told in lines[0]
+    assert "pptrace-late 1.2" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("offer", "told"),
+    [
+        ("build=later", "build of schedule 'late' is async, and nothing awaits it: write it without async"),
+        ("build=now, check=later", "check of schedule 'late' is async, and nothing awaits it"),
+        ("build=lambda request: [later('0F0'), later('0B0')]", "returned <coroutine object later"),
+    ],
+)
+def test_an_async_function_of_an_offer_is_one_line(run: Any, install: Install, offer: str, told: str) -> None:
+    install(
+        "late",
+        f"""
+        async def later(request): return now(request)
+        def now(request): return ["0F0 0B0"]
+        @hookimpl
+        def pptrace_schedules():
+            yield ScheduleOffer(name="late", summary="Late.", {offer})
+        """,
+    )
+
+    code, _, err = run("simulate", "--schedule", "late", "--pp", "1", "--microbatches", "1")
+
+    assert code == 2
+    assert told in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -106,6 +172,8 @@ def test_an_import_that_would_end_us_is_left_out(run: Any, install: Install) -> 
         ("while True: yield ['0F0']", "returned more rows than the 2 ranks"),
         ("yield iter(lambda: '0F0', None)", "returned more than 1,000,000 actions of rank 0"),
         ("raise SystemExit", "raised SystemExit"),
+        ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
+        ("raise GeneratorExit", "raised GeneratorExit"),
         ("raise type('Odd', (BaseException,), {})('no')", "raised Odd: no"),
     ],
 )

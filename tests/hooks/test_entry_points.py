@@ -1,0 +1,55 @@
+"""What is wrong with one distribution's entry points costs no other."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Install
+
+
+@pytest.mark.parametrize(
+    ("entry_points", "told"),
+    [
+        (b"[pptrace]\nodd\n", "'odd' (pptrace-odd 1.2) is left out: its entry point 'odd' is not NAME = MODULE"),
+        (b"[pptrace]\nodd = \n", "its entry point 'odd =' is not NAME = MODULE"),
+        (b"[pptrace]\n= json\n", "its entry point '= json' is not NAME = MODULE"),
+        (b"[pptrace]\nodd = no module\n", "its entry point 'odd = no module' is not NAME = MODULE"),
+        (b"[pptrace]\nodd = \xff\n", "(pptrace-odd 1.2) is left out: its entry_points.txt is not UTF-8 text"),
+    ],
+)
+def test_malformed_entry_points_cost_that_plugin_alone(
+    run: Any, install: Install, tmp_path: Path, schedule_source: Any, entry_points: bytes, told: str
+) -> None:
+    install("fine", schedule_source("fine"))
+    install("odd", "")
+    (tmp_path / "site/pptrace_odd-1.2.dist-info/entry_points.txt").write_bytes(entry_points)
+
+    code, out, err = run("simulate", "--schedule", "fine", "--pp", "1", "--microbatches", "1", "--json")
+
+    assert code == 0, err
+    assert json.loads(out)
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_other_groups_and_metadata_that_cannot_be_read_are_no_trouble(
+    run: Any, install: Install, tmp_path: Path, schedule_source: Any
+) -> None:
+    install("fine", schedule_source("fine"))
+    install("odd", schedule_source("odd"))
+    (tmp_path / "site/pptrace_fine-1.2.dist-info/entry_points.txt").write_text(
+        "[x]\ny\n[pptrace]\nfine=fine_of_a_test"
+    )
+    (tmp_path / "site/pptrace_fine-1.2.dist-info/METADATA").write_text("Version: 1.2\n")
+    (tmp_path / "site/pptrace_odd-1.2.dist-info/METADATA").write_bytes(b"Name: \xff\n")
+
+    for name in ("fine", "odd"):
+        code, _, err = run("simulate", "--schedule", name, "--pp", "1", "--microbatches", "1", "--json")
+
+        assert (code, err) == (0, "")
