@@ -57,13 +57,13 @@ def loaded(code: Code, name: str) -> Callable[[int], int]:
 
 
 def kept(name: str) -> Code | None:
-    """Return code that was kept under a name; None where there is none, or where the file is not whole."""
+    """Return the code that was kept under a name; None where there is none, or the file holds anything else."""
     try:
-        whole = (_folder() / name).read_bytes()
+        content = (_folder() / name).read_bytes()
     except OSError:
         return None
-    code = whole[_DIGEST:]
-    return code if sha256(code).digest() == whole[:_DIGEST] else None
+    code = content[_DIGEST_BYTES:]
+    return code if content == _content(name, code) else None
 
 
 def keep(name: str, code: Code) -> None:
@@ -76,11 +76,16 @@ def keep(name: str, code: Code) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{name}.{os.getpid()}"
     try:
-        part.write_bytes(sha256(code).digest() + code)
+        part.write_bytes(_content(name, code))
         part.replace(folder / name)
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _content(name: str, code: Code) -> bytes:
+    """Return the content of a file: the digest of its name and code, and the code."""
+    return sha256(name.encode() + code).digest() + code
 
 
 def _folder() -> Path:
@@ -99,7 +104,7 @@ _EFFORT = 2
 HERE = f"{llvmlite.__version__} {_CPU} {_FEATURES}"
 """What compiled code is for."""
 
-_DIGEST = sha256().digest_size
+_DIGEST_BYTES = sha256().digest_size
 
 _engines: list[Any] = []
 _one_at_a_time = Lock()

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 WORDS = st.integers(-(2**31), 2**31)
 TABLE = (5, 7, 11)
 SHIFT = -3
+DAMAGE: dict[str, Callable[[bytes, bytes], bytes]] = {
+    "cut": lambda content, _: content[:-1],
+    "empty": lambda *_: b"",
+    "a flipped bit": lambda content, _: content[:-1] + bytes([content[-1] ^ 1]),
+    "the code of another kernel": lambda _, other: other,
+}
+"""What a file may hold in place of its content, from that and another file's."""
 
 
 class Both(NamedTuple):
@@ -192,12 +199,24 @@ def test_a_kernel_without_source_is_interpreted() -> None:
     assert not compiled.can_be(made["put"])
 
 
-def test_kept_code_that_is_cut_short_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     machine.keep("some.o", b"code")
-    whole = machine.kept("some.o")
-    file = tmp_path / "some.o"
-    file.write_bytes(file.read_bytes()[:-1])
 
-    assert (whole, machine.kept("some.o"), machine.kept("other.o")) == (b"code", None, None)
+    assert (machine.kept("some.o"), machine.kept("other.o")) == (b"code", None)
     assert [path.name for path in tmp_path.iterdir()] == ["some.o"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_of_code_is_not_there(
+    damage: Callable[[bytes, bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    some, other = tmp_path / "some.o", tmp_path / "other.o"
+    for file in (some, other):
+        machine.keep(file.name, b"code of " + file.name.encode())
+
+    some.write_bytes(damage(some.read_bytes(), other.read_bytes()))
+
+    assert machine.kept("some.o") is None
+    assert machine.kept("other.o") == b"code of other.o"
