@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from toy_pipelines import table
 
-from pptrace_optpipe.caching import Cache, Entry
+from pptrace_optpipe.caching import VERSION, Cache, Entry
 from pptrace_optpipe.listing import serial_rows
 from pptrace_optpipe.optimising import cached_search
-from pptrace_optpipe.problem import Op, Part, coarsened
+from pptrace_optpipe.playing import play
+from pptrace_optpipe.problem import Op, Part, Problem, Rows, coarsened
 from pptrace_optpipe.solving import Effort
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+DAMAGE: dict[str, Callable[[str, str], str]] = {
+    "cut": lambda text, _: text[: len(text) // 2],
+    "empty": lambda *_: "",
+    "deep brackets": lambda *_: "[" * 100_000,
+    "a list": lambda *_: "[]",
+    "an operation without its kind": lambda text, _: text.replace('"0F0"', '"123"'),
+    "an infinite step": lambda text, _: re.sub(r'"step": \d+', '"step": 1e999', text),
+    "another bound": lambda text, _: re.sub(r'"bound": \d+', '"bound": 8', text),
+    "the entry of another problem": lambda _, other: other,
+}
+"""What a file may hold in place of its text, from that and another file's."""
+
+
+def step_of(problem: Problem, rows: Rows) -> int:
+    played = play(coarsened(problem)[0], rows)
+    assert played is not None
+    return played.step
 
 
 def test_twice_the_times_are_the_same_problem_and_a_shorter_entry_stays(tmp_path: Path) -> None:
     one, other = table(2, 2, 2, copies=False), table(2, 2, 1, copies=False)
     kept = Cache(tmp_path)
     rows = serial_rows(one, copied=False)
-    kept.put(one, Entry(rows=rows, step=9, bound=7, seconds=1))
-    kept.put(one, Entry(rows=rows[::-1], step=10, bound=7, seconds=1))
+    entry = Entry(rows=rows, step=step_of(one, rows), bound=7, seconds=1)
+    kept.put(one, entry)
+    kept.put(one, Entry(rows=rows[::-1], step=entry.step + 1, bound=7, seconds=1))
 
     twice = type(one)(**{
         **{name: getattr(one, name) for name in one.__dataclass_fields__},
         **{name: tuple(2 * value for value in getattr(one, name)) for name in ("f", "i", "w")},
     })  # fmt: skip
-    assert kept.get(twice) == (Entry(rows=rows, step=9, bound=7, seconds=1), "")
+    assert kept.get(twice) == (entry, "")
     assert kept.get(other) == (None, "")
 
 
@@ -69,9 +91,38 @@ def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp
     assert kept.near(replace(problem, f=(2, 30))) == []
     assert kept.near(table(2, 3, 2, copies=True)) == []
     (file,) = (tmp_path / "own").iterdir()
-    file.rename(file.with_name(file.name.replace("v4-", "v1-")))
+    file.rename(file.with_name(file.name.replace(f"v{VERSION}-", "v1-")))
     assert kept.near(replace(problem, f=(2, 3))) == []
     assert [about for _, about in kept.entries()] == ["of another version"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_entry_is_none(damage: Callable[[str, str], str], tmp_path: Path) -> None:
+    kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=False)
+    near = replace(problem, f=(2, 3))
+    for one in (problem, near):
+        rows = serial_rows(one, copied=False)
+        kept.put(one, Entry(rows=rows, step=step_of(one, rows), bound=7, seconds=1))
+    file, other = kept.file_of(problem), kept.file_of(near)
+    text = file.read_text(encoding="utf-8")
+    damaged = damage(text, other.read_text(encoding="utf-8"))
+    assert damaged != text
+
+    file.write_text(damaged, encoding="utf-8")
+
+    assert kept.get(problem) == (None, f"{file}: is damaged, and is solved anew")
+    assert kept.near(near) == []
+    assert [about for name, about in kept.entries() if name == file.name] == ["damaged"]
+
+
+def test_an_entry_has_the_step_of_its_rows_and_no_bound_above_that(tmp_path: Path) -> None:
+    kept, problem = Cache(tmp_path), table(2, 2, 2, copies=False)
+    rows = serial_rows(problem, copied=False)
+    step = step_of(problem, rows)
+
+    kept.put(problem, Entry(rows=rows, step=1, bound=step + 1, seconds=1))
+
+    assert kept.get(problem) == (Entry(rows=rows, step=step, bound=0, seconds=1), "")
 
 
 @pytest.mark.parametrize("rows", [[], [[], []], [[Op(Part.F, 0, 0)], [Op(Part.F, 1, 0)]]])

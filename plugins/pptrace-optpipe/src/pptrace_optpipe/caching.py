@@ -4,6 +4,9 @@ A problem's key is made of its shape (stages, ranks and microbatches) and of its
 and sizes are divided by what they have in common; where that leaves times too fine, the problem's own are its key,
 since a bound of one that is rounded alike need not hold. What was found for the same shape and near costs is where
 the search for others starts.
+
+The first line of a file is the digest of its name and of what follows, so a file that was damaged or renamed is
+recognised. What follows is a JSON object.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import OutputError, replace_file
+from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import COMPUTED, Op, Part, coarsened, is_exact
 
 if TYPE_CHECKING:
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "Cache", "Entry", "folder"]
 
-VERSION = 4
+VERSION = 5
 """Of the entries; those of another one are neither read nor in the way."""
 
 
@@ -71,7 +75,7 @@ class Cache:
         """Return what was found for a problem, and what is wrong with its file, if anything."""
         file = self.file_of(problem)
         try:
-            return _entry(json.loads(file.read_text(encoding="utf-8")), problem), ""
+            return _entry(_read(file), problem), ""
         except FileNotFoundError:
             return None, ""
         except NotADirectoryError:
@@ -79,7 +83,7 @@ class Cache:
                 None,
                 f"{_plain(self.path)}: is not a folder, so nothing is cached: set PPTRACE_OPTPIPE_CACHE to one",
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             return None, f"{file}: is damaged, and is solved anew"
 
     def near(self, problem: Problem) -> list[Rows]:
@@ -88,11 +92,11 @@ class Cache:
         own, costs = self.file_of(problem).name, _costs(problem)
         for file in sorted(self.path.glob(f"v{VERSION}-{_shape(problem)}-*.json")):
             try:
-                values = json.loads(file.read_text(encoding="utf-8"))
+                values = _read(file)
                 apart = sum(abs(one - other) for one, other in zip(costs, values["costs"], strict=True))
                 if file.name != own:
-                    found.append((apart, file.name, _entry(values, problem).rows))
-            except (OSError, ValueError, KeyError, TypeError):
+                    found.append((apart, file.name, _rows(values, problem)))
+            except (OSError, ValueError):
                 continue
         return [rows for apart, _, rows in sorted(found)[:_NEAREST] if apart < _FAR]
 
@@ -101,24 +105,25 @@ class Cache:
         known, _ = self.get(problem)
         if known is not None and (known.step, -known.bound) < (entry.step, -entry.bound):
             return
+        file = self.file_of(problem)
         text = json.dumps({
-            "version": VERSION, "sizes": _sizes(problem), "costs": _costs(problem), "step": entry.step,
-            "bound": entry.bound, "seconds": round(entry.seconds, 1),
+            "sizes": _sizes(problem), "costs": _costs(problem), "step": entry.step, "bound": entry.bound,
+            "seconds": round(entry.seconds, 1),
             "rows": [[f"{op.stage}{op.part.name}{op.microbatch}" for op in row] for row in entry.rows],
         })  # fmt: skip
         with suppress(OSError, OutputError):
             self.path.mkdir(parents=True, exist_ok=True)
-            with replace_file(self.file_of(problem)) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+            with replace_file(file) as temporary:
+                temporary.write_text(f"{_digest(file.name, text)}\n{text}", encoding="utf-8")
 
     def entries(self) -> Iterator[tuple[str, str]]:
         """Yield each file's name and what it is about."""
         for file in sorted(self.path.glob("v*.json")):
             try:
-                values = json.loads(file.read_text(encoding="utf-8"))
-                gap = 1 - values["bound"] / values["step"]
+                values = _read(file)
+                gap = 1 - values["bound"] / max(values["step"], 1)
                 about = f"{values['sizes']}, gap {max(gap, 0):.1%}, {values['seconds']} s"
-            except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            except (OSError, ValueError):
                 about = "damaged"
             yield file.name, about if file.name.startswith(f"v{VERSION}-") else "of another version"
 
@@ -161,19 +166,53 @@ def _sizes(problem: Problem) -> str:
     return f"{problem.ranks} ranks, {problem.stages} stages, {problem.microbatches} microbatches{copies}"
 
 
-def _entry(values: dict[str, Any], problem: Problem) -> Entry:
-    """Return an entry as its file has it.
+def _read(file: Path) -> dict[str, Any]:
+    """Return what a file holds.
 
     Raises:
-        ValueError: it is of another version, or its rows are not all that there is to compute, each where it is.
+        OSError: it cannot be read.
+        ValueError: it is damaged, or was kept under another name.
+    """
+    digest, _, text = file.read_text(encoding="utf-8").partition("\n")
+    if digest != _digest(file.name, text):
+        msg = "the digest does not match"
+        raise ValueError(msg)
+    values: dict[str, Any] = json.loads(text)
+    return values
+
+
+def _digest(name: str, text: str) -> str:
+    return hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()
+
+
+def _entry(values: dict[str, Any], problem: Problem) -> Entry:
+    """Return a file's values as an entry. The step is that of the rows, and a bound above it is none.
+
+    Raises:
+        ValueError: the rows are not all that there is to compute, each where it is, or wait for each other.
+    """
+    rows = _rows(values, problem)
+    played = play(coarsened(problem)[0], rows)
+    if played is None:
+        msg = "the rows wait for each other"
+        raise ValueError(msg)
+    bound = values["bound"] if values["bound"] <= played.step else 0
+    return Entry(rows=rows, step=played.step, bound=bound, seconds=values["seconds"])
+
+
+def _rows(values: dict[str, Any], problem: Problem) -> Rows:
+    """Return the rows of a file's values.
+
+    Raises:
+        ValueError: they are not all that there is to compute, each where it is.
     """
     rows = [[_op(text) for text in row] for row in values["rows"]]
     computed = sorted((op, rank) for rank, row in enumerate(rows) for op in row if op.part in COMPUTED)
     whole = sorted((op, problem.stage_rank[op.stage]) for op in problem.ops())
-    if values["version"] != VERSION or len(rows) != problem.ranks or computed != whole:
-        msg = "another version, or not whole"
+    if len(rows) != problem.ranks or computed != whole:
+        msg = "the rows are not whole"
         raise ValueError(msg)
-    return Entry(rows=rows, step=int(values["step"]), bound=int(values["bound"]), seconds=float(values["seconds"]))
+    return rows
 
 
 def _op(text: str) -> Op:
