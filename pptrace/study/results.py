@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
 
     from pptrace.study.row import Cell, Row
 
-__all__ = ["IDENTITY", "TABLES", "check_table", "columns_of", "is_input", "read_table", "write_table"]
+__all__ = ["ADVICE", "IDENTITY", "TABLES", "check_table", "columns_of", "is_input", "read_table", "write_table"]
 
 IDENTITY = ("error", "pptrace", "plugins", "over", "configuration", "point")
 """The last columns: why there are no figures, the versions, the swept keys, and what tells rows apart."""
 
 TABLES = (".csv", ".parquet")
 """Suffixes of tables."""
+
+ADVICE = "name another file with -o, or replace it with --fresh"
+"""What to do where a table among the outputs cannot be taken over."""
 
 _INTEGER, _FLOAT = re.compile(r"-?\d+"), re.compile(r"-?\d+(\.\d+)?(e[+-]\d+)?")
 _BOOLEANS = {"true": True, "false": False}
@@ -74,7 +78,7 @@ def read_table(path: Path) -> list[Row]:
     """Return the rows of a table that :func:`write_table` wrote, each with every column.
 
     Raises:
-        OutputError: it is no such table.
+        OutputError: it is no such table, or has a column twice.
     """
     rows = list(_csv_rows(path) if path.suffix.lower() == ".csv" else _parquet_rows(path))
     if not all(row.get("point") and row.get("configuration") for row in rows):
@@ -86,8 +90,10 @@ def _csv_rows(path: Path) -> Iterator[Row]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, restkey="", strict=True)
-            if not {*IDENTITY} <= {*(reader.fieldnames or ())}:
+            names = reader.fieldnames or ()
+            if not {*IDENTITY} <= {*names}:
                 raise _no_table(path)
+            _check_columns(path, names)
             for row in reader:
                 if None in row.values() or "" in row:
                     raise _no_table(path)
@@ -99,15 +105,22 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 def _parquet_rows(path: Path) -> list[Row]:
     pa, pq = _pyarrow(path)
     try:
-        table = pq.read_table(path)
+        with pq.ParquetFile(path) as file:
+            table = file.read()
     except (pa.ArrowException, OSError):
         raise _no_table(path) from None
+    _check_columns(path, table.column_names)
     return cast("list[Row]", table.to_pylist())
 
 
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise OutputError(f"has the column {twice[0]} twice: {ADVICE}", file=path)
+
+
 def _no_table(path: Path) -> OutputError:
-    message = "is no table of pptrace sweep: name another file with -o, or replace it with --fresh"
-    return OutputError(message, file=path)
+    return OutputError(f"is no table of pptrace sweep: {ADVICE}", file=path)
 
 
 def _written(cell: Cell) -> str:

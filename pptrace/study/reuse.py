@@ -10,7 +10,7 @@ from pptrace.experiment.prepare import prepare
 from pptrace.study.basis import Basis
 from pptrace.study.journal import Journal, journal_path
 from pptrace.study.point import inputs_of
-from pptrace.study.results import TABLES, read_table
+from pptrace.study.results import ADVICE, TABLES, read_table
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["earlier_rows"]
 
-_ADVICE = "name another file with -o, or replace it with --fresh"
 _DERIVED = ("derived", "table ", "schedule ", "cluster")
 """How origins of values begin that follow from other keys, swept ones among them."""
 _WORDS = "its keys are written in other words"
@@ -91,7 +90,7 @@ def _file_of(identity: object) -> str:
 
 
 def _foreign(path: Path, reason: str) -> OutputError:
-    return OutputError(f"is from another configuration: {reason}; {_ADVICE}", file=path)
+    return OutputError(f"is from another configuration: {reason}; {ADVICE}", file=path)
 
 
 def _difference(grid: Grid, registry: Registry, row: Row, point: Point | None) -> str:

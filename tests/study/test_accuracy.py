@@ -10,7 +10,7 @@ import pytest
 import pptrace
 from pptrace.errors import ConfigError, TableError
 from pptrace.study.accuracy.figures import figures_of
-from pptrace.study.accuracy.rows import Case, cases_of, read_rows
+from pptrace.study.accuracy.rows import NEEDED, Case, cases_of, read_rows
 from pptrace.study.accuracy.rules import Rules, read_rules
 from pptrace.study.accuracy.run import run_cases
 
@@ -171,6 +171,14 @@ def test_rules_that_are_none_are_refused(tmp_path: Path, text: str, reason: str)
 def test_a_table_without_a_needed_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="lacks the column model"):
         read_rows(written(tmp_path / "steps.csv", {"source": "mine"}))
+
+
+def test_a_column_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "steps.csv"
+    file.write_text(",".join([*NEEDED, " pp", "", ""]) + "\n", encoding="utf-8")
+
+    with pytest.raises(TableError, match=r"steps.csv: has the column pp twice: keep one"):
+        read_rows(file)
 
 
 def steps(*given: tuple[dict[str, Any], float, float]) -> tuple[list[Case], list[dict[str, Any]]]:

@@ -151,6 +151,15 @@ def test_another_table_is_told_apart(tmp_path: Path, name: str, content: bytes) 
         read_table(path)
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_column_that_is_there_twice_is_named(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"r.{suffix}"
+    write_table(path, path, ["step_ns", "idle", *OWN, "step_ns"], [{"step_ns": 1, "idle": 0.5, **OWN}])
+
+    with pytest.raises(OutputError, match=rf"r.{suffix}: has the column step_ns twice: .* --fresh"):
+        read_table(path)
+
+
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 

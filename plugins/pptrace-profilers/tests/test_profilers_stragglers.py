@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from pyarrow import parquet
 from straggler_parquet import RANKS, operations, write_job
 
 from pptrace.analysis.steps.replay import replay
@@ -135,6 +136,16 @@ def test_wrong_columns_are_one_line(name: str, tmp_path: Path) -> None:
     without, columns, message = WRONG[name]
     with pytest.raises(TraceError, match=message):
         measured(write_job(tmp_path / "job.parquet", ROWS, *without, **columns))
+
+
+@pytest.mark.parametrize("name", ["start_ts", "stage", "optype"])
+def test_a_column_that_is_there_twice_is_named(name: str, tmp_path: Path) -> None:
+    path = write_job(tmp_path / "job.parquet", ROWS)
+    table = parquet.read_table(path)
+    parquet.write_table(table.append_column(name, table.column(name)), path)
+
+    with pytest.raises(TraceError, match=f"job.parquet: has the column {name} twice: keep one"):
+        measured(path)
 
 
 def test_messages_that_are_missing_are_one_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """Read a table of measured steps, each row with its line.
 
     Raises:
-        TableError: a file that cannot be read, or lacks a needed column.
+        TableError: a file that cannot be read, has a column twice, or lacks a needed one.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -56,6 +57,9 @@ def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TableError(f"cannot be read: {reason}", file=path) from error
+    twice = [name for name, count in Counter(columns).items() if name and count > 1]
+    if twice:
+        raise TableError(f"has the column {twice[0]} twice: keep one", file=path)
     missing = [name for name in NEEDED if name not in columns]
     if missing:
         raise TableError(f"lacks the column {missing[0]}; needed are {', '.join(NEEDED)}", file=path)

@@ -176,10 +176,14 @@ def _columns(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
     wanted = [*_WHOLE, *_SECONDS, _TYPES]
     try:
         with parquet.ParquetFile(path) as file:
-            missing = [name for name in wanted if name not in file.schema_arrow.names]
+            count = Counter(file.schema_arrow.names)
+            missing = [name for name in wanted if not count[name]]
             if missing:
                 message = f"lacks the columns {', '.join(missing)} of a job's operations, one per row"
                 raise TraceError(message, file=path)
+            twice = [name for name in wanted if count[name] > 1]
+            if twice:
+                raise TraceError(f"has the column {twice[0]} twice: keep one", file=path)
             _check_size(file.metadata, path)
             table = file.read(columns=wanted)
         kinds = table.column(_TYPES).cast(pa.string()).combine_chunks().dictionary_encode()
