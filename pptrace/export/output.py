@@ -1,4 +1,4 @@
-"""Write files whole or not at all: beside the target first, then in its place."""
+"""Write files whole or not at all: in a folder beside the target first, then in its place."""
 
 from __future__ import annotations
 
@@ -42,24 +42,28 @@ _ADVICE = {
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``, which takes its place unless the block fails.
+    """Yield a path in a temporary folder beside ``path``; what the block writes there replaces ``path``.
 
-    Whatever the block raises, Ctrl-C included, the temporary file goes and the old one stays.
+    The new file has the mode of the one that it replaces, and a symbolic link stays. Whatever the block raises,
+    Ctrl-C included, the temporary folder goes and the old file stays. No other user can read that folder.
 
     Raises:
         OutputError: the file cannot be written; says why and what to do.
     """
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
+    folder = target.with_name(f".pptrace.{secrets.token_hex(4)}.tmp")
     try:
         _check(target)
+        folder.mkdir(mode=0o700)
+        temporary = folder / target.name
         yield temporary
+        if target.exists():
+            shutil.copymode(target, temporary)
         temporary.replace(target)
     except OSError as error:
         raise OutputError(_advice(error), file=path) from error
     finally:
-        with suppress(OSError):
-            temporary.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def compress(source: Path, target: Path) -> None:

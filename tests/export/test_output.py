@@ -63,7 +63,7 @@ def test_a_file_takes_its_place_only_when_complete(tmp_path: Path) -> None:
     target.write_text("old")
     with replace_file(target) as path:
         path.write_text("new")
-        assert path.parent == tmp_path
+        assert path.parent.parent == tmp_path
         assert target.read_text() == "old"
     assert target.read_text() == "new"
     assert list(tmp_path.iterdir()) == [target]
@@ -146,6 +146,41 @@ def test_a_link_stays_and_what_it_names_is_replaced(tmp_path: Path) -> None:
         path.write_text("new")
     assert link.is_symlink()
     assert (tmp_path / "real.txt").read_text() == "new"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
+def test_what_is_replaced_keeps_its_mode_and_nobody_else_reads_the_half(mode: int, tmp_path: Path) -> None:
+    target, link = tmp_path / "a.txt", tmp_path / "link.txt"
+    target.write_text("old")
+    target.chmod(mode)
+    link.symlink_to(target.name)
+
+    with replace_file(link) as path:
+        path.write_text("half")
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+
+    assert target.stat().st_mode & 0o777 == mode
+    assert target.read_text() == "half"
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_a_new_file_has_the_mode_that_the_umask_leaves(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        with replace_file(tmp_path / "a.txt") as path:
+            path.write_text("new")
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_what_is_written_beside_the_temporary_file_goes_too(tmp_path: Path) -> None:
+    with replace_file(tmp_path / "a.txt") as path:
+        path.write_text("new")
+        path.with_suffix(".other").touch()
+
+    assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_compressed_bytes_depend_on_the_content_alone(tmp_path: Path) -> None:
