@@ -16,7 +16,7 @@ import click
 from pptrace.cli.terminal import plain_streams
 from pptrace.commands import COMMANDS
 from pptrace.errors import PptraceError
-from pptrace.hooks.call import interrupt
+from pptrace.hooks.call import UserInterrupt, interrupt
 from pptrace.printable import printable_line
 from pptrace.version import __version__
 
@@ -35,6 +35,7 @@ all that is installed to find who watches its models."""
 _TROUBLE = 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_TERMINATED = 143
 _CRASHED = 70
 """EX_SOFTWARE of sysexits.h; 1 is an answer of ``diff`` and ``sweep``."""
 
@@ -124,14 +125,19 @@ def _start_light() -> None:
 
 @contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """Tell the user's Ctrl-C from a plugin's KeyboardInterrupt, unless the shell has SIGINT ignored."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
+    """End commands cleanly on Ctrl-C and SIGTERM, unless the shell has the signal ignored.
+
+    Commands end on SIGTERM as after Ctrl-C, so that temporary files and workers go.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler in {signal.default_int_handler, signal.SIG_DFL}:
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _run() -> int:
@@ -140,10 +146,11 @@ def _run() -> int:
     try:
         code = cli.main(prog_name="pptrace", standalone_mode=False)
         sys.stdout.flush()
-    except click.exceptions.Abort:  # click has ended the line of the ^C
-        code = _interrupted("")
-    except KeyboardInterrupt:
-        code = _interrupted()
+    except click.exceptions.Abort as abort:  # click has ended the line of the ^C
+        code = _interrupted(abort.__cause__)
+    except KeyboardInterrupt as error:
+        sys.stderr.write("\n")
+        code = _interrupted(error)
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except BrokenPipeError:
@@ -190,9 +197,11 @@ def _crashed(error: Exception) -> int:
     return _CRASHED
 
 
-def _interrupted(before: str = "\n") -> int:
-    sys.stderr.write(f"{before}pptrace: interrupted\n")
-    return _INTERRUPTED
+def _interrupted(cause: BaseException | None) -> int:
+    """Say that a signal ended the command, and return the status that shells give it."""
+    terminated = isinstance(cause, UserInterrupt) and cause.args == (signal.SIGTERM,)
+    sys.stderr.write(f"pptrace: {'terminated' if terminated else 'interrupted'}\n")
+    return _TERMINATED if terminated else _INTERRUPTED
 
 
 def _refusal(error: click.ClickException) -> str:

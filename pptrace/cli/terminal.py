@@ -1,13 +1,15 @@
-"""The one place where text leaves for a terminal: whatever it holds, it only shows there."""
+"""The streams that commands print to: text only shows on a terminal, and a full standard output names itself."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from pptrace.errors import OutputError
 from pptrace.printable import printable
 
 if TYPE_CHECKING:
@@ -36,6 +38,30 @@ class _Printable:
         return getattr(self.raw, name)
 
 
+class _StandardOutput(io.FileIO):
+    """The bytes of the standard output, which errors name."""
+
+    def write(self, content: Any, /) -> int:
+        """Write bytes, and return how many.
+
+        Raises:
+            BrokenPipeError: nobody reads them any more.
+            OutputError: they cannot be written for another reason.
+        """
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"standard output {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return "is full: free some space, or write elsewhere"
+    return f"cannot be written: {error.strerror}"
+
+
 @contextmanager
 def plain_streams() -> Iterator[None]:
     """While the block runs, spell out control characters on the standard error, and on a terminal's output.
@@ -53,7 +79,7 @@ def plain_streams() -> Iterator[None]:
     finally:
         sys.stdout, sys.__stdout__, sys.stderr = before  # type: ignore[misc] # as above
         if results is not before[0]:
-            with suppress(OSError):  # what cannot be written has been reported
+            with suppress(OSError, OutputError):  # what cannot be written has been reported
                 results.close()
 
 
@@ -68,10 +94,10 @@ def _results(stdout: TextIO | None) -> TextIO:
         stdout.reconfigure(errors="backslashreplace")
         return stdout
     _open_error_descriptor()
-    duplicate = open(os.dup(1), "wb", 0 if stdout.write_through else -1)  # noqa: PTH123, SIM115 - a descriptor
+    duplicate = _StandardOutput(os.dup(1), "w")
     os.dup2(2, 1)
     return io.TextIOWrapper(
-        duplicate, stdout.encoding, "backslashreplace",
+        duplicate if stdout.write_through else io.BufferedWriter(duplicate), stdout.encoding, "backslashreplace",
         line_buffering=stdout.line_buffering, write_through=stdout.write_through,
     )  # fmt: skip
 

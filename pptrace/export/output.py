@@ -63,7 +63,10 @@ def replace_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(_advice(error), file=path) from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:  # once more where a signal ended the first attempt
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def compress(source: Path, target: Path) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_OFFERS",
+    "UserInterrupt",
     "call_plugin",
     "interrupt",
     "interruption",
@@ -85,16 +86,25 @@ def plugin_output() -> Iterator[None]:
         _reopen_descriptor()
 
 
+class UserInterrupt(KeyboardInterrupt):
+    """The user's Ctrl-C, or a SIGTERM; its argument is the signal's number."""
+
+
 def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """Handle SIGINT: raise a type of KeyboardInterrupt that no plugin raises."""
-    del signal_number, frame
-    raise _UserInterrupt
+    """Handle SIGINT or SIGTERM: raise a type of KeyboardInterrupt that no plugin raises, with the signal's number.
+
+    A second SIGTERM ends the process at once.
+    """
+    del frame
+    if signal_number == signal.SIGTERM:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise UserInterrupt(signal_number)
 
 
 def interruption() -> type[KeyboardInterrupt]:
     """Return the type of the user's Ctrl-C: any KeyboardInterrupt unless :func:`interrupt` handles SIGINT."""
     by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return KeyboardInterrupt if by_default else _UserInterrupt
+    return KeyboardInterrupt if by_default else UserInterrupt
 
 
 def plugin_error(provider: Provider, message: str) -> PluginError:
@@ -112,10 +122,6 @@ def one_line(error: BaseException) -> str:
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}…"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-class _UserInterrupt(KeyboardInterrupt):
-    """The user's Ctrl-C."""
 
 
 class _StandardError(io.RawIOBase):

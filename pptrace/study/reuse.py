@@ -60,7 +60,7 @@ def _checked(grid: Grid, registry: Registry, path: Path, rows: Sequence[Row]) ->
     for row in rows:
         point = by_cells.get(tuple(str(row.get(key)) for key in grid.keys))
         if not row.get("configuration"):
-            raise OutputError(f"is the journal of another command: {_ADVICE}", file=path)
+            raise OutputError(f"is the journal of another command: {ADVICE}", file=path)
         if row["configuration"] != grid.configuration:
             raise _foreign(path, _difference(grid, registry, row, point))
         _check_versions(path, row, versions)

@@ -35,6 +35,11 @@ def interrupted() -> str:
     return "still here"
 
 
+def told_asleep(file: Path) -> None:
+    file.touch()
+    time.sleep(LONG_S)
+
+
 def gone(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status")
     return not status.exists() or "\nState:\tZ" in status.read_text(encoding="utf-8")
@@ -70,6 +75,20 @@ def test_shutting_down_without_waiting_ends_what_runs() -> None:
     assert all(isinstance(future.exception() if not future.cancelled() else BrokenProcessPool(), BrokenProcessPool)
                for future in running if eventually(future.done))  # fmt: skip
     assert time.monotonic() - started < LONG_S / 2
+
+
+def test_workers_do_not_handle_sigterm_as_their_parent_does(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        pool = Processes(1)
+        running = pool.submit(told_asleep, tmp_path / "asleep")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert eventually((tmp_path / "asleep").exists)
+
+    pool.shutdown(wait=False)
+
+    assert isinstance(running.exception(), BrokenProcessPool)
 
 
 def test_a_call_that_fails_is_its_future_s_error_and_ctrl_c_is_not() -> None:

@@ -306,7 +306,9 @@ def test_chunks_that_are_named_are_for_the_schedules_that_take_them(registry: Re
     }
     assert plan.counts()["equal"] == 0
     assert plan.counts()["covered"] == 3
-    assert "vp            2, 4 for the schedules that take it; 1f1b and gpipe with chunks of their own" in str(plan)
+    assert "vp            2, 4 for the schedules that take it; 1f1b and gpipe with chunks of their own" in str(
+        plan
+    )
 
 
 def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registry: Registry) -> None:
@@ -319,13 +321,18 @@ def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registr
 
 
 @pytest.mark.parametrize("other", ["1f1b:p2p=batched", "1f1b:schedule.recompute.early=true"])
-def test_a_schedule_with_settings_of_its_own_is_not_equal_to_the_one_without(registry: Registry, other: str) -> None:
+def test_a_schedule_with_settings_of_its_own_is_not_equal_to_the_one_without(
+    registry: Registry, other: str
+) -> None:
     own = {**STEP, "network": {"name": "hockney", "bandwidth": "5 GB/s"}}
     vary = {**FEW, "pp": [4], "tp": [1], "schedule": ["1f1b", other]}
 
     plan = planned(registry, config=own, vary=vary)
 
-    assert [(row["schedule"], row["fate"]) for row in plan.table()] == [("1f1b", "simulated"), (other, "simulated")]
+    assert [(row["schedule"], row["fate"]) for row in plan.table()] == [
+        ("1f1b", "simulated"),
+        (other, "simulated"),
+    ]
     assert len({row["step_ns"] for row in plan.table()}) == 2
 
 
@@ -333,7 +340,9 @@ def test_a_plan_copies_activations_to_the_host_only_where_that_takes_time(regist
     vary = {**FEW, "pp": [4], "tp": [1], "schedule": ["1f1b"], "offload": [0, 1]}
 
     free = planned(registry, vary=vary)
-    timed = planned(registry, config={**STEP, "device": {"preset": "a100-sxm", "host_bandwidth": "64 GB/s"}}, vary=vary)
+    timed = planned(
+        registry, config={**STEP, "device": {"preset": "a100-sxm", "host_bandwidth": "64 GB/s"}}, vary=vary
+    )
 
     assert [row["fate"] for row in free.table()] == ["simulated", "refused"]
     assert "the costs have no time for copies: give device.host_bandwidth" in free.table()[1]["reason"]

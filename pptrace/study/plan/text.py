@@ -12,8 +12,8 @@ from pptrace.study.plan.pricing import LAYERS
 from pptrace.study.plan.question import OBJECTIVES, gpus_text
 from pptrace.study.plan.reasons import why_behind
 from pptrace.study.plan.space import PLAIN
-from pptrace.study.ranking import listed
 from pptrace.study.plan.ties import MARGIN
+from pptrace.study.ranking import listed
 
 if TYPE_CHECKING:
     from pptrace.study.plan.candidate import Candidate
@@ -185,7 +185,9 @@ def _own_chunks(plan: Plan) -> list[str]:
     own = dict.fromkeys(one.schedule for one in able if named and one.chunks not in named)
     if not own:
         return []
-    text = f"{', '.join(map(str, named))} for the schedules that take it; {listed([*own])} with chunks of their own"
+    text = (
+        f"{', '.join(map(str, named))} for the schedules that take it; {listed([*own])} with chunks of their own"
+    )
     return _folded("vp            ", text)
 
 

@@ -145,7 +145,8 @@ class Scales:
         if own is None and not named:
             return [own]
         refusals = {
-            chunks: self.pricing.shapes.refusal(entry, layout, chunks) for chunks in self.space.chunks_of(layout.pp)
+            chunks: self.pricing.shapes.refusal(entry, layout, chunks)
+            for chunks in self.space.chunks_of(layout.pp)
         }
         taken: list[int | None] = [
             chunks for chunks, refused in refusals.items() if getattr(refused, "key", "") != _VP
