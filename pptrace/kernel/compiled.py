@@ -83,7 +83,7 @@ def _entry(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], int]:
         try:
             machine.keep(name, code)
         except OSError:
-            warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=4)
+            _warn_of_no_cache()
     _load(kernel, layout, code)
     return _entries[kernel, layout]
 
@@ -155,6 +155,15 @@ def _kind(layout: Any) -> values.Kind:
 def _say_so() -> None:
     sys.stderr.write("compiling the simulator for this machine: later runs are quicker\n")
     sys.stderr.flush()
+
+
+@cache
+def _warn_of_no_cache() -> None:
+    """Warn once in a process; its workers leave that to it."""
+    from multiprocessing import parent_process
+
+    if parent_process() is None:
+        warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=5)
 
 
 _entries: dict[tuple[Callable[..., Any], Layout], Callable[[int], int]] = {}
