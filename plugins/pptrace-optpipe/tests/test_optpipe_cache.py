@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from toy_pipelines import table
 
-from pptrace_optpipe.caching import VERSION, Cache, Entry
+from pptrace_optpipe.caching import VERSION, Cache, Entry, wrong_folder
 from pptrace_optpipe.listing import serial_rows
 from pptrace_optpipe.optimising import cached_search
 from pptrace_optpipe.playing import play
@@ -135,13 +135,13 @@ def test_an_entry_that_is_not_whole_is_damaged(rows: list[list[Op]], tmp_path: P
     assert kept.near(replace(problem, f=(2, 3))) == []
 
 
-def test_a_cache_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
 
     Cache(tmp_path / "file").put(table(2, 2, 2, copies=False), Entry(rows=[], step=1, bound=1, seconds=1))
 
     assert not list(Cache(tmp_path / "file").entries())
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        known, wrong = Cache(path).get(table(2, 2, 2, copies=False))
-        assert known is None
-        assert wrong.startswith(f"{tmp_path / 'file'}: is not a folder, so nothing is cached")
+        monkeypatch.setenv("PPTRACE_OPTPIPE_CACHE", str(path))
+        assert Cache().get(table(2, 2, 2, copies=False)) == (None, "")
+        assert wrong_folder().startswith(f"{tmp_path / 'file'}: is not a folder, so nothing is cached")

@@ -157,6 +157,17 @@ def test_a_sweep_of_limits_has_a_line_for_each() -> None:
     assert len(lines) == 4
 
 
+def test_a_folder_of_the_cache_that_is_none_is_one_line(cache: Path) -> None:
+    cache.touch()
+
+    result = optimize("step.yaml", "--memory", "11GiB,17GiB,30GiB", "--time", "0.3s", "--pareto")
+
+    assert result.stderr.splitlines()[0] == (
+        f"{cache}: is not a folder, so nothing is cached: set PPTRACE_OPTPIPE_CACHE to one"
+    )
+    assert result.stderr.count("is not a folder") == 1
+
+
 def test_what_was_found_is_found_again_at_once_listed_and_forgotten(cache: Path) -> None:
     first = found("--memory", "17GiB", "--time", "1s")
     again = found("--memory", "17GiB", "--time", "1s")

@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["VERSION", "Cache", "Entry", "folder"]
+__all__ = ["VERSION", "Cache", "Entry", "folder", "wrong_folder"]
 
 VERSION = 5
 """Of the entries; those of another one are neither read nor in the way."""
 
 
+_NAMED = "PPTRACE_OPTPIPE_CACHE"
+"""The environment variable that names the folder."""
 _NEAREST = 3
 """Entries for near costs that a search starts from."""
 _FAR = 0.5
@@ -54,11 +56,20 @@ class Entry:
 
 def folder() -> Path:
     """Return where entries are: ``PPTRACE_OPTPIPE_CACHE``, or in the user's folder of caches."""
-    named = os.environ.get("PPTRACE_OPTPIPE_CACHE")
+    named = os.environ.get(_NAMED)
     if named:
         return Path(named)
     caches = os.environ.get("XDG_CACHE_HOME")
     return (Path(caches) if caches else Path.home() / ".cache") / "pptrace" / "optpipe"
+
+
+def wrong_folder() -> str:
+    """Return why nothing can be kept in the folder that ``PPTRACE_OPTPIPE_CACHE`` names; empty where it can."""
+    path = Path(os.environ.get(_NAMED, ""))
+    for part in (*reversed(path.parents), path):
+        if part.exists() and not part.is_dir():
+            return f"{part}: is not a folder, so nothing is cached: set {_NAMED} to one"
+    return ""
 
 
 class Cache:
@@ -76,13 +87,8 @@ class Cache:
         file = self.file_of(problem)
         try:
             return _entry(_read(file), problem), ""
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None, ""
-        except NotADirectoryError:
-            return (
-                None,
-                f"{_plain(self.path)}: is not a folder, so nothing is cached: set PPTRACE_OPTPIPE_CACHE to one",
-            )
         except (OSError, ValueError):
             return None, f"{file}: is damaged, and is solved anew"
 
@@ -133,11 +139,6 @@ class Cache:
         for file in files:
             file.unlink(missing_ok=True)
         return len(files)
-
-
-def _plain(path: Path) -> Path:
-    """Return the first part of a path that is there and no folder."""
-    return next((one for one in (*reversed(path.parents), path) if one.exists() and not one.is_dir()), path)
 
 
 def _key(problem: Problem) -> str:

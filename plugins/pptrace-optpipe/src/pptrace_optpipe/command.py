@@ -19,7 +19,7 @@ from pptrace.plugin import (
     validate_options,
     write_table,
 )
-from pptrace_optpipe.caching import Cache
+from pptrace_optpipe.caching import Cache, wrong_folder
 from pptrace_optpipe.options import OptimizeOptions
 from pptrace_optpipe.schedule import SHORTEST, require_solver
 from pptrace_optpipe.working import Work
@@ -87,7 +87,10 @@ def command(
     from pptrace_optpipe.setting import setting_of
 
     registry = Registry.load()
-    kept = None if no_cache else Cache()
+    wrong = "" if no_cache else wrong_folder()
+    if wrong:
+        sys.stderr.write(f"{wrong}\n")
+    kept = None if no_cache or wrong else Cache()
     if watch and output is not None:
         pause = _options("", every, "0", "1").time / 1e9
         for line in follow(config, output, sets, registry, options, kept, pause=pause, rounds=rounds):
