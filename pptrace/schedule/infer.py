@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ScheduleError
+from pptrace.model.columns import distinct_rows
 from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement, chain
 
@@ -71,11 +72,8 @@ def _routes(held: Int32s) -> tuple[Int32s, Int32s]:
     """Return the distinct rows, in the order of their first microbatch, and each microbatch's."""
     if not held.size:
         return held[:1], np.zeros(len(held), dtype=np.int32)
-    routes, first, route = np.unique(held, axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rename = np.empty(order.size, dtype=np.int32)
-    rename[order] = np.arange(order.size)
-    return routes[order], rename[route.ravel()]
+    first, route = distinct_rows(held)
+    return held[first], route
 
 
 def _out_of_range(rank: Int32s, cells: CellColumns, last: Int64s) -> ScheduleError:

@@ -103,9 +103,9 @@ def check_stage_ends(schedule: Schedule) -> None:
     ends = np.flatnonzero(STAGE_ENDS.mask(schedule.kind))
     if not ends.size:
         return
-    cell = schedule.rank_of_row() * schedule.stages + schedule.stage
+    _, cell = np.unique(schedule.rank_of_row() * schedule.stages + schedule.stage, return_inverse=True)
     backward = np.flatnonzero(BACKWARD.mask(schedule.kind))
-    last = np.full(schedule.ranks * schedule.stages, -1)
+    last = np.full(len(schedule), -1)
     np.maximum.at(last, cell[backward], backward)
     between = _backwards_before(cell, backward, ends)
     seen: dict[tuple[int, int], int] = {}

@@ -39,6 +39,7 @@ _ROW = {
     Form.TEXT: re.compile(rf"[ \t]*(?:{_CELL}[ \t]+)*+{_CELL}?"),
 }
 _TOKEN = re.compile(rf"(\()?([0-9]+)({_MICROBATCH_KINDS}|{_STAGE_KINDS})([0-9]*)(?:\+([0-9]+))?(\))?")
+_NO_WAITS = waits_of([])
 _TEXT_CELL = re.compile(r"\([^()]*\)\S*|\S+")
 
 
@@ -56,7 +57,7 @@ def parse_row(line: str, form: Form) -> tuple[CellColumns, Int32s]:
         return cell_columns(actions), waits_of(actions)
     found = _TOKEN.findall(line)
     if not found:
-        return cell_columns([]), waits_of([])
+        return cell_columns([]), _NO_WAITS
     opens, stages, kinds, microbatches, spans, closes = zip(*found, strict=True)
     cells = CellColumns(
         kind=[_KINDS[kind] for kind in kinds],
@@ -65,7 +66,7 @@ def parse_row(line: str, form: Form) -> tuple[CellColumns, Int32s]:
         span=[int(span) if span else 1 for span in spans],
         pair=_pairs(opens, closes) if "(" in line else [-1] * len(kinds),
     )
-    return cells, waits_of([])
+    return cells, _NO_WAITS
 
 
 def cells_of(line: str, form: Form) -> list[tuple[int, str]]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.model.cells import CELL
+from pptrace.model.columns import distinct_rows
 from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ def _check_spans(schedule: Schedule) -> None:
     wide = np.flatnonzero((schedule.span > 1) & (schedule.microbatch >= 0))
     if not wide.size or placement.routes == 1:
         return
-    _, alike = np.unique(placement.stage_rank, axis=0, return_inverse=True)
-    route = alike.ravel()[placement.microbatch_route]
+    _, alike = distinct_rows(placement.stage_rank)
+    route = alike[placement.microbatch_route]
     changes = np.concatenate([[0], np.cumsum(route[1:] != route[:-1])])
     first = schedule.microbatch[wide].astype(np.int64)
     last = np.minimum(first + schedule.span[wide], placement.microbatches) - 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -111,8 +112,9 @@ def _rank_lines(lines: list[str], form: Form, file: str) -> list[int]:
 
 def _schedule(rows: list[CellColumns], source: Source) -> Schedule:
     ptr = np.cumsum([0, *(len(row.kind) for row in rows)], dtype=np.int64)
-    columns = [[np.array(values, dtype=np.int32) for values in row] for row in rows]
-    cells = CellColumns(*map(np.concatenate, zip(*columns, strict=True)))
+    cells = CellColumns(
+        *(np.fromiter(chain.from_iterable(column), np.int32) for column in zip(*rows, strict=True))
+    )
     try:
         placement = infer_placement(ptr, cells)
     except ScheduleError as error:

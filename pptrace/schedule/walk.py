@@ -8,9 +8,10 @@ import numpy as np
 
 from pptrace.kernel import run
 from pptrace.model.cells import CELL, CellColumns
-from pptrace.model.columns import passing
+from pptrace.model.columns import passing, unset
 from pptrace.model.kind_table import TABLE
-from pptrace.schedule.kernels import tables
+from pptrace.schedule.kernels.heap import Heap
+from pptrace.schedule.kernels.walk import Walk, place_messages
 from pptrace.schedule.neighbours import graph_of
 
 if TYPE_CHECKING:
@@ -40,15 +41,24 @@ def walk(schedule: Schedule, out: Issued | None = None) -> tuple[int, Int32s]:
     With ``out`` (its ``row_ptr`` set), the actions and their messages are written there.
     """
     placement, issued = schedule.placement, out or empty(0, schedule.ranks)
-    head = np.zeros(schedule.ranks, dtype=np.int32)
-    done = np.zeros(2 * placement.stages * placement.microbatches, dtype=np.int8)
+    state = _start(schedule.ranks, 2 * placement.stages * placement.microbatches)
     walked = run(
-        tables.place_messages,
+        place_messages,
         (
             schedule.row_ptr, schedule.cells, graph_of(placement), TABLE,
             issued.row_ptr.copy(), int(out is not None), int(schedule.has_communication),
         ),
-        (head, head.copy(), done, issued.cells, issued.edge),
+        (state, issued.cells, issued.edge),
         work=len(schedule),
     )  # fmt: skip
-    return walked, head
+    return walked, state.head
+
+
+def _start(ranks: int, cells: int) -> Walk:
+    """Return the state of a walk before its first round."""
+    head, write, needy, edge, offset, item, time = (np.zeros(ranks, dtype=np.int32) for _ in range(7))
+    return Walk(
+        head=head, write=write, done=np.zeros(cells, dtype=np.int8), needy=needy, edge=edge, offset=offset,
+        waiting=unset(cells), next_waiting=unset(ranks), running=np.zeros(2 * ranks, dtype=np.int32),
+        woken=Heap(item=item, place=unset(ranks), time=time, size=np.zeros(1, dtype=np.int32)),
+    )  # fmt: skip

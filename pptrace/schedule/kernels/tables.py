@@ -1,4 +1,4 @@
-"""Kernels over schedule tables: index the actions, put messages in place, defer receives.
+"""Kernels over schedule tables: index the actions, count messages, insert sends, defer receives.
 
 Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
 :class:`~pptrace.model.cells.CellColumns`, ``graph`` is a :class:`~pptrace.schedule.neighbours.StageGraph`,
@@ -8,7 +8,17 @@ the backwards of the stages before (1), or neither (-1).
 
 from pptrace.model.kinds import Kind, Role
 
-__all__ = ["count_messages", "defer_receives", "index_actions", "insert_sends", "place_messages"]
+__all__ = [
+    "copy_action",
+    "count_messages",
+    "defer_receives",
+    "edges_fed",
+    "end_of_pair",
+    "index_actions",
+    "insert_sends",
+    "receiver",
+    "write_end",
+]
 
 OUT_OF_STAGES, OUT_OF_MICROBATCHES, TWICE, MISPLACED = 1, 2, 3, 4
 """What may be wrong with an action."""
@@ -18,8 +28,6 @@ RECEIVE = (int(Kind.RECV_F), int(Kind.RECV_B))
 """Both ends of a message, by what it feeds."""
 
 RECEIVES = int(Role.RECEIVE)
-COMPUTED, SENT = 1, 2
-"""How far a result of a stage and microbatch has come."""
 
 
 def index_actions(row_ptr, cells, graph, kinds, flat, problem):
@@ -75,14 +83,14 @@ def _index(row, rank, result, cells, graph, flat, problem):
     return True
 
 
-def _fed(graph, way, stage):
+def edges_fed(graph, way, stage):
     """Return the range of a stage's edges to what it feeds."""
     ptr = graph.succ_ptr if way == 0 else graph.pred_ptr
     return ptr[stage], ptr[stage + 1]
 
 
-def _peer(graph, way, edge, stage, microbatch, rank):
-    """Return the rank to which an edge of :func:`_fed` sends a microbatch's result, -1 for none but its own."""
+def receiver(graph, way, edge, stage, microbatch, rank):
+    """Return the rank to which an edge of :func:`edges_fed` sends a microbatch's result, -1 for its own rank."""
     other = graph.succ[edge] if way == 0 else graph.pred[edge]
     peer = graph.stage_rank[graph.microbatch_route[microbatch] * graph.stages + other]
     return -1 if peer == rank else peer
@@ -96,15 +104,15 @@ def count_messages(row_ptr, cells, graph, kinds, sent, received):
             way = feeds[kind[row]]
             if way < 0:
                 continue
-            low, high = _fed(graph, way, stage[row])
+            low, high = edges_fed(graph, way, stage[row])
             for e in range(low, high):
-                peer = _peer(graph, way, e, stage[row], microbatch[row], rank)
+                peer = receiver(graph, way, e, stage[row], microbatch[row], rank)
                 if peer >= 0:
                     sent[rank] += 1
                     received[peer] += 1
 
 
-def _copy(cells, row, out, out_edge, at):
+def copy_action(cells, row, out, out_edge, at):
     """Copy an action."""
     out.kind[at] = cells.kind[row]
     out.stage[at] = cells.stage[row]
@@ -114,7 +122,7 @@ def _copy(cells, row, out, out_edge, at):
     out_edge[at] = -1
 
 
-def _write(cells, row, graph, way, edge, kind, stage, out, out_edge, at):
+def write_end(cells, row, graph, way, edge, kind, stage, out, out_edge, at):
     """Write one end of the message that carries an action's result over an edge."""
     out.kind[at] = kind
     out.stage[at] = stage
@@ -124,64 +132,7 @@ def _write(cells, row, graph, way, edge, kind, stage, out, out_edge, at):
     out_edge[at] = graph.succ_edge[edge] if way == 0 else graph.pred_edge[edge]
 
 
-def insert_sends(row_ptr, cells, graph, kinds, out_ptr, out, out_edge):
-    """Copy the rows with each SEND right behind its producer."""
-    at = 0
-    kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
-    for rank in range(graph.ranks):
-        out_ptr[rank] = at
-        for row in range(row_ptr[rank], row_ptr[rank + 1]):
-            _copy(cells, row, out, out_edge, at)
-            at += 1
-            way = feeds[kind[row]]
-            if way < 0:
-                continue
-            low, high = _fed(graph, way, stage[row])
-            for e in range(low, high):
-                if _peer(graph, way, e, stage[row], microbatch[row], rank) >= 0:
-                    _write(cells, row, graph, way, e, SEND[way], stage[row], out, out_edge, at)
-                    at += 1
-    out_ptr[graph.ranks] = at
-
-
-def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, head, write, done, out, out_edge):
-    """Walk the ranks in rounds, one ready action (or overlapped pair) a rank and round; return the rows walked.
-
-    With ``emit``, each action is copied, its SENDs follow it, and each RECV goes at once to the
-    receiver's row. With ``own``, the table holds its messages: what comes from another rank is there once
-    its SEND has been walked. ``head`` ends as the position of each rank's next action. ``done`` holds how far each
-    stage and microbatch's activation has come, then its gradient.
-    """
-    ranks = graph.ranks
-    for rank in range(ranks):
-        head[rank] = row_ptr[rank]
-        write[rank] = out_ptr[rank]
-    walked = 0
-    moved = True
-    while moved:
-        moved = False
-        for rank in range(ranks):
-            first = head[rank]
-            if first == row_ptr[rank + 1]:
-                continue
-            end = _end_of(cells.pair, first, row_ptr[rank + 1])
-            if not _are_ready(first, end, cells, graph, kinds, own, rank, done):
-                continue
-            moved = True
-            for row in range(first, end):
-                _mark(row, cells, graph, kinds, done)
-                if emit:
-                    _copy(cells, row, out, out_edge, write[rank])
-                    write[rank] += 1
-            if emit:
-                for row in range(first, end):
-                    _emit_messages(row, rank, cells, graph, kinds, write, out, out_edge)
-            head[rank] = end
-            walked += end - first
-    return walked
-
-
-def _end_of(pair, first, last):
+def end_of_pair(pair, first, last):
     """Return the position behind an action, or behind the overlapped pair that begins there."""
     end = first + 1
     if pair[first] >= 0:
@@ -190,56 +141,24 @@ def _end_of(pair, first, last):
     return end
 
 
-def _are_ready(first, end, cells, graph, kinds, own, rank, done):
-    """Whether all that some actions need of other stages is there."""
-    stages, microbatches = graph.stages, graph.microbatches
-    stage_rank, microbatch_route = graph.stage_rank, graph.microbatch_route
-    kind, stage, microbatch, span, feeds = cells.kind, cells.stage, cells.microbatch, cells.span, kinds.feeds
-    for row in range(first, end):
-        way = feeds[kind[row]]
-        if way < 0:
-            continue
-        ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
-        others = graph.pred if way == 0 else graph.succ
-        for e in range(ptr[stage[row]], ptr[stage[row] + 1]):
-            from_stage = (way * stages + others[e]) * microbatches
-            for u in range(microbatch[row], microbatch[row] + span[row]):
-                at = stage_rank[microbatch_route[u] * stages + others[e]]
-                need = SENT if own and at != rank else COMPUTED
-                if at >= 0 and done[from_stage + u] < need:
-                    return False
-    return True
-
-
-def _mark(row, cells, graph, kinds, done):
-    """Note what an action leaves for other stages."""
-    k = cells.kind[row]
-    way = kinds.feeds[k]
-    far = COMPUTED
-    if k == SEND[0] or k == SEND[1]:
-        way = 0 if k == SEND[0] else 1
-        far = SENT
-    if way >= 0:
-        base = (way * graph.stages + cells.stage[row]) * graph.microbatches
-        for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
-            done[base + u] = far
-
-
-def _emit_messages(row, rank, cells, graph, kinds, write, out, out_edge):
-    """Write both ends of every message that carries an action's result."""
-    way = kinds.feeds[cells.kind[row]]
-    if way < 0:
-        return
-    s = cells.stage[row]
-    low, high = _fed(graph, way, s)
-    for e in range(low, high):
-        peer = _peer(graph, way, e, s, cells.microbatch[row], rank)
-        if peer >= 0:
-            other = graph.succ[e] if way == 0 else graph.pred[e]
-            _write(cells, row, graph, way, e, SEND[way], s, out, out_edge, write[rank])
-            write[rank] += 1
-            _write(cells, row, graph, way, e, RECEIVE[way], other, out, out_edge, write[peer])
-            write[peer] += 1
+def insert_sends(row_ptr, cells, graph, kinds, out_ptr, out, out_edge):
+    """Copy the rows with each SEND right behind its producer."""
+    at = 0
+    kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
+    for rank in range(graph.ranks):
+        out_ptr[rank] = at
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            copy_action(cells, row, out, out_edge, at)
+            at += 1
+            way = feeds[kind[row]]
+            if way < 0:
+                continue
+            low, high = edges_fed(graph, way, stage[row])
+            for e in range(low, high):
+                if receiver(graph, way, e, stage[row], microbatch[row], rank) >= 0:
+                    write_end(cells, row, graph, way, e, SEND[way], stage[row], out, out_edge, at)
+                    at += 1
+    out_ptr[graph.ranks] = at
 
 
 def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
@@ -262,7 +181,7 @@ def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
             if k == SEND[0] or k == SEND[1]:
                 other = graph.edge_to[edge[row]] if k == SEND[0] else graph.edge_from[edge[row]]
                 peer = graph.stage_rank[graph.microbatch_route[cells.microbatch[row]] * graph.stages + other]
-            end = row + 1 if peer >= 0 else _end_of(cells.pair, row, row_ptr[rank + 1])
+            end = row + 1 if peer >= 0 else end_of_pair(cells.pair, row, row_ptr[rank + 1])
             if rank < peer or kinds.feeds[k] >= 0 or end > row + 1:
                 for m in range(row, end):
                     before = waiting
