@@ -83,6 +83,22 @@ CASES = {
         f"--pp 4 {LOOPED} --p2p torch --set p2p.options.receive=later",
         "p2p.options.receive: unknown value 'later' (known: asap, deferred)",
     ),
+    "fewer-microbatches-than-stages-under-torch": (
+        "--pp 3 --schedule 1f1b --microbatches 2 --p2p torch",
+        "PyTorch's Schedule1F1B takes at least as many microbatches as stages, and 2 are fewer than 3: give 3 or",
+    ),
+    "unequal-rounds-under-torch": (
+        "--pp 4 --schedule zb-h1 --set schedule.options.order=fixed --microbatches 9 --p2p torch",
+        "PyTorch's ScheduleInterleavedZeroBubble runs microbatches in rounds of equal size, and 9 do not divide",
+    ),
+    "two-pipelines-under-torch": (
+        "--pp 4 --schedule dualpipe --microbatches 8 --p2p torch",
+        f"{CANNOT.format('torch')}it has a stage on several ranks; torch runs chains of stages, each stage on one",
+    ),
+    "actions-of-two-microbatches-under-torch": (
+        "--schedule double.csv --p2p torch",
+        f"{CANNOT.format('torch')}it has actions of several microbatches",
+    ),
     "zero-bubble-in-a-v": ("--schedule v.csv --p2p megatron", f"{CANNOT.format('megatron')}it does not loop"),
     "messages-of-its-own": (
         "--schedule own.csv --p2p megatron",
@@ -95,6 +111,7 @@ CASES = {
 }  # fmt: skip
 TABLES = {
     "v.csv": "0F0,3F0,3I0,3W0,0I0,0W0\n1F0,2F0,2I0,1I0,2W0,1W0\n",
+    "double.csv": "0F0+2,0B0+2\n1F0+2,1B0+2\n",
     "own.csv": "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
 }
 

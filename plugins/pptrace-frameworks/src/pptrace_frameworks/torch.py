@@ -10,6 +10,11 @@ mixed one is one batch, on the communicator of the whole group.
 * ``ScheduleGPipe``: receives are waited for at once, sends behind the last forward and the last backward.
 * All others run a table with every SEND and RECV in place: each is an operation of its own, a receive is waited
   for by its use, sends at the step's end. That is ``ordered`` with a stream per pair of ranks.
+
+What these classes refuse, ``build`` refuses: ``Schedule1F1B`` fewer microbatches than stages,
+``ScheduleInterleavedZeroBubble`` rounds of unequal size, the runtime stages on several ranks, actions of several
+microbatches and stages that do not form a chain. One microbatch is in the orders of both 1F1B and GPipe, and
+``ScheduleGPipe`` runs it. The other classes' conditions are those of the schedules of the same names.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.plugin import ConstraintError, Kind, MessageCalls, Policy, PolicyName, Receive, StreamPer
-from pptrace_frameworks.rows import Ends, rows_of
+from pptrace_frameworks.rows import Ends, cannot, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,31 +41,102 @@ SENT, RECEIVED, TOGETHER = 1, 2, 4
 
 
 def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
-    """Return the policy for a table: a program of its own for 1F1B and GPipe, PyTorch's runtime for all others."""
+    """Return the policy for a table: a program of its own for 1F1B and GPipe, PyTorch's runtime for all others.
+
+    Raises:
+        ConstraintError: a table that PyTorch refuses.
+    """
+    _check_stages(schedule)
     program = None if schedule.has_communication else _program_of(schedule)
     if program is None:
         return Policy(name=PolicyName.ORDERED, stream=StreamPer.PAIR, receive=Receive(options["receive"]))
     return Policy(name=PolicyName.BATCHED, program=program)
 
 
+def _check_stages(schedule: Schedule) -> None:
+    """Refuse what neither PyTorch's runtime nor a schedule class runs, as ``_validate_schedule`` does.
+
+    Raises:
+        ConstraintError: it runs stages or microbatches as they cannot.
+    """
+    ranks, edges = schedule.placement.stage_rank, schedule.placement.edges
+    chain = np.arange(schedule.stages - 1)[:, None] + [0, 1]
+    problems = {
+        "has a stage on several ranks": (ranks != ranks[0]).any(),
+        "has actions of several microbatches": (schedule.span > 1).any(),
+        "has stages that do not form a chain": not np.array_equal(np.unique(edges, axis=0), chain),
+    }
+    for what, is_so in problems.items():
+        if is_so:
+            raise cannot("torch", what, runs="chains of stages, each stage on one rank")
+
+
 def _program_of(schedule: Schedule) -> Program | None:
     """Return the program of PyTorch's two schedules of one stage a rank, None for other tables.
 
-    Neither splits a backward: a table that does runs in the runtime, whatever its order.
+    Neither splits a backward: a table that does runs in the runtime.
+
+    Raises:
+        ConstraintError: microbatches that the class refuses whose order this is.
     """
-    placement = schedule.placement
-    own = np.arange(schedule.ranks)
-    if schedule.stages != schedule.ranks or placement.stage_rank.shape[0] != 1:
+    rows = _one_chunk_rows(schedule)
+    if rows is None:
         return None
-    if (placement.stage_rank[0] != own).any() or (schedule.kind == Kind.I).any():
+    takes_turns = rows.is_warm_up_and_turns(_warm_up(rows))
+    if (schedule.kind == Kind.I).any():
+        if takes_turns and _is_zero_bubble(schedule, rows):
+            _check_rounds(rows)
+        return None
+    if (rows.leading == rows.count).all():
+        return _gpipe
+    if takes_turns and rows.count < rows.ranks:
+        raise _refused(
+            f"Schedule1F1B takes at least as many microbatches as stages, and {rows.count} are fewer than "
+            f"{rows.ranks}: give {rows.ranks} or more"
+        )
+    return _one_f_one_b if takes_turns else None
+
+
+def _one_chunk_rows(schedule: Schedule) -> Rows | None:
+    """Return the rows of a table with stage r alone on rank r, None for other tables."""
+    if not np.array_equal(schedule.placement.stage_rank[0], np.arange(schedule.ranks)):
         return None
     try:
-        rows = rows_of(schedule, "torch")
+        return rows_of(schedule, "torch")
     except ConstraintError:
         return None
-    if rows.count >= rows.ranks and rows.is_warm_up_and_turns(_warm_up(rows)):
-        return _one_f_one_b
-    return _gpipe if (rows.leading == rows.count).all() else None
+
+
+def _is_zero_bubble(schedule: Schedule, rows: Rows) -> bool:
+    """Whether weight gradients are where ``ScheduleInterleavedZeroBubble`` with one stage per rank has them.
+
+    On rank r, each follows the r-th input gradient after its own, the last r one another at the end.
+    """
+    weight = np.flatnonzero(schedule.kind == Kind.W)
+    if weight.size != rows.backward.size:
+        return False
+    later = np.arange(rows.count) + np.arange(rows.ranks)[:, None]
+    rank, number = np.nonzero(later < rows.count)
+    followed = rows.backward[rank, later[rank, number]]
+    return np.array_equal(weight.reshape(rows.backward.shape)[rank, number], followed + 1)
+
+
+def _check_rounds(rows: Rows) -> None:
+    """Refuse microbatches that ``ScheduleInterleavedZeroBubble`` cannot divide into rounds.
+
+    Raises:
+        ConstraintError: the rounds are of unequal size.
+    """
+    rounds = max(1, rows.count // rows.ranks)
+    if rows.count % rounds:
+        raise _refused(
+            f"ScheduleInterleavedZeroBubble runs microbatches in rounds of equal size, and {rows.count} do not "
+            f"divide into {rounds}: give {rounds * rows.ranks} or {(rounds + 1) * rows.ranks}"
+        )
+
+
+def _refused(why: str) -> ConstraintError:
+    return ConstraintError(f"PyTorch's {why}, or use ordered with p2p.stream=pair", key="p2p.policy")
 
 
 def _warm_up(rows: Rows) -> Ints:
