@@ -97,6 +97,24 @@ def test_blocking_takes_the_steps_of_pytorchs_simulator(name: str, receive: str)
 
 
 @pytest.mark.parametrize("receive", RECEIVES)
+def test_blocking_starts_a_receive_with_its_send_as_the_page_on_messages_says(receive: str) -> None:
+    table = Schedule.from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]])
+    costs = Workload.uniform(2, f_ns=[10_000, 20_000], b_ns=20_000, boundary_bytes=3000)
+    network = Flat(rate_kbps=10**6, latency_ns=500, overhead_ns=100)
+    page = (Path(__file__).parents[2] / "docs" / "messages.md").read_text(encoding="utf-8")
+
+    timeline = simulate(table, costs, network, Policy(name=PolicyName.BLOCKING, receive=Receive(receive)))
+    spans = {
+        str(one.action): (one.start_ns, one.end_ns) for one in map(timeline.__getitem__, range(len(timeline)))
+    }
+
+    assert (spans["0SEND_F0"], spans["1RECV_F0"]) == ((10_000, 13_100), (10_000, 13_600))
+    assert "holds its sender until 13,100 ns and its receiver until 13,600 ns" in page
+    # The receiver computes 1F0 until 33,600 ns: its sender goes on, and the receive takes the whole transfer.
+    assert (spans["0SEND_F1"], spans["1RECV_F1"]) == ((23_100, 26_200), (33_600, 37_200))
+
+
+@pytest.mark.parametrize("receive", RECEIVES)
 @pytest.mark.parametrize("name", ORDERS)
 def test_messages_are_placed_where_pytorch_places_them(name: str, receive: str) -> None:
     order = torch_order(name, receive)
