@@ -98,7 +98,7 @@ class _Judge:
     """The simulator, which plays what is found in one placement and keeps the best that fits."""
 
     def __init__(
-        self, ground: Ground, memory: int, best: Optimised | None, tell: Callable[[Simulated, Found], None]
+        self, ground: Ground, memory: int, best: Optimised | None, tell: Callable[[Optimised], None]
     ) -> None:
         self.ground, self.memory, self.best, self.tell = ground, memory, best, tell
         self.problem = ground.problem(memory)
@@ -124,8 +124,17 @@ class _Judge:
         if self.judged is not found.schedule.rows:
             self.judged = found.schedule.rows
             self.play(found.schedule.rows)
-        if self.best is not None:
-            self.tell(self.best.simulated, found)
+        best = self.bounded(found)
+        if best is not None:
+            self.tell(best)
+
+    def bounded(self, found: Found) -> Optimised | None:
+        """Return the best with the bound of a search, which is one for tables of its placement alone."""
+        best = self.best
+        if best is None or not best.rows or best.table.placement != self.ground.placement:
+            return best
+        bound = found.bound if found.bound <= best.simulated.step_ns else 0
+        return replace(best, bound_ns=bound, problem=self.problem)
 
     def play_starts(self, effort: Effort, made: Sequence[Rows]) -> None:
         """Play what searches start from, where messages cost what a search does not see.
@@ -155,7 +164,7 @@ def optimise(
     *,
     warm: Schedule | None = None,
     rivals: Sequence[Rival] = (),
-    tell: Callable[[Simulated, Found], None] = lambda *_: None,
+    tell: Callable[[Optimised], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Optimised:
     """Return the best table within so many bytes per rank.
@@ -204,11 +213,7 @@ def _searched(
     if found is None:
         return judge.best
     judge.hear(found)
-    best = judge.best
-    if best is None or not best.rows or best.table.placement != judge.ground.placement:
-        return best
-    step = best.simulated.step_ns
-    return replace(best, bound_ns=found.bound if found.bound <= step else 0, problem=judge.problem)
+    return judge.bounded(found)
 
 
 def _of_rival(rival: Rival) -> Optimised:

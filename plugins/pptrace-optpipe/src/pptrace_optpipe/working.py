@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from pptrace_optpipe.optimising import Optimised
     from pptrace_optpipe.options import OptimizeOptions
     from pptrace_optpipe.rivals import Rival
-    from pptrace_optpipe.search import Found
-    from pptrace_optpipe.setting import Setting, Simulated
+    from pptrace_optpipe.setting import Setting
 
 __all__ = ["Work", "watch"]
 
@@ -57,15 +56,13 @@ class Work:
 
         told: list[tuple[int, int]] = []
 
-        def tell(simulated: Simulated, found: Found) -> None:
-            if told[-1:] == [(simulated.step_ns, found.bound)]:
+        def tell(best: Optimised) -> None:
+            step, bound = best.simulated.step_ns, best.bound_ns
+            if told[-1:] == [(step, bound)]:
                 return
-            told.append((simulated.step_ns, found.bound))
-            gap = max(simulated.step_ns - found.bound, 0) / simulated.step_ns
-            sys.stderr.write(
-                f"{time.monotonic() - began:7.1f} s  step {simulated.step_ns / 1e6:.3f} ms  "
-                f"bound {found.bound / 1e6:.3f} ms  gap {gap:.2%}\n"
-            )
+            told.append((step, bound))
+            verdict = f"bound {bound / 1e6:.3f} ms  gap {best.gap:.2%}" if bound else "bound not known"
+            sys.stderr.write(f"{time.monotonic() - began:7.1f} s  step {step / 1e6:.3f} ms  {verdict}\n")
 
         with _stoppable() as stopped:
             others: list[Rival] = []
