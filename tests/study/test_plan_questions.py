@@ -306,9 +306,7 @@ def test_chunks_that_are_named_are_for_the_schedules_that_take_them(registry: Re
     }
     assert plan.counts()["equal"] == 0
     assert plan.counts()["covered"] == 3
-    assert "vp            2, 4 for the schedules that take it; 1f1b and gpipe with chunks of their own" in str(
-        plan
-    )
+    assert "vp            2, 4 where a schedule takes it; 1f1b and gpipe with their own chunks" in str(plan)
 
 
 def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registry: Registry) -> None:
@@ -317,7 +315,7 @@ def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registr
     plan = planned(registry, vary=vary)
 
     assert by_schedule(plan) == {"interleaved-1f1b": [(2, 4, "simulated")], "zb-v": [(2, 2, "simulated")]}
-    assert "vp            4 for the schedules that take it; zb-v with chunks of their own" in str(plan)
+    assert "vp            4 where a schedule takes it; zb-v with their own chunks" in str(plan)
 
 
 @pytest.mark.parametrize("other", ["1f1b:p2p=batched", "1f1b:schedule.recompute.early=true"])

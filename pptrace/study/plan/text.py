@@ -185,9 +185,7 @@ def _own_chunks(plan: Plan) -> list[str]:
     own = dict.fromkeys(one.schedule for one in able if named and one.chunks not in named)
     if not own:
         return []
-    text = (
-        f"{', '.join(map(str, named))} for the schedules that take it; {listed([*own])} with chunks of their own"
-    )
+    text = f"{', '.join(map(str, named))} where a schedule takes it; {listed([*own])} with their own chunks"
     return _folded("vp            ", text)
 
 

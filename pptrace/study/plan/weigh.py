@@ -144,14 +144,15 @@ class Scales:
         own = None if self.ground.registry.schedules[entry.name].offer.chunks is not None else 1
         if own is None and not named:
             return [own]
-        refusals = {
-            chunks: self.pricing.shapes.refusal(entry, layout, chunks)
-            for chunks in self.space.chunks_of(layout.pp)
-        }
         taken: list[int | None] = [
-            chunks for chunks, refused in refusals.items() if getattr(refused, "key", "") != _VP
+            chunks for chunks in self.space.chunks_of(layout.pp) if self._takes(entry, layout, chunks)
         ]
         return taken or ([own] if named else [])
+
+    def _takes(self, entry: Entry, layout: Layout, chunks: int) -> bool:
+        """Return whether a schedule takes so many chunks per rank; other sizes may still be refused."""
+        refused = self.pricing.shapes.refusal(entry, layout, chunks)
+        return getattr(refused, "key", "") != _VP
 
 
 def _is_everywhere(error: PptraceError) -> bool:
