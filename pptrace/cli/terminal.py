@@ -70,7 +70,7 @@ def plain_streams() -> Iterator[None]:
     what plugins, and programs that they start, write to descriptor 1 goes to the standard error.
     """
     before = sys.stdout, sys.__stdout__, sys.stderr
-    sys.stdout = sys.__stdout__ = results = _results(sys.stdout)  # type: ignore[misc] # shutil asks it for its width
+    sys.stdout = sys.__stdout__ = results = _results(sys.stdout)  # type: ignore[misc,assignment] # for shutil
     sys.stderr = cast("TextIO", _Printable(sys.stderr or io.StringIO()))
     if results.isatty():
         sys.stdout = cast("TextIO", _Printable(results))

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, ParamSpec, TextIO, TypeVar, cast
 
 from pptrace.errors import PluginError, PptraceError
 
@@ -61,10 +61,11 @@ def plugin_code(
         PptraceError: as the plugin raised it, where it is one of ours.
         PluginError: the plugin raised anything else; names plugin, distribution, exception, file and line.
     """
+    ours: tuple[type[BaseException], ...] = (PptraceError, MemoryError, interruption(), *passing)
     try:
         with plugin_output():
             yield
-    except (PptraceError, MemoryError, interruption(), *passing):
+    except ours:
         raise
     except BaseException as error:  # a plugin may raise anything, and sys.exit() is no answer
         place = _place(error.__traceback__, _package(function))
@@ -77,8 +78,9 @@ def plugin_code(
 def plugin_output() -> Iterator[None]:
     """Send what a block prints to the standard error, and keep it from closing the standard output."""
     before = sys.stdout, sys.__stdout__
-    printed = io.TextIOWrapper(_StandardError(), "utf-8", "backslashreplace", write_through=True)
-    sys.stdout = sys.__stdout__ = printed  # type: ignore[misc] # a plugin may write to either
+    binary = cast("BinaryIO", _StandardError())
+    printed: TextIO = io.TextIOWrapper(binary, "utf-8", "backslashreplace", write_through=True)
+    sys.stdout = sys.__stdout__ = printed  # type: ignore[misc,assignment] # a plugin may write to either
     try:
         yield
     finally:

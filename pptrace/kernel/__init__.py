@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Argument: TypeAlias = NDArray[Any] | int | tuple[NDArray[Any] | int, ...]
+    Argument: TypeAlias = NDArray[Any] | int | tuple["Argument", ...]
     """A column, an integer, or a record of those."""
 
 __all__ = ["COMPILE_FROM", "always_compiled", "compiles", "many_runs", "run", "run_kernel"]

@@ -34,7 +34,7 @@ class Walk(NamedTuple):
     needy: Any
     edge: Any
     offset: Any
-    """Per rank, the first need that is not known to be met: the position of the action that has it, the index among
+    """Per rank, the first need that is not known to be met: position of the action that has it, index among
     that stage's edges, and the index among that action's microbatches."""
     waiting: Any
     """Per cell, the last rank that blocked on it, -1 for none."""
