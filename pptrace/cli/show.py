@@ -47,7 +47,9 @@ _MOST_LINES = 120
 @click.option("--forward", type=_SLOTS, default=1, show_default=True, help="Slots of a forward.")
 @click.option("--backward", type=_SLOTS, default=2, show_default=True, help="Slots of a full backward.")
 @click.option(
-    "--messages", is_flag=True, help="Give sends (>) and receives (<) a slot each, as PyTorch's simulator."
+    "--messages",
+    is_flag=True,
+    help="Give sends (>) and receives (<) a slot each, as PyTorch's simulator; the bubble stays that without.",
 )
 @click.option(
     "--slots",
@@ -126,7 +128,8 @@ def _title(prepared: Prepared, drawing: Drawing) -> str:
     title = f"{name}: {schedule.ranks} ranks, {prepared.batch_text}"
     if drawing.bubble is None:
         return f"{title}, invalid (drawn as far as it goes)"
-    return f"{title}, {drawing.length} slots, bubble {float(drawing.bubble):.2%}"
+    title = f"{title}, {drawing.step_slots} slots, bubble {float(drawing.bubble):.2%}"
+    return title if drawing.length == drawing.step_slots else f"{title}; with messages {drawing.length} slots"
 
 
 def _write(drawing: Drawing, title: str, outputs: Sequence[Path]) -> None:

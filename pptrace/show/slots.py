@@ -107,7 +107,9 @@ class Drawing:
     chunks: int
     """Most stages that a rank holds: above one, labels tell the stage."""
     bubble: Fraction | None
-    """Idle share of the table; None where it is not valid."""
+    """Idle share of the table where messages take no time; None where it is not valid."""
+    step_slots: int = 0
+    """Slots of the table where messages take no time; ``length`` has the drawn messages' slots as well."""
     error: ScheduleError | None = None
     """What is wrong with the schedule."""
     first: int = 0
@@ -161,17 +163,19 @@ def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Dra
         kind: [(Segment(name=kind.name, duration_ns=slots.of(kind)),)] * schedule.stages
         for kind in _DRAWN if not kind.traits.cost
     }  # fmt: skip
-    workload = Workload.uniform(schedule.stages, edges=edges, boundary_bytes=int(messages), **costs)
+    workload = Workload.uniform(schedule.stages, edges=edges, boundary_bytes=1, **costs)
     workload = workload.segmented(others) if others else workload
-    policy = Policy(name=PolicyName.BLOCKING if messages else PolicyName.ASYNC)
-    timeline = simulate(schedule, workload, _PER_SLOT if messages else ideal(), policy)
-    metrics, timeline = measure(timeline, workload), folded(timeline)
+    timeline = simulate(schedule, workload, ideal())
+    metrics = measure(timeline, workload)
+    if messages:
+        timeline = simulate(schedule, workload, _PER_SLOT, Policy(name=PolicyName.BLOCKING))
     return Drawing(
         ranks=schedule.ranks,
-        length=metrics.end_ns,
-        cells=tuple(_compute_cells(schedule, timeline, messages=messages)),
+        length=int(timeline.end_ns.max(initial=0)),
+        cells=tuple(_compute_cells(schedule, folded(timeline), messages=messages)),
         chunks=_chunks(schedule),
         bubble=metrics.bubble,
+        step_slots=metrics.end_ns,
         orders=schedule.interleave,
     )
 

@@ -52,3 +52,10 @@ def test_any_key_may_be_set(pptrace: Pptrace) -> None:
     assert again.out.splitlines()[2].split()[:9] == ["rank", "1", ".", "F0", "F1", "R0", "B0===", "R1", "B1==="]
     assert wrong.code == 2
     assert wrong.complaint.endswith("schedule.offload.stages[0]: there are 2 stages, 0 to 1, and no 2")
+
+
+def test_messages_leave_the_heading_s_slots_and_bubble_as_they_are(pptrace: Pptrace) -> None:
+    plain, drawn = (pptrace("show", "table.csv", *flags).out.splitlines()[0] for flags in ((), ("--messages",)))
+
+    assert plain.endswith("2 microbatches, 9 slots, bubble 33.33%")
+    assert drawn == f"{plain}; with messages 13 slots"

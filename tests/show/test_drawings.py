@@ -45,6 +45,13 @@ def test_messages_take_a_slot_each_on_both_ranks() -> None:
     assert kinds.count("SEND_F") == kinds.count("RECV_F") == kinds.count("SEND_B") == kinds.count("RECV_B") == 2
 
 
+def test_drawn_messages_leave_the_bubble_of_the_schedule_as_it_is() -> None:
+    drawing = draw(GPIPE, messages=True)
+
+    assert (drawing.step_slots, drawing.bubble) == (9, Fraction(1, 3))
+    assert drawing.length == max(cell.start + cell.length for cell in drawing.cells) == 13
+
+
 def test_a_table_of_text_has_a_line_per_rank_that_fits() -> None:
     drawing = draw(GPIPE)
 
