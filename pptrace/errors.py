@@ -7,6 +7,7 @@
     ├── TableError         a cell of a schedule table (file, row, column, or rank, position; cell)
     ├── ScheduleError      a schedule that cannot be used (rank, action)
     │   ├── ConstraintError    sizes that a schedule cannot take (key, nearest sizes that work)
+    │   ├── CostError          costs that cannot be counted
     │   └── DeadlockError      actions that wait for each other (the cycle)
     ├── PluginError        a plugin that fails, clashes or returns nonsense (plugin, distribution)
     ├── TraceError         a trace file that cannot be read (file)
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfigError",
     "ConstraintError",
+    "CostError",
     "DeadlockError",
     "OutputError",
     "PluginError",
@@ -127,6 +129,10 @@ class ConstraintError(ScheduleError):
         self.file, self.line, self.column = str(file), line, column
         text = f"{message}; nearest that work: {nearest}" if nearest else message
         super().__init__(_located(text, self.file, line, column, key))
+
+
+class CostError(ScheduleError):
+    """Costs that cannot be counted: below zero, or too large for a step's sums."""
 
 
 class DeadlockError(ScheduleError):

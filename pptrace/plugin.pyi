@@ -13,6 +13,7 @@ from pptrace.config.resolve import load as load
 from pptrace.config.yaml_file import read_yaml as read_yaml
 from pptrace.errors import ConfigError as ConfigError
 from pptrace.errors import ConstraintError as ConstraintError
+from pptrace.errors import CostError as CostError
 from pptrace.errors import DeadlockError as DeadlockError
 from pptrace.errors import OutputError as OutputError
 from pptrace.errors import PluginError as PluginError

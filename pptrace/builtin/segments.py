@@ -83,7 +83,8 @@ class SegmentOptions(_Brief):
     )
 
 
-_Segments: TypeAlias = list[SegmentOptions] | list[list[SegmentOptions]] | None
+_OfOne: TypeAlias = Annotated[list[SegmentOptions], Field(min_length=1)]
+_Segments: TypeAlias = _OfOne | Annotated[list[_OfOne], Field(min_length=1)] | None
 
 
 class KindSegments(_Brief):
@@ -134,7 +135,7 @@ def lengthened(segments: Sequence[Segment], more_ns: int) -> tuple[Segment, ...]
 
 
 def _per_slice(written: Sequence[Any], slices: int, what: str, key: str) -> list[tuple[Segment, ...]]:
-    if not written or isinstance(written[0], dict):
+    if isinstance(written[0], dict):
         return [_read(written, key)] * slices
     if len(written) != slices:
         raise ConfigError(

@@ -124,6 +124,8 @@ def _of_replica(
         replica = own
     if replica is None:
         return timeline
+    if replica >= len(job.kind_of):
+        raise PptraceError(f"--replica {replica}: the job has replicas 0 to {len(job.kind_of) - 1}")
     run = job.run(replica)
     say(run.prepared.workload.notes[-1])
     return run.traced()

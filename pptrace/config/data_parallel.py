@@ -58,6 +58,7 @@ class DataParallel(BaseModel):
 
     speeds: dict[str, Annotated[float, Field(ge=0.001, le=1)]] | None = Field(
         default=None,
+        min_length=1,
         description="Speeds of slower devices (stragglers) in forwards and backwards, as a share: by replica, "
         "range of replicas, or rank of a pipeline (3/2 is rank 2 of replica 3). All others have 1; a rank is as "
         "fast as its slowest GPU, and reductions wait for the slowest replica.",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from pptrace.config.experiment import Batch, Experiment, NamedChoice
+from pptrace.config.choices import Reshard
+from pptrace.config.open_sections import DEFAULT_COSTS
 from pptrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pptrace.config.experiment import Batch, Experiment
 
 __all__ = ["derived"]
 
@@ -25,9 +29,11 @@ def derived(experiment: Experiment, error: Complaint) -> tuple[Experiment, Mappi
     _check_present(experiment, error)
     batch, origins = _batch(experiment, error)
     experiment = experiment.model_copy(update={"batch": batch})
-    if experiment.costs is None and experiment.model is None:
-        experiment = experiment.model_copy(update={"costs": NamedChoice(name="unit")})
+    if experiment.costs.name is None and experiment.model is None:
+        costs = experiment.costs.model_copy(update={"name": DEFAULT_COSTS})
+        experiment = experiment.model_copy(update={"costs": costs})
     _check_counts(experiment, error)
+    _check_agreement(experiment, error)
     return experiment, origins
 
 
@@ -42,7 +48,7 @@ def _check_present(experiment: Experiment, error: Complaint) -> None:
         return
     if batch.sequence is None and batch.lengths is None:
         raise error("batch.sequence", "missing: a model needs the tokens in a sequence, such as --sequence 8192")
-    if experiment.costs is None and experiment.device is None and experiment.cluster is None:
+    if experiment.costs.name is None and experiment.device is None and experiment.cluster is None:
         raise error("device", "missing: a model's costs depend on it, write --device NAME or --costs unit")
 
 
@@ -95,3 +101,16 @@ def _check_counts(experiment: Experiment, error: Complaint) -> None:
     if actions > _MOST:
         sizes = f"2 x pp {pp} x vp {parallel.vp} x microbatches {microbatches}"
         raise error("batch.microbatches", f"{sizes} make {actions:,} actions; the most is {_MOST:,}")
+
+
+def _check_agreement(experiment: Experiment, error: Complaint) -> None:
+    """Refuse keys that other keys leave without a meaning."""
+    replica, replicas = experiment.batch.replica, experiment.parallel.dp
+    if replica is not None and replica >= replicas:
+        raise error("batch.replica", f"{replica}: the job has replicas 0 to {replicas - 1}")
+    reduction = experiment.data_parallel
+    if reduction.seed is not None and reduction.spread is None:
+        raise error("data_parallel.seed", "nothing is drawn: write data_parallel.spread, too, or remove the key")
+    if reduction.active_stages is not None and reduction.reshard not in {None, Reshard.NEVER}:
+        message = f"reshard: {reduction.reshard.value} frees weights itself: remove one of the two keys"
+        raise error("data_parallel.active_stages", message)

@@ -39,7 +39,12 @@ _EXPECTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "less_than_equal": lambda context: f"at most {_bound(context['le'])}",
     "multiple_of": lambda context: f"a multiple of {_bound(context['multiple_of'])}",
     "string_too_short": lambda _: "a name",
+    "too_short": lambda _: "at least one value",
 }
+_FIRST = ("too_short", *QUANTITY_ERRORS)
+"""What goes before other errors of one value, which other forms of it would have."""
+_FORMS = frozenset({"model_type", "dict_type", "list_type"})
+"""What goes behind errors of other values: another form of the value may be the one that is meant."""
 _LONGEST = 60
 
 
@@ -61,11 +66,15 @@ def describe_validation_error(
         positions: where each key was written.
         file: the file to name for a key that stands nowhere.
     """
-    unknown_first = sorted(errors, key=lambda error: error["type"] != "extra_forbidden")
-    first = key_path(unknown_first[0], values)
-    below = [(key_path(error, values), error) for error in unknown_first]
+    ordered = sorted(errors, key=lambda error: (error["type"] != "extra_forbidden", error["type"] in _FORMS))
+    first = key_path(ordered[0], values)
+    below = [(key_path(error, values), error) for error in ordered]
     path = max((path for path, _ in below if path[: len(first)] == first), key=len)
-    message = _message([error for where, error in below if where == path], model, path)
+    found = [error for where, error in below if where == path]
+    message = _message(found, model, path)
+    field, _, rest = message.partition(": ")
+    if found[0]["type"] == "value_error" and field in fields_at(model, path):  # a model's own check of its fields
+        path, message = (*path, field), rest
     place = place_of(key_text(path, key_prefix), positions or {}) or Place(source=str(file))
     return ConfigError(
         message,
@@ -110,15 +119,15 @@ def shown(value: object) -> str:
         case bool():
             return str(value).lower()
         case Mapping():
-            return "a mapping"
+            return "a mapping" if value else "an empty mapping"
         case list() | tuple():
-            return "a list"
+            return "a list" if value else "an empty list"
     text = repr(value)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 
 
 def _message(errors: Sequence[ErrorDetails], model: type[BaseModel], path: KeyPath) -> str:
-    error = next((one for one in errors if one["type"] in QUANTITY_ERRORS), errors[0])
+    error = next((one for kind in _FIRST for one in errors if one["type"] == kind), errors[0])
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":

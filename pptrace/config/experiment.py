@@ -9,17 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from pptrace.config.choices import CopyStream, PolicyName, Receive, Sharing, StreamPer
 from pptrace.config.data_parallel import DataParallel
 from pptrace.config.flags import FLAGS
-from pptrace.config.open_sections import Device, NamedChoice, OpenSection, Preset
+from pptrace.config.open_sections import CostChoice, Device, NetworkChoice, OpenSection, Preset
 from pptrace.config.quantity import Size
 
 __all__ = [
     "Batch",
     "Cluster",
     "Contending",
+    "CostChoice",
     "DataParallel",
     "Device",
     "Experiment",
-    "NamedChoice",
+    "NetworkChoice",
     "NetworkPart",
     "Offload",
     "Parallel",
@@ -32,6 +33,7 @@ __all__ = [
 _LARGEST = 2**31 - 1
 _Count = Annotated[int, Field(ge=1, le=_LARGEST)]
 _Speed = Annotated[float, Field(ge=0.001, le=1)]
+_Places = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class _Section(BaseModel):
@@ -39,10 +41,10 @@ class _Section(BaseModel):
 
 
 class _Modifier(_Section):
-    stages: list[Annotated[int, Field(ge=0)]] | None = Field(
+    stages: _Places | None = Field(
         default=None, description="Stages that this is done on, from 0; all unless given."
     )
-    chunks: list[Annotated[int, Field(ge=0)]] | None = Field(
+    chunks: _Places | None = Field(
         default=None, description="Which of each rank's stages, from 0 in the model's order; all unless given."
     )
 
@@ -95,8 +97,9 @@ class ScheduleChoice(_Section):
         examples=["1f1b", "./mine.py:make", "table.csv"],
     )
     options: dict[str, Any] = Field(default={}, description="The schedule's own options.")
-    interleave: dict[str, list[Annotated[int, Field(ge=0)]]] | None = Field(
+    interleave: dict[str, _Places] | None = Field(
         default=None,
+        min_length=1,
         description="By the kinds of an overlapped pair, such as F+B, whose next computation comes, over and "
         "over: members, from 0. The schedule's own order unless given, else whatever is ready first.",
         examples=[{"F+B": [0, 1, 1, 0, 1, 1]}],
@@ -147,7 +150,7 @@ class Batch(_Section):
     micro: _Count = Field(default=1, description=FLAGS["micro"].text)
     microbatches: _Count | None = Field(default=None, description=FLAGS["microbatches"].text)
     sequence: _Count | None = Field(default=None, description=FLAGS["sequence"].text)
-    lengths: list[_Count] | str | None = Field(
+    lengths: Annotated[list[_Count], Field(min_length=1)] | str | None = Field(
         default=None,
         description="Tokens in each microbatch's sequences: one number per microbatch, for all replicas or for "
         "each in turn, or a file of them, apart by commas, spaces and lines. None passes sequence, which is the "
@@ -181,6 +184,7 @@ class Cluster(_Section):
 
     preset: str | None = Field(
         default=None,
+        min_length=1,
         description="A preset of one node and its fabric; dgx-h100x32 is 32 nodes of dgx-h100.",
         examples=["dgx-h100x32"],
     )
@@ -257,15 +261,15 @@ class Experiment(_Section):
     batch: Batch = Field(default=Batch(), description="What one step works on.")
     schedule: ScheduleChoice = Field(description=FLAGS["schedule"].text)
     device: Device | None = Field(default=None, description=FLAGS["device"].text)
-    network: NamedChoice = Field(default=NamedChoice(name="ideal"), description=FLAGS["network"].text)
+    network: NetworkChoice = Field(default=NetworkChoice(name="ideal"), description=FLAGS["network"].text)
     cluster: Cluster | None = Field(default=None, description=FLAGS["cluster"].text)
     contention: Contending = Field(default=Contending(), description=FLAGS["contention"].text)
     p2p: PointToPoint = Field(default=PointToPoint(), description=FLAGS["p2p"].text)
-    costs: NamedChoice | None = Field(default=None, description=FLAGS["costs"].text)
+    costs: CostChoice = Field(default=CostChoice(), description=FLAGS["costs"].text)
     data_parallel: DataParallel = Field(
         default=DataParallel(), description="Reduction of gradients over replicas, before the optimizer."
     )
-    plan: dict[str, list[Any]] | None = Field(
+    plan: dict[str, Annotated[list[Any], Field(min_length=1)]] | None = Field(
         default=None,
         description="What `pptrace plan` varies, by key, with the values that each takes; as `--vary`. A single "
         "step is simulated without it.",

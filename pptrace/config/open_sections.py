@@ -12,7 +12,11 @@ from pptrace.config.quantity import parse_size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Device", "NamedChoice", "OpenSection", "Preset"]
+__all__ = ["DEFAULT_COSTS", "CostChoice", "Device", "NetworkChoice", "OpenSection", "Preset"]
+
+
+DEFAULT_COSTS = "unit"
+"""The cost model of a step without a model."""
 
 
 class OpenSection(BaseModel):
@@ -31,6 +35,7 @@ class Preset(OpenSection):
 
     preset: str | None = Field(
         default=None,
+        min_length=1,
         description="A preset that a plugin offers, or a file of parameters (.yaml), whose name stands for it; "
         "keys beside it change it.",
     )
@@ -41,6 +46,7 @@ class Device(Preset):
 
     ranks: dict[str, str | dict[str, Any]] | None = Field(
         default=None,
+        min_length=1,
         description="Devices of some pipeline ranks, by rank or range of ranks: a preset's name, or parameters. "
         "With a preset among them they are a device of their own, else they change the one beside ranks, which "
         "all other ranks have.",
@@ -69,7 +75,17 @@ class Device(Preset):
         return {"device.memory": least(self.values), "device.ranks": json.dumps(ranks)}
 
 
-class NamedChoice(OpenSection):
-    """A network or cost model by name, with its options beside the name."""
+class NetworkChoice(OpenSection):
+    """A network by name, with its options beside the name."""
 
-    name: str = Field(description="Name that a plugin offers; its options stand beside it.")
+    name: str = Field(description="Network that a plugin offers, such as hockney; its options stand beside it.")
+
+
+class CostChoice(OpenSection):
+    """A cost model by name, with its options beside the name."""
+
+    name: str | None = Field(
+        default=None,
+        description="Cost model that a plugin offers, its options beside it; unit unless given, or with a model "
+        "the cost model that reads models.",
+    )

@@ -138,8 +138,8 @@ def _drop_superseded(tree: dict[str, Any], places: dict[str, Place], over: Seque
     last = {one.path: one.value for one in over}
     for section, headline in HEADLINES.items():
         said, path = tree.get(section), (section, headline)
-        if not isinstance(said, dict):
-            continue
+        if not isinstance(said, dict) or (section == "costs" and headline not in said):
+            continue  # options of costs by default: the cost model that is chosen refuses those of another
         renamed = path in last and said.get(headline) != last[path]
         if renamed and section == "p2p":  # its own keys are for every policy
             tree[section] = {key: tree[section][key] for key in tree[section] if key != "options"}

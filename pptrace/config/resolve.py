@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from pptrace.config.derive import derived
-from pptrace.config.experiment import Experiment, NamedChoice, PointToPoint, ScheduleChoice
+from pptrace.config.experiment import Experiment, PointToPoint, ScheduleChoice
 from pptrace.config.options import merged, validate_options
 from pptrace.config.overrides import Assignment, assignments, overlaid, plain
 from pptrace.config.places import Place, Places, key_text, place_of, record
@@ -85,10 +85,10 @@ class Resolved:
         filled = checked.model_dump(mode="json", by_alias=True)
         return replace(self, experiment=self._with(key, filled), origins=origins), checked
 
-    def chosen(self, key: str, name: str, origin: str = "default") -> Resolved:
-        """Return this with the name that ``network`` or ``costs`` takes where the user gave none."""
-        experiment = self.experiment.model_copy(update={key: NamedChoice(name=name)})
-        return replace(self, experiment=experiment, origins={**self.origins, f"{key}.name": origin})
+    def with_costs(self, name: str, origin: str) -> Resolved:
+        """Return this with the cost model that it has where the user named none."""
+        costs = self.experiment.costs.model_copy(update={"name": name})
+        return self.with_section("costs", costs, {"costs.name": origin})
 
     def without_chunks(self) -> Resolved:
         """Return this as if nobody had written ``parallel.vp``."""

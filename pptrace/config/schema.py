@@ -13,15 +13,17 @@ from pydantic import BaseModel, Field, create_model
 from pptrace.config.choices import PolicyName
 from pptrace.config.experiment import (
     Cluster,
+    CostChoice,
     Device,
     Experiment,
-    NamedChoice,
+    NetworkChoice,
     NetworkPart,
     PointToPoint,
     Preset,
     ScheduleChoice,
 )
 from pptrace.config.flags import FLAGS
+from pptrace.config.open_sections import DEFAULT_COSTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -58,14 +60,14 @@ def json_schema(
         models = plugin_models.get(section, {})
         known = {*names.get(section, ()), *(models if flag.headline == "name" else ())}
         offers[section] = {name: models.get(name) for name in sorted(known)}
-    networks = _union("network", NamedChoice, offers["network"])
+    networks = _union("network", NetworkChoice, offers["network"])
     forms: dict[str, Any] = {
         "model": _presets("model", offers["model"], plugin_models.get("model", {})),
         "schedule": _schedules(offers["schedule"]),
         "device": _presets("device", offers["device"], plugin_models.get("device", {})),
         "network": _any(_named(offers["network"]), networks),
         "cluster": _clusters(offers["cluster"], networks if offers["network"] else NetworkPart),
-        "costs": _any(_named(offers["costs"]), _union("costs", NamedChoice, offers["costs"])),
+        "costs": _costs(offers["costs"], plugin_models.get("model", {})),
     }
     forms |= {
         name: _any(flag.choices, Experiment.model_fields[name].annotation)
@@ -100,6 +102,14 @@ def _by_name(forms: Sequence[Any]) -> Any:
 
 def _any(*forms: Any) -> Any:
     return reduce(or_, forms)
+
+
+def _costs(offers: Offers, readers: Iterable[str]) -> Any:
+    """Return the forms of costs: a name, with its options beside it, or the options of a cost model by default."""
+    unnamed = [
+        _closed(f"costs-default-{name}", offers[name]) for name in (DEFAULT_COSTS, *readers) if offers.get(name)
+    ]
+    return _any(_named(offers), _union("costs", CostChoice, offers), *unnamed)
 
 
 def _schedules(offers: Offers) -> Any:

@@ -271,8 +271,7 @@ class _Search:
         for key in list(best.change.settings) if best else ():
             if best is None or key in DIVISION:
                 continue
-            keys = {key, "costs.name"} if key.startswith("costs.") else {key}
-            fewer = best.change.without(frozenset(keys))
+            fewer = best.change.without(frozenset({key}))
             if fewer.settings and (tried := self._simulated(fewer)) is not None and _as_good(tried, best):
                 best = tried
 

@@ -41,7 +41,6 @@ __all__ = [
     "schedules_of",
     "sizes_of",
     "value_of",
-    "with_name",
     "words_of",
 ]
 
@@ -65,7 +64,6 @@ DIVISION = frozenset(
         "batch.micro",
         "batch.microbatches",
         "schedule.name",
-        "costs.name",
     }
 )
 """Keys that hang together: none of them can be left out of a change on its own."""
@@ -184,10 +182,7 @@ def room_makers(resolved: Resolved, registry: Registry) -> list[dict[str, Any]]:
             steps = [{**step, key: values[0]} for step in steps]
         steps += [{**steps[-1], key: value} for value in values[1 if costs_time else values.index(own) + 1 :]]
     own_values = {key: value_of(resolved, key) for key, _ in _LEAVES_ROOM}
-    return [
-        with_name(resolved, {key: value for key, value in step.items() if value != own_values[key]})
-        for step in steps
-    ]
+    return [{key: value for key, value in step.items() if value != own_values[key]} for step in steps]
 
 
 def policies(run: Run) -> Iterator[Mapping[str, Any]]:
@@ -250,7 +245,7 @@ def words_of(resolved: Resolved, registry: Registry, key: str) -> tuple[Any, ...
     experiment = resolved.experiment
     if key == "parallel.sequence_parallel":
         return (False, True) if experiment.parallel.tp > 1 else ()
-    if experiment.costs is None:
+    if experiment.costs.name is None:
         return ()
     offer = registry.cost_models[experiment.costs.name].offer
     section, _, name = key.partition(".")
@@ -262,18 +257,6 @@ def literals(model: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
     """Return the parameters of a model that take one of a few words or numbers, each with these."""
     fields = model.model_fields.items()
     return {name: get_args(one.annotation) for name, one in fields if get_origin(one.annotation) is Literal}
-
-
-def with_name(resolved: Resolved, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the cost model's name where they set its options and nobody wrote it."""
-    costs = resolved.experiment.costs
-    if (
-        costs is None
-        or "costs.name" in resolved.positions
-        or not any(key.startswith("costs.") for key in settings)
-    ):
-        return dict(settings)
-    return {"costs.name": costs.name, **settings}
 
 
 def value_of(resolved: Resolved, key: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.experiment import Cluster as Section
 from pptrace.config.experiment import Device
 from pptrace.config.options import merged
-from pptrace.errors import PluginError
+from pptrace.errors import ConfigError, PluginError
 from pptrace.experiment.placed import placed
 from pptrace.hooks.build import build_network
 from pptrace.model.layout import Layout
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolve import Resolved
     from pptrace.experiment.assembly import Assembly
-    from pptrace.hooks.offers import ClusterOffer
+    from pptrace.hooks.offers import ClusterOffer, NetworkOffer
     from pptrace.hooks.provider import Provided
     from pptrace.hooks.registry import Registry
     from pptrace.network.contract import Network
 
 __all__ = ["OnCluster", "layout_of", "on_cluster"]
 
-_TIMES = re.compile(r"(.+)x([1-9][0-9]{0,8})")
-"""A preset's name and a number of nodes."""
+_NODES = re.compile(r"[1-9][0-9]{0,9}")
+_MOST_NODES = 2**31 - 1
 
 _PARTS = ("node", "fabric")
 
@@ -88,6 +88,8 @@ def on_cluster(work: Assembly) -> tuple[Assembly, OnCluster]:
     fabric = None
     if values["nodes"] > 1 and "fabric" in values:
         work, fabric = _part(work, values, "fabric", request.fabric())
+    elif "fabric" in values:
+        _options(work, values, "fabric")
     cluster = Cluster(node=node, fabric=fabric, nodes=values["nodes"], gpus=values["gpus"], nics=values["nics"])
     filled = Section.model_validate({**values, "preset": section.preset})
     resolved = resolved.with_section("cluster", filled, _origins(values, section, origin))
@@ -117,10 +119,14 @@ def _preset(
     if section.preset is None:
         return None, None
     with placed(resolved, "cluster"):
-        times = _TIMES.fullmatch(section.preset)
-        if section.preset in registry.clusters or times is None:
+        name, _, nodes = section.preset.rpartition("x")
+        is_count = _NODES.fullmatch(nodes) is not None and int(nodes) <= _MOST_NODES
+        if section.preset not in registry.clusters and name in registry.clusters and not is_count:
+            message = f"{nodes!r} is no number of nodes: write 1 to {_MOST_NODES:,}, such as {name}x4"
+            raise ConfigError(message, key="cluster.preset")
+        if section.preset in registry.clusters or not is_count:
             return registry.clusters[section.preset], None
-        return registry.clusters[times[1]], int(times[2])
+        return registry.clusters[name], int(nodes)
 
 
 def _check_whole(resolved: Resolved, values: Mapping[str, Any]) -> None:
@@ -134,7 +140,8 @@ def _check_whole(resolved: Resolved, values: Mapping[str, Any]) -> None:
         if part in values and "name" not in values[part]:
             raise resolved.error(f"cluster.{part}.name", "missing: write a network that a plugin offers")
     if "fabric" in values and not values.get("nics"):
-        raise resolved.error("cluster.nics", "missing: a fabric joins NICs, write how many a node has")
+        lacking = "0 NICs are too few" if "nics" in values else "missing"
+        raise resolved.error("cluster.nics", f"{lacking}: the fabric joins NICs, write how many a node has")
 
 
 def _nodes(
@@ -161,19 +168,27 @@ def _nodes(
 
 def _part(work: Assembly, values: dict[str, Any], part: str, request: NetworkRequest) -> tuple[Assembly, Network]:
     """Build the inside of a node, or the fabric, and write its options back into ``values``."""
-    resolved = work.resolved
-    key, options = f"cluster.{part}", dict(values[part])
-    name = options.pop("name")
-    with placed(resolved, f"{key}.name"):
-        provided = work.registry.networks[name]
-    work, model = work.using(provided), provided.offer.options
-    checked, plain = resolved.part(key, model() if model else None, options)
-    values[part] = {"name": name, **plain}
-    with placed(resolved, key, options=True):
+    key = f"cluster.{part}"
+    provided, checked, plain = _options(work, values, part)
+    values[part] = {"name": provided.offer.name, **plain}
+    work = work.using(provided)
+    with placed(work.resolved, key, options=True):
         try:
             return work, build_network(provided, replace(request, options=checked))
         except PluginError as error:
             raise error if error.plugin else PluginError(f"{key}: {error}") from error
+
+
+def _options(
+    work: Assembly, values: Mapping[str, Any], part: str
+) -> tuple[Provided[NetworkOffer], Mapping[str, Any], dict[str, Any]]:
+    """Return the network of a part, and its options, checked and as plain values."""
+    options = dict(values[part])
+    name = options.pop("name")
+    with placed(work.resolved, f"cluster.{part}.name"):
+        provided = work.registry.networks[name]
+    model = provided.offer.options
+    return provided, *work.resolved.part(f"cluster.{part}", model() if model else None, options)
 
 
 def _origins(values: Mapping[str, Any], section: Section, nodes: str) -> dict[str, str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.config.choices import Reshard
-from pptrace.experiment.devices import preset_values, rank_devices, with_first_device
+from pptrace.errors import ConfigError
+from pptrace.experiment.devices import check_unread_device, preset_values, rank_devices, with_first_device
 from pptrace.experiment.lengths import lengths_of, with_lengths
 from pptrace.experiment.placed import placed
 from pptrace.experiment.speeds import speeds_of
@@ -18,6 +20,8 @@ from pptrace.network.collectives import LinkCollectives
 from pptrace.record import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from pptrace.config.resolve import Resolved
     from pptrace.experiment.assembly import Assembly
     from pptrace.experiment.cluster import OnCluster
@@ -113,7 +117,10 @@ def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
         work = with_first_device(work)
     work, device = _described(work, "device", offer.device, offer.name)
     work, by_rank = rank_devices(work, offer.device, device)
-    work, options = work.options("costs", offer.options)
+    work, options = _options(work, offer)
+    if options.get("spread") and work.experiment.data_parallel.spread:
+        message = "costs.spread lengthens all times for the slowest of the same GPUs: write one of the two keys"
+        raise work.resolved.error("data_parallel.spread", message)
     resolved, lengths = lengths_of(work.resolved)
     work = work.at(resolved)
     experiment = work.experiment
@@ -137,24 +144,49 @@ def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
 
 
 def _cost_model(work: Assembly) -> tuple[Assembly, Provided[CostModelOffer]]:
-    if work.experiment.costs is None:
+    name = work.experiment.costs.name
+    if name is None:
         readers = [name for name, p in sorted(work.registry.cost_models.items()) if p.offer.model is not None]
         if len(readers) != 1:
             known = ", ".join(readers) or "none is installed: pip install pptrace-models"
             raise work.resolved.error("costs", f"write which cost model reads the model: {known}")
-        work = work.at(work.resolved.chosen("costs", readers[0], "the cost model that reads models"))
-    costs = work.experiment.costs
+        (name,) = readers
+        work = work.at(work.resolved.with_costs(name, "the cost model that reads models"))
     with placed(work.resolved, "costs"):
-        provided = work.registry.cost_models[costs.name if costs else "unit"]
+        provided = work.registry.cost_models[name]
     return work.using(provided), provided
+
+
+def _options(work: Assembly, offer: CostModelOffer) -> tuple[Assembly, dict[str, Any]]:
+    """Return the cost model's checked options; an error names the cost models that have the option."""
+    try:
+        return work.options("costs", offer.options)
+    except ConfigError as error:
+        option = re.split(r"[.\[]", f"{error.key}.")[1]
+        takers = [name for name, one in sorted(work.registry.cost_models.items()) if option in _fields(one.offer)]
+        others = " or ".join(name for name in takers if name != offer.name)
+        if others and offer.name not in takers:
+            message = f"{offer.name} costs do not take it: remove it, or write costs.name: {others}"
+        elif others and "costs.name" not in work.resolved.positions:
+            message = f"{error.message} (of {offer.name} costs; for others write costs.name: {others})"
+        else:
+            raise
+        raise work.resolved.error(error.key, message) from None
+
+
+def _fields(offer: CostModelOffer) -> Collection[str]:
+    return offer.options().model_fields if offer.options else ()
 
 
 def _described(work: Assembly, key: str, model: Any, costs: str) -> tuple[Assembly, dict[str, Any]]:
     """Return the model's or device's values, its preset's under those that the user wrote."""
     section = getattr(work.experiment, key)
+    if model is None and key == "device":
+        check_unread_device(work, costs)
+        return work, {}
     if model is None:
-        if section is not None and key == "model":
-            raise work.resolved.error(key, f"costs {costs} read no {key}: remove the key, or choose other costs")
+        if section is not None:
+            raise work.resolved.error(key, f"{costs} costs read no model: remove the key, or choose other costs")
         return work, {}
     if section is None:
         hint = "--model NAME" if key == "model" else "--device NAME"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pptrace.config.resolve import Resolved
     from pptrace.experiment.assembly import Assembly
 
-__all__ = ["preset_values", "rank_devices", "ranks_named", "with_first_device"]
+__all__ = ["check_unread_device", "preset_values", "rank_devices", "ranks_named", "with_first_device"]
 
 _KEY = "device.ranks"
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -90,10 +90,7 @@ def rank_devices(
     origins: dict[str, str] = {}
     for text, entry in section.ranks.items():
         key = f"{_KEY}.{text}"
-        own = {"preset": entry} if isinstance(entry, str) else dict(entry)
-        name = own.pop("preset", None)
-        if name is not None and not isinstance(name, str):
-            raise work.resolved.error(f"{key}.preset", "a preset's name, or a file of parameters (.yaml)")
+        name, own = _preset_and_parameters(work.resolved, key, entry)
         work, under = preset_values(work, "device", name, key)
         values = merged(under or section.values, own)
         resolved = work.resolved
@@ -108,11 +105,46 @@ def rank_devices(
     return work, devices if any(one != base for one in devices) else ()
 
 
+def check_unread_device(work: Assembly, costs: str) -> None:
+    """Check the device of costs that do not read it: its presets and ranks exist, and it has no parameters.
+
+    Args:
+        work: the run.
+        costs: the cost model.
+
+    Raises:
+        ConfigError: a range of ranks as for :func:`rank_devices`, or a parameter.
+        PluginError: a preset that no plugin offers.
+    """
+    section = work.experiment.device
+    if section is None:
+        return
+    ranks = section.ranks or {}
+    _entries(work.resolved, ranks, work.experiment.parallel.pp or 1)
+    own = {"preset": section.preset, **section.values}
+    for key, entry in {"device": own, **{f"{_KEY}.{text}": one for text, one in ranks.items()}}.items():
+        name, parameters = _preset_and_parameters(work.resolved, key, entry)
+        preset_values(work, "device", name, key)
+        if parameters:
+            message = f"{costs} costs read no parameters of a device: remove it, or choose other costs"
+            raise work.resolved.error(f"{key}.{next(iter(parameters))}", message)
+
+
 def ranks_named(section: object) -> int:
     """Return how many pipeline ranks ``device.ranks`` needs at least, as a section is written; 1 without it."""
     ranks = section.get("ranks") if isinstance(section, Mapping) else None
     matches = [_RANKS.fullmatch(str(text)) for text in ranks] if isinstance(ranks, Mapping) else []
     return 1 + max((int(match[2] or match[1]) for match in matches if match), default=0)
+
+
+def _preset_and_parameters(
+    resolved: Resolved, key: str, entry: str | Mapping[str, Any]
+) -> tuple[str | None, dict[str, Any]]:
+    own = {"preset": entry} if isinstance(entry, str) else dict(entry)
+    name = own.pop("preset", None)
+    if name is not None and not isinstance(name, str):
+        raise resolved.error(f"{key}.preset", "a preset's name, or a file of parameters (.yaml)")
+    return name, own
 
 
 def _entries(resolved: Resolved, ranks: Mapping[str, Any], count: int) -> dict[int, str]:

@@ -43,8 +43,6 @@ def with_interleave(resolved: Resolved, table: Schedule) -> Schedule:
 
 
 def _check_turns(resolved: Resolved, key: str, turns: Sequence[int], members: int) -> None:
-    if not turns:
-        raise resolved.error(key, "no order: write whose next computation comes, such as [0, 1]")
     for place, turn in enumerate(turns):
         if turn >= members:
             raise resolved.error(f"{key}[{place}]", f"member {turn} of a pair of {members}: they count from 0")

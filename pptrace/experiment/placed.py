@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pptrace.config.flags import HEADLINES
-from pptrace.errors import ConfigError, ConstraintError, PluginError, PptraceError, ScheduleError
+from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
 from pptrace.hooks.from_file import is_file_reference
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def placed(resolved: Resolved, key: str, *, options: bool = False) -> Iterator[N
         options: whether errors name an option under ``key``, as those of networks do, and not a whole key.
 
     Raises:
-        ConfigError: as the block raised it, with its place.
+        ConfigError: as the block raised it, with its place; costs that cannot be counted, with the place of their
+            section, or of the batch that they follow from.
         ConstraintError: likewise.
         PluginError: likewise where a name or file is unknown; what a plugin did wrong has its own place.
     """
@@ -40,6 +41,8 @@ def placed(resolved: Resolved, key: str, *, options: bool = False) -> Iterator[N
             raise
         own = f"{key}.{error.key}" if options and error.key else error.key
         raise _at(resolved, own or key, error.message) from error
+    except CostError as error:
+        raise _at_costs(resolved, error) from error
     except ConstraintError as error:
         if error.file or error.line:
             raise
@@ -64,6 +67,15 @@ def located(error: ScheduleError, prepared: Prepared, registry: Registry) -> Ppt
         of = f" of {maker}" if maker.distribution else ""
         error.args = (f"schedule {name}{of}: {error}",)
     return error
+
+
+def _at_costs(resolved: Resolved, error: CostError) -> ConfigError:
+    batch = resolved.experiment.batch
+    if resolved.experiment.model is None:
+        return _at(resolved, "costs", f"{error}: check the units")
+    key = "batch.micro" if batch.micro > (batch.sequence or 0) else "batch.sequence"
+    size = f"micro {batch.micro:,} x sequence {batch.sequence:,}"
+    return resolved.error(key, f"{size}: {error}; choose a smaller size")
 
 
 def _at(resolved: Resolved, key: str, message: str) -> ConfigError:

@@ -42,7 +42,7 @@ class Replicas:
         """Simulate one.
 
         Raises:
-            PptraceError: there is no such replica, or the job cannot be simulated.
+            PptraceError: the job cannot be simulated.
         """
         batch = self.resolved.experiment.batch.model_copy(update={"replica": replica})
         return simulate(self.resolved.with_section("batch", batch, {}), self.registry)

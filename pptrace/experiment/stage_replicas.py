@@ -57,7 +57,7 @@ def with_stage_replicas(
     if not resolved.experiment.data_parallel.stage_replicas:
         return replace(workload, notes=(*workload.notes, _OFF))
     if not workload.gradients_bytes[shared].any():
-        name = resolved.experiment.costs.name if resolved.experiment.costs else ""
+        name = resolved.experiment.costs.name
         if _KEY not in resolved.positions:
             return replace(workload, notes=(*workload.notes, _UNKNOWN.format(name=name)))
         message = f"costs {name} know no gradients to reduce: write costs.gradients, or use costs that count them"

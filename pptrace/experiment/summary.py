@@ -87,9 +87,8 @@ def time_text(run: Run, time_ns: float) -> str:
 def job_text(run: Run) -> str:
     """Return what is trained on what: model and device, or the costs that stand for them."""
     experiment = run.prepared.resolved.experiment
-    model = (experiment.model.preset or "a model of one's own") if experiment.model else "unit costs"
-    if experiment.model is None and experiment.costs and experiment.costs.name != "unit":
-        model = f"{experiment.costs.name} costs"
+    costs = f"{experiment.costs.name} costs"
+    model = (experiment.model.preset or "a model of one's own") if experiment.model else costs
     return f"{model} on {devices_text(experiment.device)}" if experiment.device else model
 
 

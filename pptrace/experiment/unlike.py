@@ -42,9 +42,6 @@ class Differing:
         """Return what differs, or None where nothing may."""
         return None if lengths is None and speeds is None else cls(costs=costs, lengths=lengths, speeds=speeds)
 
-    def __len__(self) -> int:
-        return len(kinds_of(self.lengths, self.speeds)[1])
-
     @property
     def kinds(self) -> int:
         """How many replicas are like none before them."""
@@ -124,16 +121,12 @@ def of_the_last_replica(prepared: Prepared) -> Prepared:
         prepared: a step whose costs have a class for each length; steps whose replicas are alike stay as they are.
 
     Raises:
-        ConfigError: replicas that are not alike would meet within the step, their microbatches are cut, or there
-            is no such replica.
+        ConfigError: replicas that are not alike would meet within the step, or their microbatches are cut.
     """
     differing = prepared.differing
     if differing is None:
         return prepared
     asked = prepared.resolved.experiment.batch.replica
-    if asked is not None and asked >= len(differing):
-        last = len(differing) - 1
-        raise prepared.resolved.error("batch.replica", f"{asked}: the job has replicas 0 to {last}")
     placement = prepared.schedule.placement
     if differing.kinds == 1:
         return replace(prepared, workload=differing.costs_of(0, placement))

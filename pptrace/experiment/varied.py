@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.config.quantity import exact_size
 from pptrace.errors import ConfigError, nearest
-from pptrace.experiment.candidates import Reach, chunks_of, literals, sizes_of, value_of, with_name, words_of
+from pptrace.experiment.candidates import Reach, chunks_of, literals, sizes_of, value_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +108,7 @@ def _words(key: str) -> Callable[[Ground], list[Settings]]:
     def values(ground: Ground) -> list[Settings]:
         own = value_of(ground.resolved, key) if words_of(ground.resolved, ground.registry, key) else None
         words = words_of(ground.resolved, ground.registry, key)
-        return [with_name(ground.resolved, {key: word}) for word in words if word != own]
+        return [{key: word} for word in words if word != own]
 
     return values
 

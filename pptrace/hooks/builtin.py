@@ -144,25 +144,25 @@ def _ideal(request: NetworkRequest) -> Network:
 
 
 def _unit(request: CostRequest) -> Workload:
-    from pptrace.builtin.costs import unit
+    from pptrace.builtin.unit_costs import unit
 
     return unit(request)
 
 
 def _unit_options() -> type[BaseModel]:
-    from pptrace.builtin.costs import UnitOptions
+    from pptrace.builtin.unit_costs import UnitOptions
 
     return UnitOptions
 
 
 def _table(request: CostRequest) -> Workload:
-    from pptrace.builtin.costs import table
+    from pptrace.builtin.table_costs import table
 
     return table(request)
 
 
 def _table_options() -> type[BaseModel]:
-    from pptrace.builtin.costs import TableOptions
+    from pptrace.builtin.table_costs import TableOptions
 
     return TableOptions
 

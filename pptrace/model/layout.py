@@ -59,6 +59,9 @@ class Layout:
         _check_order(self.order)
         if self.folded:
             whole = self.tp * self.cp * self.dp
+            if whole % self.etp:
+                message = f"{self.etp} does not divide tp x cp x dp = {self.tp} x {self.cp} x {self.dp}"
+                raise ConfigError(message, key="parallel.etp")
             if whole % (self.ep * self.etp):
                 message = f"{self.ep} x etp ({self.etp}) does not divide tp x cp x dp = {whole}"
                 raise ConfigError(message, key="parallel.ep")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.errors import ScheduleError
+from pptrace.errors import CostError
 from pptrace.model.kinds import COMPUTE, SENDS, Kind, Role, Stream
 from pptrace.network.contract import UNLIMITED
 from pptrace.record import dataclass
@@ -65,7 +65,7 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
     """Return the jobs of a task graph; none where it can run without a clock.
 
     Raises:
-        ScheduleError: a message too large to be counted.
+        CostError: a message too large to be counted.
     """
     rows, paths = graph.rows, graph.paths
     sort = np.full(rows, -1, dtype=np.int8)
@@ -86,7 +86,7 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
     rate = np.where(rate == UNLIMITED, _LARGEST // BYTE, rate)
     largest = int(graph.size_bytes[task[flow]].max(initial=0))
     if largest * BYTE * FINER >= _LARGEST:
-        raise ScheduleError(f"a message of {largest} bytes is too large for shared links: check the costs' units")
+        raise CostError(f"a message of {largest} bytes is too large for shared links")
     return Jobs(
         task=task,
         volume=np.where(flow, graph.size_bytes[task] * (BYTE * FINER), graph.duration_ns[task] * WHOLE),

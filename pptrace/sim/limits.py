@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.errors import ScheduleError
+from pptrace.errors import CostError, ScheduleError
 from pptrace.sim.kernels.rules import BYTE
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
     """Check that the costs are this schedule's, and that what they add up to can be counted.
 
     Raises:
-        ScheduleError: too many ranks, other stages or boundaries, a cost below zero or too large.
+        ScheduleError: too many ranks, other stages or boundaries.
+        CostError: a cost below zero or too large.
     """
     if schedule.ranks > MOST_RANKS:
         raise ScheduleError(f"{schedule.ranks} pipeline ranks: at most {MOST_RANKS} are simulated")
@@ -47,24 +48,22 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
             _check_column(field.name, values, widest)
     message = int(workload.edge_bytes.max(initial=0)) * widest
     if message * BYTE >= LARGEST:
-        raise ScheduleError(f"a message of {message} bytes is too large: check the costs' units")
+        raise CostError(f"a message of {message} bytes is too large")
     if _most_bytes(schedule, workload) >= LARGEST:
-        raise ScheduleError("a rank's memory could pass 2**62 bytes (4 EiB): check the costs' units")
+        raise CostError("a rank's memory could pass 2**62 bytes (4 EiB)")
 
 
 def check_total(ranks: int, *columns: Int64s) -> None:
     """Check that all ranks' times in one window can be added.
 
     Raises:
-        ScheduleError: they could pass 2**62 ns.
+        CostError: they could pass 2**62 ns.
     """
     if sum(int(column.max(initial=0)) * column.size for column in columns) * ranks < LARGEST:
         return  # most often, and sooner known
     total = sum(float(column.sum(dtype=np.float64)) for column in columns)
     if total * ranks >= LARGEST:
-        raise ScheduleError(
-            f"the step's times on {ranks} ranks sum to more than 2**62 ns (146 years): check the costs' units"
-        )
+        raise CostError(f"the step's times on {ranks} ranks sum to more than 2**62 ns (146 years)")
 
 
 def _check_column(name: str, values: Int64s, widest: int) -> None:
@@ -73,7 +72,7 @@ def _check_column(name: str, values: Int64s, widest: int) -> None:
         return
     row, fault = (low, "below zero") if values[low] < 0 else (high, "too large")
     of = "boundary" if name.startswith("boundary") else "rank" if name.startswith("rank") else "stage"
-    raise ScheduleError(f"the costs' {name} of {of} {row} is {fault} ({values[row]}): check its unit")
+    raise CostError(f"{name} of {of} {row} is {fault} ({values[row]})")
 
 
 def _most_bytes(schedule: Schedule, workload: Workload) -> int:

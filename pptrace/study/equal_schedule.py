@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EqualSchedule", "form_text", "without_copy_times"]
 
-_UNSAID = frozenset({"costs.name", "batch.microbatches"})
-"""Settings that follow from others."""
+_DERIVED = "batch.microbatches"
+"""A setting that follows from others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def form_text(change: Change, own: Change | None = None) -> str:
     return ", ".join(
         f"{_name(key)} {value if isinstance(value, str) else json.dumps(value)}"
         for key, value in change.settings.items()
-        if key not in _UNSAID and known.get(key) != value
+        if key != _DERIVED and known.get(key) != value
     )
 
 

@@ -86,7 +86,16 @@ def test_ranks_in_one_node_never_touch_the_fabric(pptrace: Pptrace) -> None:
             [(", fabric: {name: hockney, bandwidth: 10 GB/s}", "")],
             "cluster: no route from GPU 0 of rank 0 to GPU 2",
         ),
-        ([(", nics: 1", "")], "cluster.nics: missing: a fabric joins NICs"),
+        ([(", nics: 1", "")], "cluster.nics: missing: the fabric joins NICs"),
+        ([("nics: 1", "nics: 0")], "cluster.nics: 0 NICs are too few: the fabric joins NICs"),
+        (
+            [("tp: 2", "tp: 1"), ("nodes: 2", "nodes: 1"), ("{name: hockney", "{name: hockey")],
+            "cluster.fabric.name: no installed plugin offers a network named 'hockey'",
+        ),
+        (
+            [("tp: 2", "tp: 1"), ("nodes: 2", "nodes: 1"), ("10 GB/s", "10 GB/s, speed: 3")],
+            "cluster.fabric.speed: unknown key",
+        ),
         ([("gpus: 2, ", "")], "cluster.gpus: missing: write the GPUs of a node"),
         ([("node: {name: ideal}, ", "")], "cluster.node: missing: write what joins a node's GPUs"),
         ([("{name: ideal}", "{nome: ideal}")], "cluster.node.name: missing: write a network that a plugin offers"),

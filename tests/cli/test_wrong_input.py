@@ -98,6 +98,36 @@ def test_what_plugins_refuse_has_its_place_in_the_file(
         (["--network", "hockny"], "--network: no installed plugin offers a network named 'hockny'"),
         (["--costs", "unti"], "--costs: no installed plugin offers a cost model named 'unti'"),
         (["--set", "network.bandwidth=1 B/s"], "--set network.bandwidth=1 B/s: network.bandwidth: the smallest"),
+        (["--device", "nope"], "--device: no installed plugin offers a device named 'nope'"),
+        (
+            ["--set", "device={ranks: {0: nope}}"],
+            "--set device={ranks: {0: nope}}: device.ranks.0: no installed plugin offers a device named 'nope'",
+        ),
+        (["--set", "device.ranks={9: a}"], "--set device.ranks={9: a}: device.ranks.9: rank 9 is not there"),
+        (["--set", "device.ranks={x: a}"], "--set device.ranks={x: a}: device.ranks.x: 'x' names no ranks"),
+        (["--device", "gone.yaml"], "gone.yaml: no such file"),
+        (
+            ["--set", "device.memory=1 GiB"],
+            "--set device.memory=1 GiB: device.memory: unit costs read no parameters of a device: remove it",
+        ),
+        (
+            ["--set", "device.ranks={0: {memory: 1 GiB}}"],
+            "--set device.ranks={0: {memory: 1 GiB}}: device.ranks.0.memory: unit costs read no parameters",
+        ),
+        (
+            ["--set", "costs.forward=-1"],
+            "--set costs.forward=-1: costs.forward: must be at least 0, not -1 (of unit costs; for others write",
+        ),
+        (
+            ["--set", "costs.sync=1 s"],
+            "--set costs.sync=1 s: costs.sync: unit costs do not take it: remove it, or write costs.name: table",
+        ),
+        (["--costs", "unit", "--set", "costs.forward=-1"], "--set costs.forward=-1: costs.forward: must be at"),
+        (["--set", "costs.nope=1"], "--set costs.nope=1: costs.nope: unknown key (known: activation, "),
+        (
+            ["--costs", "unit", "--set", "costs.boundary=4 EiB"],
+            "--costs: boundary_bytes of boundary 0 is too large (4611686018427387904): check the units",
+        ),
         (
             ["--schedule", "./mine.py:picky", "--microbatches", "9"],
             "--microbatches: batch.microbatches: 9 pass the",

@@ -182,7 +182,7 @@ BASE = "schedule: 1f1b\nparallel: {pp: 8}\nbatch: {microbatches: 32}\n"
         (BASE.replace("1f1b", "{nam: x}"), "schedule.nam: unknown key (did you mean 'name'? known: interleave, "),
         (BASE.replace("1f1b", "{name: 3}"), "schedule.name: must be text, not 3"),
         (BASE.replace("1f1b", "{name: a, options: 3}"), "schedule.options: must be a mapping, not 3"),
-        (BASE + "network: {bandwidth: 1 GB/s}\n", "step.yaml:4:1: network.name: missing: name that a plugin"),
+        (BASE + "network: {bandwidth: 1 GB/s}\n", "step.yaml:4:1: network.name: missing: network that a plugin"),
         (BASE + "network: [a]\n", "step.yaml:4:1: network: must be a name or a mapping, not a list"),
         (BASE + "p2p: {receive: lat}\n", "p2p.receive: unknown value 'lat' (known: asap, deferred)"),
         (BASE + "p2p: {stream: 3}\n", "p2p.stream: must be one of rank, pair, direction, not 3"),
@@ -206,6 +206,34 @@ BASE = "schedule: 1f1b\nparallel: {pp: 8}\nbatch: {microbatches: 32}\n"
         (
             FULL.replace("device: h100-sxm\n", "").replace("costs: roofline\n", ""),
             "step.yaml: device: missing: a model's costs depend on it",
+        ),
+        (
+            BASE.replace("1f1b", "{name: a, offload: {stages: []}}"),
+            "schedule.offload.stages: must be at least one",
+        ),
+        (
+            BASE.replace("1f1b", "{name: a, recompute: {chunks: []}}"),
+            "schedule.recompute.chunks: must be at least",
+        ),
+        (
+            BASE.replace("1f1b", "{name: a, interleave: {}}"),
+            "schedule.interleave: must be at least one value, not an empty mapping",
+        ),
+        (
+            BASE.replace("1f1b", "{name: a, interleave: {F+B: []}}"),
+            "schedule.interleave.F+B: must be at least one",
+        ),
+        (BASE.replace("32", "32, lengths: []"), "batch.lengths: must be at least one value or text, not an empty"),
+        (BASE.replace("32", "32, replica: -1"), "batch.replica: must be at least 0, not -1"),
+        (BASE.replace("32", "32, replica: 1"), "step.yaml:3:27: batch.replica: 1: the job has replicas 0 to 0"),
+        (BASE + "device: {ranks: {}}\n", "step.yaml:4:10: device.ranks: must be at least one value"),
+        (BASE + "device: ''\n", "step.yaml:4:1: device.preset: must be a name, not ''"),
+        (BASE + "plan: {pp: []}\n", "step.yaml:4:8: plan.pp: must be at least one value, not an empty list"),
+        (BASE + "data_parallel: {speeds: {}}\n", "data_parallel.speeds: must be at least one value"),
+        (BASE + "data_parallel: {seed: 3}\n", "data_parallel.seed: nothing is drawn: write data_parallel.spread"),
+        (
+            BASE + "data_parallel: {reshard: always, active_stages: 2}\n",
+            "step.yaml:4:34: data_parallel.active_stages: reshard: always frees weights itself: remove one",
         ),
         ("a: 1\nschedule: [\n", "broken YAML: "),
     ],

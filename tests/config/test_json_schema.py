@@ -45,13 +45,15 @@ MODELS: dict[str, dict[str, type[BaseModel]]] = {
     "schedule": {"zb": ZeroBubble},
     "device": {"roofline": Chip},
     "p2p": {"framework": ZeroBubble},
+    "costs": {"roofline": ZeroBubble, "unit": Tiers},
+    "model": {"roofline": Chip},
 }
 NAMES = {
     "network": ["hockney", "ideal"],
     "cluster": ["dgx"],
     "schedule": ["1f1b", "zb"],
     "device": ["h100"],
-    "costs": ["unit"],
+    "costs": ["table", "unit"],
     "p2p": [*PolicyName.words(), "framework"],
 }
 
@@ -67,6 +69,9 @@ VALID = [
     "{schedule: {name: table.csv}, network: {name: hockney, bandwidth: 400 Gb/s, latency: 5 us}}",
     "{schedule: table.csv, device: {preset: h100, memory: 80 GiB}, costs: unit}",
     "{schedule: table.csv, device: {memory: 80 GiB}, costs: {name: unit}}",
+    "{schedule: zb, costs: {name: roofline, limit: 1}}",
+    "{schedule: zb, costs: {limit: 1}}",
+    "{schedule: zb, costs: {level: 3}}",
     "{schedule: zb, network: {name: hockney, bandwidth: 1e3 MB/s, tiers: {level: 2}}}",
     "{schedule: 1f1b, cluster: dgxx32}",
     "{schedule: 1f1b, cluster: {preset: dgx, nodes: 2, node: {efficiency: 0.5}}}",
@@ -84,6 +89,15 @@ INVALID_ALWAYS = [
     "{schedule: {nam: 1f1b}}",
     "{schedule: 3}",
     "{schedule: 1f1b, network: {bandwidth: 1 GB/s}}",
+    "{schedule: {name: 1f1b, offload: {stages: []}}}",
+    "{schedule: {name: 1f1b, recompute: {chunks: []}}}",
+    "{schedule: {name: 1f1b, interleave: {}}}",
+    "{schedule: {name: 1f1b, interleave: {F+B: []}}}",
+    "{schedule: 1f1b, batch: {lengths: []}}",
+    "{schedule: 1f1b, data_parallel: {speeds: {}}}",
+    "{schedule: 1f1b, device: {ranks: {}}}",
+    "{schedule: 1f1b, device: {preset: ''}}",
+    "{schedule: 1f1b, plan: {pp: []}}",
 ]
 INVALID_WITH_PLUGINS = [
     "{schedule: zb, p2p: orderd}",
@@ -94,6 +108,9 @@ INVALID_WITH_PLUGINS = [
     "{schedule: 1f2b}",
     "{schedule: zb, network: hockey}",
     "{schedule: zb, network: {name: hockney, bandwith: 1 GB/s}}",
+    "{schedule: zb, costs: {limit: 0}}",
+    "{schedule: zb, costs: {levle: 3}}",
+    "{schedule: zb, costs: {name: unit, limit: 1}}",
     "{schedule: zb, network: {name: hockney, bandwidth: 1}}",
     "{schedule: zb, network: {name: hockney}}",
     "{schedule: zb, network: {name: ideal, bandwidth: 1 GB/s}}",

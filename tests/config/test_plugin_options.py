@@ -85,8 +85,7 @@ def test_a_section_that_nobody_wrote_takes_defaults() -> None:
     resolved = load(None, flags={"schedule": "1f1b", "pp": 2, "microbatches": 4})
 
     assert resolved.options("device", Rates)[1] == Rates()
-    chosen = resolved.chosen("costs", "roofline", "default, as a model is given")
-    assert chosen.experiment.costs is not None
+    chosen = resolved.with_costs("roofline", "default, as a model is given")
     assert chosen.experiment.costs.name == "roofline"
     assert chosen.origin("costs.name") == "default, as a model is given"
 

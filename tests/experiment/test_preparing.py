@@ -9,7 +9,7 @@ import pytest
 from small_schedules import small_registry
 
 import pptrace
-from pptrace.builtin.costs import UnitOptions, unit
+from pptrace.builtin.unit_costs import UnitOptions, unit
 from pptrace.config.resolve import load
 from pptrace.errors import ConfigError, ConstraintError, DeadlockError
 from pptrace.experiment import costs

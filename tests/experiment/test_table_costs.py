@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pptrace.builtin.costs import TableOptions, table
+from pptrace.builtin.table_costs import TableOptions, table
+from pptrace.config.options import validate_options
 from pptrace.errors import ConfigError
 from pptrace.model.request import CostRequest
 
@@ -71,8 +72,55 @@ def test_a_batch_cut_into_more_microbatches_costs_the_same_in_all() -> None:
         (4, {"slices": 3}, "costs.slices: 3 slices and 4 stages do not divide one another"),
         (4, {"slices": 2, "forward": ["1 ns"] * 4}, "costs.forward: 4 values for 2 slices"),
         (4, {"slices": 2, "boundary": ["1 B"]}, "costs.boundary: 1 values for 3 boundaries"),
+        (4, {"boundary": []}, "costs.boundary: 0 values for 3 boundaries"),
     ],
 )
 def test_slices_that_do_not_fit_are_refused(stages: int, values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         costs(stages, **values)
+
+
+def test_a_single_stage_has_an_empty_list_of_boundaries() -> None:
+    assert costs(1, boundary=[]).boundary_bytes.size == 0
+
+
+LISTS = (
+    "forward", "backward", "input_gradient", "weight_gradient", "recompute", "activation", "weight_activation",
+    "checkpoint", "weights", "gradients", "optimizer", "reduction", "update", "gather", "gathered", "unreduced",
+    "offload", "reload", "capacity", "lengths",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", LISTS)
+def test_an_empty_list_is_no_value(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"costs\.{key}: must be at least one value, not an empty list"):
+        validate_options(TableOptions, {key: []}, "costs")
+
+
+@pytest.mark.parametrize("key", ["F", "B", "I", "W", "RECOMPUTE"])
+def test_an_action_has_segments(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"costs\.segments\.{key}: must be at least one value"):
+        validate_options(TableOptions, {"segments": {key: []}}, "costs")
+    with pytest.raises(ConfigError, match=rf"costs\.segments\.{key}\[1\]: must be .* not an empty list"):
+        validate_options(TableOptions, {"segments": {key: [[{"name": "mlp"}], []]}}, "costs")
+
+
+@pytest.mark.parametrize("key", ["weight_activation", "checkpoint"])
+def test_a_part_of_the_activation_is_no_larger_than_it(key: str) -> None:
+    assert costs(2, **{"activation": "8 B", key: "8 B"}).activation_bytes.tolist() == [8, 8]
+    beyond = rf"costs\.{key}: 9 B on stage 1, more than costs\.activation, 8 B, of which it is a part"
+    with pytest.raises(ConfigError, match=beyond):
+        costs(2, **{"activation": "8 B", key: ["8 B", "9 B"]})
+    with pytest.raises(ConfigError, match=rf"costs\.{key}: 1 B on stage 0, and no costs\.activation"):
+        costs(2, **{key: "1 B"})
+
+
+@pytest.mark.parametrize("key", ["input_gradient", "weight_gradient"])
+def test_a_part_that_is_longer_than_the_backward_is_named(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"costs\.{key}: takes longer than the whole backward"):
+        costs(2, **{key: "17 ns"})
+
+
+def test_only_segments_overlap() -> None:
+    with pytest.raises(ConfigError, match=r"costs\.alone: overlapped needs segments"):
+        costs(2, alone="overlapped")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.api import simulate
-from pptrace.builtin.costs import TableOptions, table
+from pptrace.builtin.table_costs import TableOptions, table
 from pptrace.errors import ConfigError
 from pptrace.model.kinds import Kind, Stream
 from pptrace.model.request import CostRequest
@@ -109,7 +109,6 @@ def test_a_microbatch_cut_into_parts_keeps_its_length() -> None:
         ({"lengths": [1, 1, 1, 1e6], "forward": "100000000 s"}, "costs.lengths: a microbatch would pass"),
         ({"segments": {"F": FORWARD}}, "costs.forward: costs.segments.F say what it takes: remove the key"),
         ({"segments": {"B": [BACKWARD] * 3}, "backward": None}, "costs.segments.B: 3 lists for 2 stages"),
-        ({"segments": {"W": []}}, "costs.segments.W: no segments"),
         ({"segments": {"W": [REDUCE]}}, "costs.segments.W: none of its segments computes"),
         ({"segments": {"W": [BACKWARD[:1], BACKWARD[2:]]}}, r"costs.segments.W\[1\]\[0\]: segment weight needs"),
         ({"segments": {"W": [{"name": "a", "link": "nvlink"}]}}, "segment a goes over nvlink and has no size"),
@@ -136,7 +135,7 @@ def test_what_no_step_can_have_is_refused(values: dict[str, Any], message: str) 
         ("F+B: [0, 1]", "B+F: [0, 1]", "schedule.interleave.B+F: the table has no such pair; it has F+B"),
         ("F+B: [0, 1]", "F+X: [0, 1]", "schedule.interleave.F+X: the table has no such pair; it has F+B"),
         ("F+B: [0, 1]", "F+B: [0, 2]", "schedule.interleave.F+B[1]: member 2 of a pair of 2: they count from 0"),
-        ("F+B: [0, 1]", "F+B: []", "schedule.interleave.F+B: no order: write whose next computation comes"),
+        ("F+B: [0, 1]", "F+B: []", "schedule.interleave.F+B: must be at least one value, not an empty list"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_told_with_its_place(

@@ -181,7 +181,7 @@ def test_a_replica_whose_devices_are_slow_is_shown_as_slow(tmp_path: Path) -> No
 
 
 def test_a_replica_that_cannot_be_shown_is_one_line(unlike: Path, tmp_path: Path) -> None:
-    with pytest.raises(PptraceError, match=r"batch\.replica: 3: the job has replicas 0 to 2"):
+    with pytest.raises(PptraceError, match="--replica 3: the job has replicas 0 to 2"):
         opened(unlike, replica=3)
     with pytest.raises(PptraceError, match="--replica 0: GPU 1 is in replica 1; name one of them"):
         opened(unlike, replica=0, gpu=1)

@@ -162,3 +162,5 @@ def test_folded_experts_are_split_over_neighbours_first(job: Layout) -> None:
 def test_folded_experts_that_do_not_fit_are_one_line() -> None:
     with pytest.raises(ConfigError, match=r"8 x etp \(1\) does not divide tp x cp x dp = 4"):
         Layout(tp=2, dp=2, ep=8, etp=1)
+    with pytest.raises(ConfigError, match=r"parallel\.etp: 3 does not divide tp x cp x dp = 2 x 1 x 2"):
+        Layout(tp=2, dp=2, etp=3)

@@ -9,7 +9,7 @@ import pytest
 from interpreted import interpreted_kernels
 
 from pptrace import kernel
-from pptrace.builtin.costs import UnitOptions, unit
+from pptrace.builtin.unit_costs import UnitOptions, unit
 from pptrace.errors import ConfigError, PluginError, ScheduleError
 from pptrace.model.request import CostRequest
 from pptrace.model.workload import Workload

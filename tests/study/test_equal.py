@@ -193,7 +193,7 @@ def test_what_a_schedule_sets_itself_is_kept_and_only_what_was_named_differs() -
     assert values == [{None, True}, {None}]
     named = printed("compare", *step, "--schedules", "1f1b", "--memory", limit, "--vary", "zero,recompute")
     keys = {key for one in named["rows"][0]["tried"] for key in one["settings"]}
-    assert keys == {"parallel.vp", "costs.zero", "costs.name", "model.recompute"}
+    assert keys == {"parallel.vp", "costs.zero", "model.recompute"}
     assert list(named["varied"]) == ["recompute", "zero"]
 
 

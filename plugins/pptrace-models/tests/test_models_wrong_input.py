@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.errors import ConfigError, ConstraintError, PptraceError
+import pptrace
+from pptrace.errors import ConfigError, ConstraintError, CostError, PptraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +19,8 @@ MODEL_ERRORS = [
     ({"layers": 0}, "model.layers: input should be greater than or equal to 1, not 0"),
     ({"layers": "many"}, "model.layers: input should be a valid integer"),
     ({"hidden": 1.5}, "model.hidden: input should be a valid integer"),
-    ({"heads": 80}, "model.heads: 80 do not divide hidden (1024); give head_dim, such as 12.8"),
-    ({"kv_heads": 3}, "model.kv_heads: 3 KV heads do not divide heads (16)"),
+    ({"heads": 80}, "model.heads: 80 do not divide hidden (1024): write 64 or 128, or give head_dim"),
+    ({"kv_heads": 3}, "model.kv_heads: 3 do not divide heads (16); nearest that do: 2 or 4"),
     ({"head_dim": 0.3}, "model.head_dim: 16 heads of 0.3 are no whole width"),
     (
         {"precision": "int8"},
@@ -51,6 +52,43 @@ def test_a_wrong_model_is_one_line(costs: Callable[..., Workload], values: dict[
 def test_a_missing_key_is_named(costs: Callable[..., Workload]) -> None:
     with pytest.raises(ConfigError, match=r"^model\.hidden: missing; it has no default$"):
         costs({"hidden": None})
+
+
+STEP: dict[str, Any] = {
+    "schedule": "1f1b", "pp": 2, "dp": 2, "microbatches": 4, "model": "llama3-8b", "device": "h100-sxm",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["costs.forward=1 ms"], "costs.forward: roofline costs do not take it: remove it, or write costs.name: "),
+        (["costs.zero=7"], "costs.zero: must be one of 0, 1, 2, 3, not 7"),
+        (["data_parallel.spread=0.1", "costs.spread=0.1"], "data_parallel.spread: costs.spread lengthens all"),
+        (["model.heads=7"], "model.heads: 7 do not divide hidden (4096): write 4 or 8, or give head_dim"),
+        (["model.kv_heads=7"], "model.kv_heads: 7 do not divide heads (32); nearest that do: 4 or 8"),
+        (
+            ["batch.micro=9999999"],
+            "batch.micro: micro 9,999,999 x sequence 4,096: a message of 3355442864",
+        ),
+        (["batch.sequence=2147483647"], "batch.sequence: micro 1 x sequence 2,147,483,647: a message"),
+    ],
+)
+def test_a_wrong_setting_beside_a_model_is_one_line(settings: list[str], line: str) -> None:
+    with pytest.raises(PptraceError) as caught:
+        pptrace.simulate(sets=["batch.sequence=4096", *settings], **STEP)
+    assert str(caught.value).startswith(f"--set {settings[0]}: {line}")
+    assert "\n" not in str(caught.value)
+
+
+def test_options_of_the_cost_model_by_default_need_no_name() -> None:
+    plain, unnamed, named = (
+        pptrace.simulate(sets=["batch.sequence=4096", *sets], **STEP)
+        for sets in ([], ["costs.zero=1"], ["costs.name=roofline", "costs.zero=1"])
+    )
+
+    assert unnamed.to_dict() == named.to_dict()
+    assert unnamed.metrics.memory.peak_bytes.max() < plain.metrics.memory.peak_bytes.max()
 
 
 DEVICE_ERRORS = [
@@ -143,5 +181,5 @@ def test_a_size_below_one_is_one_line(costs: Callable[..., Workload], name: str)
 
 
 def test_sizes_beyond_64_bits_are_one_line(costs: Callable[..., Workload]) -> None:
-    with pytest.raises(ConfigError, match=r"passes 2\^62"):
+    with pytest.raises(CostError, match=r"passes 2\*\*62"):
         costs(micro=10**14)

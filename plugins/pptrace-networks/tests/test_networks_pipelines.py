@@ -11,6 +11,7 @@ import pytest
 
 from pptrace.api import simulate as simulate_experiment
 from pptrace.config.options import validate_options
+from pptrace.errors import ConfigError, PluginError
 from pptrace.hooks.registry import Registry
 from pptrace.model.request import NetworkRequest, ScheduleRequest
 from pptrace.model.workload import Workload
@@ -97,3 +98,18 @@ def test_the_papers_systems_run_its_model(name: str) -> None:
     )
 
     assert run.metrics.step_ns > 0
+
+
+@pytest.mark.parametrize("nodes", ["0", "-1", "1.5", "02", "", "99999999999"])
+def test_what_is_no_number_of_nodes_is_told_as_such(nodes: str) -> None:
+    line = rf"cluster\.preset: '{nodes}' is no number of nodes: write 1 to 2,147,483,647, such as dgx-h100x4"
+    with pytest.raises(ConfigError, match=line):
+        simulate_experiment(schedule="1f1b", pp=2, microbatches=4, cluster=f"dgx-h100x{nodes}")
+
+
+def test_a_preset_that_ends_like_a_number_of_nodes_is_itself() -> None:
+    run = simulate_experiment(schedule="1f1b", pp=8, microbatches=8, cluster="h800-8x100")
+
+    assert run.prepared.resolved.experiment.cluster.nodes == 1
+    with pytest.raises(PluginError, match="no installed plugin offers a cluster named 'dgx-h1000'"):
+        simulate_experiment(schedule="1f1b", pp=2, microbatches=4, cluster="dgx-h1000x2")

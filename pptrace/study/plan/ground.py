@@ -53,8 +53,6 @@ class Ground:
     """All parameters that it has."""
     costs_name: str
     """The cost model."""
-    own_costs: bool
-    """Whether the configuration names it."""
     node_gpus: int
     """GPUs of a node: those of the cluster, or of the device's scale-up network."""
     on_cluster: bool
@@ -119,17 +117,14 @@ def ground_of(
         tree["schedule"] = {"name": "1f1b"}
     document = Document(value=tree, places=places, source=source.source)
     costs = _trial(document, registry, question)
-    own_costs = bool(tree.get("costs"))
-    if not own_costs:
-        tree["costs"] = {"name": costs.offer.offer.name}
     if question.memory is not None:
         document = _limited(document, question, costs)
         costs = _trial(document, registry, question)
-    return _ground(document, registry, axes, costs, (sequences, schedule, own_costs))
+    return _ground(document, registry, axes, costs, (sequences, schedule))
 
 
 def _ground(
-    document: Document, registry: Registry, axes: Mapping[str, Axis], costs: Costs, said: tuple[int, str, bool]
+    document: Document, registry: Registry, axes: Mapping[str, Axis], costs: Costs, said: tuple[int, str]
 ) -> Ground:
     experiment = costs.resolved.experiment
     devices = costs.request.rank_devices or (costs.request.device,)
@@ -138,7 +133,6 @@ def _ground(
     return Ground(
         document=document, registry=registry, axes=axes, facts=dict(costs.request.model),
         model_keys=frozenset(model().model_fields if model else ()), costs_name=costs.offer.offer.name,
-        own_costs=said[2],
         node_gpus=(cluster.gpus or 1) if cluster else min(int(one.get("scale_up_size") or 8) for one in devices),
         on_cluster=cluster is not None, sequences=said[0], schedule=said[1],
         sequence=experiment.batch.sequence or 0,

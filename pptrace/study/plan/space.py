@@ -118,8 +118,6 @@ class Space:
         written = "sequence_parallel" in (self.ground.document.value or {}).get("parallel", {})
         if layout.tp == 1 or not written:
             values["parallel.sequence_parallel"] = layout.tp > 1
-        if not self.ground.own_costs:  # named, so that settings of theirs have a place
-            values = {"costs.name": self.ground.costs_name, **values}
         own = tuple(setting(key, value) for key, value in values.items())
         return [(*own, *parts) for parts in self.combined]
 

@@ -31,7 +31,7 @@ _SHORT = {"model.recompute": "recompute", "costs.zero": "zero", "parallel.order"
           "model.recompute_method": "method", "model.recompute_num_layers": "num_layers"}  # fmt: skip
 _OWN = frozenset({
     "parallel.pp", "parallel.tp", "parallel.cp", "parallel.ep", "parallel.dp", "parallel.vp", "batch.micro",
-    "batch.global", "schedule.name", "parallel.sequence_parallel", "costs.name",
+    "batch.global", "schedule.name", "parallel.sequence_parallel",
 })  # fmt: skip
 _WIDTH = 110
 _FREE = "ideal"

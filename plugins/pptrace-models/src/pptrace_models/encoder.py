@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pptrace_models.checked import Parameters
+from pptrace_models.checked import Parameters, divisors_near
 
 __all__ = ["Encoder"]
 
@@ -51,7 +51,8 @@ class Encoder(Parameters):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.hidden % self.heads:
-            raise ValueError(f"heads: {self.heads} do not divide hidden ({self.hidden})")
+            near = divisors_near(self.heads, self.hidden)
+            raise ValueError(f"heads: {self.heads} do not divide hidden ({self.hidden}); nearest that do: {near}")
         if self.tokens * self.items % self.merge:
             raise ValueError(f"merge: {self.merge} does not divide tokens x items ({self.tokens * self.items})")
         if self.stages > self.layers:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.plugin import ConfigError, Workload
+from pptrace.plugin import ConfigError, CostError, Workload
 from pptrace_models import activations, memory, timing
 from pptrace_models.checked import checked
 from pptrace_models.flops import step_flops
@@ -46,6 +46,7 @@ def build(request: CostRequest) -> Workload:
     Raises:
         ConfigError: a key or value of the model, the device or the options that cannot be used.
         ConstraintError: parallel sizes that the model cannot take, with the nearest that it can.
+        CostError: times or sizes that are too large to be counted.
     """
     model = checked(Transformer, request.model, "model")
     options = checked(RooflineOptions, request.options, "costs.options")
@@ -290,4 +291,4 @@ def _boundaries(request: CostRequest, passed: Sequence[int]) -> NDArray[np.int64
 
 def _check_range(values: Sequence[int]) -> None:
     if max(values) >= _LARGEST:
-        raise ConfigError("a stage's time or memory passes 2^62 ns or bytes; take smaller sizes", key="model")
+        raise CostError("a stage's time or memory passes 2**62 ns or bytes")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from pptrace_models.checked import Parameters
+from pptrace_models.checked import Parameters, divisors_near
 from pptrace_models.encoder import Encoder  # noqa: TC001 - pydantic reads it
 
 __all__ = ["NARROW", "PRECISION_BYTES", "Again", "Count", "Layer", "Precision", "Transformer", "Width", "kept"]
@@ -153,7 +153,10 @@ class Transformer(Parameters):
     def _agree(self) -> Self:
         self._fill()
         if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads: {self.kv_heads} KV heads do not divide heads ({self.heads})")
+            near = divisors_near(self.kv_heads, self.heads)
+            raise ValueError(
+                f"kv_heads: {self.kv_heads} do not divide heads ({self.heads}); nearest that do: {near}"
+            )
         if abs(self.head_dim * self.kv_heads - round(self.head_dim * self.kv_heads)) > _ROUNDING:
             msg = f"head_dim: {self.kv_heads} heads of {self.head_dim:g} are no whole width"
             raise ValueError(msg)
@@ -279,8 +282,9 @@ class Transformer(Parameters):
 
     def _fill(self) -> None:
         if not self.head_dim and self.hidden % self.heads:
-            near = f"such as {self.hidden / self.heads:g}"
-            raise ValueError(f"heads: {self.heads} do not divide hidden ({self.hidden}); give head_dim, {near}")
+            near = divisors_near(self.heads, self.hidden)
+            msg = f"heads: {self.heads} do not divide hidden ({self.hidden}): write {near}, or give head_dim"
+            raise ValueError(msg)
         defaults = {"kv_heads": self.heads, "head_dim": self.hidden / self.heads, "expert_ffn": self.ffn}
         for name, value in defaults.items():
             # The model is frozen to its users; these three defaults depend on other fields.

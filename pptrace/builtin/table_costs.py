@@ -1,4 +1,4 @@
-"""The core's own cost models: abstract units, and a table of times per stage."""
+"""The ``table`` cost model: times and bytes per stage, as its user writes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.builtin.segments import KindSegments, lengthened, segments_of
-from pptrace.config.quantity import Duration, Size
+from pptrace.config.quantity import Duration, Size, exact_size
 from pptrace.errors import ConfigError
 from pptrace.model.kinds import Kind
 from pptrace.model.workload import Workload
@@ -18,34 +18,15 @@ from pptrace.model.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pptrace.model.columns import Int32s
+    from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.request import CostRequest
 
-__all__ = ["TableOptions", "UnitOptions", "table", "unit"]
-
-_LONGEST_NS = 2**62
+__all__ = ["TableOptions", "table"]
 
 _Time = Annotated[Duration, Field(ge=0)]
 _Bytes = Annotated[Size, Field(ge=0)]
-_Units = Annotated[int, Field(ge=0, le=1_000_000)]
-
-
-class UnitOptions(BaseModel):
-    """Costs in abstract units of time, of a rank's part of the model; its chunks share them equally."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    forward: _Units = Field(default=1, description="Units of a forward through a rank's part of the model.")
-    backward: _Units = Field(default=2, description="Units of a full backward.")
-    input_gradient: _Units = Field(default=1, description="Units of a backward for the input gradient alone.")
-    weight_gradient: _Units = Field(default=1, description="Units of a backward for the weight gradient alone.")
-    unit: Annotated[Duration, Field(ge=1)] = Field(
-        default=1_000_000, description="How long a unit is in traces, and beside messages."
-    )
-    boundary: _Bytes = Field(default=0, description="Bytes of a message between stages.")
-    activation: _Bytes = Field(
-        default=0, description="Bytes that a forward leaves on its rank's part of the model."
-    )
+_Times = _Time | Annotated[list[_Time], Field(min_length=1)]
+_Sizes = _Bytes | Annotated[list[_Bytes], Field(min_length=1)]
 
 
 class TableOptions(BaseModel):
@@ -65,19 +46,20 @@ class TableOptions(BaseModel):
     )
     lengths: list[Annotated[float, Field(gt=0, le=1_000_000)]] | None = Field(
         default=None,
+        min_length=1,
         description="Relative lengths of the microbatches, one each, as of packed sequences; all 1 unless given. "
         "One of length 2.5 takes two and a half times the times, messages and activations (rounded down).",
     )
-    forward: _Time | list[_Time] | None = Field(
+    forward: _Times | None = Field(
         default=None, description="Forward of one microbatch; the sum of its segments where those are given."
     )
-    backward: _Time | list[_Time] | None = Field(
+    backward: _Times | None = Field(
         default=None, description="Full backward; the sum of both gradients' unless given."
     )
-    input_gradient: _Time | list[_Time] | None = Field(
+    input_gradient: _Times | None = Field(
         default=None, description="Backward for the input gradient alone; half the backward unless given."
     )
-    weight_gradient: _Time | list[_Time] | None = Field(
+    weight_gradient: _Times | None = Field(
         default=None, description="Backward for the weight gradient alone; what is left of the backward."
     )
     overhead: _Time = Field(
@@ -91,35 +73,33 @@ class TableOptions(BaseModel):
     boundary: _Bytes | list[_Bytes] = Field(
         default=0, description="Bytes of a message from each stage to the next."
     )
-    activation: _Bytes | list[_Bytes] = Field(default=0, description="Bytes that a forward leaves.")
-    weight_activation: _Bytes | list[_Bytes] = Field(
+    activation: _Sizes = Field(default=0, description="Bytes that a forward leaves.")
+    weight_activation: _Sizes = Field(
         default=0, description="The part of them that the weight gradient needs after the input gradient."
     )
-    checkpoint: _Bytes | list[_Bytes] = Field(
+    checkpoint: _Sizes = Field(
         default=0,
         description="The part of them that stays where a forward is computed again by an action of its own.",
     )
-    weights: _Bytes | list[_Bytes] = Field(default=0, description="Weights.")
-    gradients: _Bytes | list[_Bytes] = Field(default=0, description="Gradient buffers.")
-    optimizer: _Bytes | list[_Bytes] = Field(default=0, description="Optimizer state.")
-    reduction: _Time | list[_Time] = Field(default=0, description="Reduction of gradients over replicas.")
-    update: _Time | list[_Time] = Field(default=0, description="Optimizer update.")
-    gather: _Time | list[_Time] | None = Field(
-        default=None, description="Gathering of sharded weights; none unless given."
-    )
-    gathered: _Bytes | list[_Bytes] | None = Field(
+    weights: _Sizes = Field(default=0, description="Weights.")
+    gradients: _Sizes = Field(default=0, description="Gradient buffers.")
+    optimizer: _Sizes = Field(default=0, description="Optimizer state.")
+    reduction: _Times = Field(default=0, description="Reduction of gradients over replicas.")
+    update: _Times = Field(default=0, description="Optimizer update.")
+    gather: _Times | None = Field(default=None, description="Gathering of sharded weights; none unless given.")
+    gathered: _Sizes | None = Field(
         default=None,
         description="What gathered weights take until they are freed, beside weights; none unless given.",
     )
-    unreduced: _Bytes | list[_Bytes] | None = Field(
+    unreduced: _Sizes | None = Field(
         default=None, description="Whole gradients until they are reduced, beside gradients; none unless given."
     )
     sync: _Time = Field(
         default=0, description="What all ranks do together when gradients are whole; idle, as a reduction."
     )
-    offload: _Time | list[_Time] = Field(default=0, description="Copy of activations to host memory.")
-    reload: _Time | list[_Time] = Field(default=0, description="Copy of activations back.")
-    recompute: _Time | list[_Time] | None = Field(
+    offload: _Times = Field(default=0, description="Copy of activations to host memory.")
+    reload: _Times = Field(default=0, description="Copy of activations back.")
+    recompute: _Times | None = Field(
         default=None, description="Forward computed again by an action of its own; as the forward unless given."
     )
     segments: KindSegments | None = Field(
@@ -131,38 +111,7 @@ class TableOptions(BaseModel):
         "it computes beside its own communication what does not need that (with Megatron-LM tensor-parallel's).",
     )
     reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
-    capacity: _Bytes | list[_Bytes] = Field(default=0, description="Memory of a device, or each's; 0 B: unknown.")
-
-
-def unit(request: CostRequest) -> Workload:
-    """Build costs in abstract units, divided by the chunks of a rank.
-
-    A unit that the chunks do not divide is lengthened, by less than a nanosecond for each of them.
-
-    Raises:
-        ConfigError: a unit is so long that a time in nanoseconds cannot be counted.
-    """
-    options = request.options
-    share = Fraction(request.ranks, max(request.stages, request.ranks))
-    length = -(-int(options["unit"]) // share.denominator) * share.denominator
-    most = max(options[key] for key in ("forward", "backward", "input_gradient", "weight_gradient"))
-    if length * most >= _LONGEST_NS:
-        raise ConfigError(
-            "a pass would take more than 2**62 ns (146 years): choose a shorter unit", key="costs.unit"
-        )
-    return Workload.uniform(
-        request.stages,
-        edges=_edges(request),
-        f_ns=int(length * options["forward"] * share),
-        b_ns=int(length * options["backward"] * share),
-        i_ns=int(length * options["input_gradient"] * share),
-        w_ns=int(length * options["weight_gradient"] * share),
-        recompute_ns=[int(length * options["forward"] * share)],
-        boundary_bytes=options["boundary"],
-        activation_bytes=int(options["activation"] * share),
-        unit_time_ns=length,
-        tokens=request.global_batch * request.sequence,
-    )
+    capacity: _Sizes = Field(default=0, description="Memory of a device, or each's; 0 B: unknown.")
 
 
 def table(request: CostRequest) -> Workload:
@@ -170,7 +119,8 @@ def table(request: CostRequest) -> Workload:
 
     Raises:
         ConfigError: a list has not one value per stage or slice (per boundary for ``boundary``, per microbatch for
-            ``lengths``), slices and stages do not divide one another, a time is missing, or segments are none.
+            ``lengths``), slices and stages do not divide one another, a time is missing, a part passes its whole,
+            or segments cannot be.
     """
     options, stages = request.options, request.stages
     slices = options["slices"] or stages
@@ -187,6 +137,8 @@ def table(request: CostRequest) -> Workload:
             return values.reshape(stages, -1).sum(axis=1)
         return np.repeat(values, stages // slices) // (stages // slices)
 
+    if options["alone"] == "overlapped" and options["segments"] is None:
+        raise ConfigError("overlapped needs segments: write costs.segments, too", key="costs.alone")
     segments = segments_of(options["segments"] or {}, stages, slices, what)
     workload = _of_one(request, _times(options, spread, segments), spread).segmented(
         segments, overlapped=options["alone"] == "overlapped"
@@ -205,24 +157,35 @@ def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str],
     """Return the costs of one microbatch of the batch that the figures are for, its actions in one piece."""
     options, zero = request.options, np.zeros(request.stages, dtype=np.int64)
     room = _given(options, "capacity", request.ranks, "ranks")
-    columns = {
+    keys = {
         "activation_bytes": "activation", "weight_activation_bytes": "weight_activation",
         "checkpoint_bytes": "checkpoint",
         "weights_bytes": "weights", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer",
         "reduce_ns": "reduction", "optimizer_ns": "update", "offload_ns": "offload", "reload_ns": "reload",
         "unshard_ns": "gather", "gathered_bytes": "gathered", "unreduced_bytes": "unreduced",
     }  # fmt: skip
+    columns = {column: spread(key) for column, key in keys.items()}
+    for key in ("weight_activation", "checkpoint"):
+        _check_part(key, columns[f"{key}_bytes"], columns["activation_bytes"])
     return Workload(
         **times, f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
         boundary_bytes=_given(options, "boundary", _edges(request), "boundaries"),
-        **{column: spread(key) for column, key in columns.items()},
+        **columns,
         sync_ns=options["sync"], reserved_bytes=options["reserved"], capacity_bytes=int(room.min()),
         tokens=request.global_batch * request.sequence, rank_capacity_bytes=room if np.ptp(room) else room[:0],
     )  # fmt: skip
 
 
+def _check_part(key: str, part_bytes: Int64s, whole_bytes: Int64s) -> None:
+    stage = int(np.argmax(part_bytes - whole_bytes))
+    part, whole = int(part_bytes[stage]), int(whole_bytes[stage])
+    if part > whole:
+        of = f"more than costs.activation, {exact_size(whole)}" if whole else "and no costs.activation"
+        raise ConfigError(f"{exact_size(part)} on stage {stage}, {of}, of which it is a part", key=f"costs.{key}")
+
+
 def _given(options: Any, key: str, count: int, what: str) -> Any:
-    value = options[key] or 0
+    value = 0 if options[key] is None else options[key]
     if isinstance(value, list) and len(value) != count:
         raise ConfigError(
             f"{len(value)} values for {count} {what}: write one each, or a single value for all",
@@ -283,17 +246,23 @@ def _backward(times: dict[str, Any]) -> dict[str, Any]:
     by_input, by_weight = times.get("input_gradient"), times.get("weight_gradient")
     if whole is not None:
         if by_input is None:
-            by_input = whole - by_weight if by_weight is not None else whole // 2
+            by_input = whole // 2 if by_weight is None else _left(whole, by_weight, "weight_gradient")
         if by_weight is None:
-            by_weight = whole - by_input
-        if min(by_input.min(), by_weight.min()) < 0:
-            raise ConfigError("takes longer than the whole backward", key="costs.input_gradient")
+            by_weight = _left(whole, by_input, "input_gradient")
         return {"b_ns": whole, "i_ns": by_input, "w_ns": by_weight}
     if by_input is None or by_weight is None:
         raise ConfigError(
             "missing: write the backward's time, or input_gradient and weight_gradient", key="costs.backward"
         )
     return {"b_ns": by_input + by_weight, "i_ns": by_input, "w_ns": by_weight}
+
+
+def _left(whole: Int64s, part: Int64s, key: str) -> Int64s:
+    """Return what is left of the backward beside one of its parts."""
+    left: Int64s = whole - part
+    if left.min() < 0:
+        raise ConfigError("takes longer than the whole backward", key=f"costs.{key}")
+    return left
 
 
 def _edges(request: CostRequest) -> int:
