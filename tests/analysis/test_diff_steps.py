@@ -92,6 +92,17 @@ def test_three_milliseconds_on_one_action_are_ranked_first_and_where_it_parts() 
     assert found.ladder[0].change_ns.value == found.step_ns.change.value
 
 
+def test_actions_are_listed_by_how_much_they_changed_either_way_and_of_two_alike_the_longer_one_first() -> None:
+    second = step()
+    for action, by_ms in (("1F2", 3), ("2F0", -5), ("0B1", 5), ("0F1", -1)):
+        second = stretched(second, action, by_ms * MS)
+
+    found = diff(side(step()), side(second))
+
+    listed = [(str(one.action), one.change_ns.value) for one in found.changes]
+    assert listed == [("0B1", 5 * MS), ("2F0", -5 * MS), ("1F2", 3 * MS), ("0F1", -1 * MS)]
+
+
 @pytest.mark.parametrize(
     ("changed", "sort"),
     [
