@@ -2,11 +2,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from pptrace.model.action import Action
+from pptrace.model.kinds import Kind, Stream
+from pptrace.model.placement import Placement
 from pptrace.model.workload import Workload
 from pptrace.network.flat import Flat
 from pptrace.schedule.table import Schedule
 from pptrace.sim.simulate import simulate
-from pptrace.timeline.critical_path import critical_path
+from pptrace.timeline.build import from_slices
+from pptrace.timeline.critical_path import critical_path, on_path
+from pptrace.timeline.timeline import Slice
 
 ROWS = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
 
@@ -34,3 +39,25 @@ def test_every_slice_on_the_path_starts_when_its_cause_lets_it() -> None:
         assert timeline.cause[after] == before
         free = timeline.end_ns[before] + (timeline.lag_ns[before] if timeline.kind[after] <= 1 else 0)
         assert timeline.start_ns[after] == free
+
+
+def test_time_behind_a_slice_is_wire_as_long_as_its_lag_and_a_wait_beyond() -> None:
+    # Rank 0 sends from 10 to 15, the data are there at 17, and rank 1 only begins at 40.
+    slices = [
+        _slice(0, Stream.COMPUTE, Kind.F, 0, (0, 10)),
+        _slice(0, Stream.SEND, Kind.SEND_F, 0, (10, 15), cause=0, lag_ns=2),
+        _slice(1, Stream.COMPUTE, Kind.F, 1, (40, 50), cause=1),
+    ]
+    timeline = from_slices(slices, Placement.looped(ranks=2, microbatches=1))
+
+    path, parts = critical_path(timeline), on_path(timeline)
+
+    assert path.by_kind_ns == {"wait": 23, "F": 20, "SEND_F": 5, "wire": 2}
+    assert list(zip(parts.row.tolist(), parts.part.tolist(), parts.end_ns.tolist(), strict=True)) == [
+        (0, 0, 10), (1, 0, 15), (1, 1, 17), (1, 2, 40), (2, 0, 50),
+    ]  # fmt: skip
+
+
+def _slice(rank: int, stream: Stream, kind: Kind, stage: int, when: tuple[int, int], **columns: int) -> Slice:
+    action = Action(kind=kind, stage=stage, microbatch=0)
+    return Slice(rank=rank, stream=stream, action=action, start_ns=when[0], end_ns=when[1], **columns)
