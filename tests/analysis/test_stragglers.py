@@ -76,6 +76,14 @@ def test_replicas_that_meet_wait_for_the_slowest() -> None:
     assert [one.worker for one in found.slowest] == [2]
 
 
+def test_of_workers_that_are_as_slow_the_one_with_the_lowest_global_rank_is_the_slowest() -> None:
+    alike = replace(chain([[22], [10], [22], [22]]), workers=np.array([[7], [2], [5], [6]]))
+
+    (slowest,) = find_stragglers(alike).slowest
+
+    assert (slowest.replica, slowest.worker) == ("2", 5)
+
+
 def test_replicas_that_do_not_meet_are_as_slow_each() -> None:
     meets, alone = (find_stragglers(chain([[10], [40]], meets=each)) for each in (True, False))
 
