@@ -143,6 +143,7 @@ def test_reductions_count_where_they_hold_the_optimizer_back(overlap: object, ra
     assert idle(metrics, 0) == {"PEER_COMPUTE": 30, "REDUCTION": 7}
     trailing = {"DRAIN": 20} if overlap else {}
     assert idle(metrics, 1) == {**rank_one, **trailing}
+    assert metrics.bubble == Fraction(70 - 33, 70)
 
 
 def test_three_ranks_on_a_chain_wait_for_the_far_end() -> None:

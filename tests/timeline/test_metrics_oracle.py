@@ -17,14 +17,17 @@ from pptrace.timeline.metrics import IdleCause, measure
 def assert_agreement(oracle: MetricsOracle) -> None:
     metrics = measure(oracle.timeline, oracle.workload)
     assert (metrics.start_ns, metrics.end_ns) == oracle.window()
+    idle = 0
     for rank in range(metrics.ranks):
         expected = oracle.spent(rank)
+        idle += metrics.step_ns - expected[BUSY]
         found = {cause: int(metrics.idle_ns[rank, cause]) for cause in IdleCause if metrics.idle_ns[rank, cause]}
         assert found == {cause: time for cause, time in expected.items() if cause != BUSY}
         assert int(metrics.busy_ns[rank]) == expected[BUSY]
         assert int(metrics.collective_ns[rank]) == oracle.collective(rank)
         assert int(metrics.reduction_ns[rank]) == oracle.reduction(rank)
         assert int(metrics.exposed_ns[rank]) == oracle.exposed(rank)
+    assert metrics.bubble * metrics.ranks * metrics.step_ns == idle
 
 
 @given(simulated_steps(min_ns=0))
