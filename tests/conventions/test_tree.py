@@ -1,4 +1,4 @@
-"""What holds for the tree as a whole: sizes, words, links, versions, plugins' project files."""
+"""What holds for the tree as a whole: words, links, versions, plugins' project files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pptrace.version import __version__
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
-LONGEST = 300
 PICTURES = {".gif", ".jpg", ".pdf", ".png", ".svg"}
 STUDY = "examples/paper-2605.24006/"
 """Its own test holds its pictures to its page."""
@@ -27,13 +26,6 @@ MEANT = re.compile(
     r"|user[- ]agent|DejaVu Sans|attention workspace|context, workspace"  # other meanings
     , re.IGNORECASE,
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("file", ["pptrace", "plugins", "tests", "examples", "benchmarks"])
-def test_no_module_is_longer_than_a_reader_s_patience(file: str) -> None:
-    long = {str(path): lines for path in sources(file) if (lines := len(text(path).splitlines())) > LONGEST}
-
-    assert long == {}
 
 
 def test_every_module_opens_with_a_sentence() -> None:

@@ -85,7 +85,7 @@ COSTS = {
 
 CLUSTER = {
     "gpus": 4, "nics": 1, "node": {"name": "pcie", "gpus_per_switch": 2},
-    "fabric": {"name": "fat-tree", "generation": "hdr"},
+    "fabric": {"name": "infiniband-fat-tree", "generation": "hdr"},
 }  # fmt: skip
 """Ranks 0 and 1 are behind one switch, and so are 2 and 3."""
 

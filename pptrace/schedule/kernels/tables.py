@@ -9,6 +9,8 @@ the backwards of the stages before (1), or neither (-1).
 from pptrace.model.kinds import Kind, Role
 
 __all__ = [
+    "RECEIVE",
+    "SEND",
     "copy_action",
     "count_messages",
     "defer_receives",
