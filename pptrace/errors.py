@@ -174,7 +174,8 @@ def nearest(name: str, known: Iterable[str] | Mapping[str, object]) -> str:
     " (did you mean '1f1b'? known: 1f1b, gpipe)"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = [one for one in names if one.casefold() == name.casefold()]
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if not names:
         return " (none is known)"
     guess = f"did you mean '{close[0]}'? " if close else ""

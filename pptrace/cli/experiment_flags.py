@@ -33,14 +33,25 @@ def experiment_flags(*only: str, without: Sequence[str] = ()) -> Callable[[Funct
 
     def decorate(function: Function) -> Function:
         sets = click.option(
-            "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated."
-        )
+            "--set", "sets", multiple=True, metavar="KEY=VALUE", callback=_checked_sets,
+            help="Set any key; may be repeated.",
+        )  # fmt: skip
         function = sets(function)
         for name in reversed([name for name in only or FLAGS if name not in without]):
             function = flag_option(name)(function)
         return function
 
     return decorate
+
+
+def _checked_sets(context: click.Context, parameter: click.Parameter, sets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the settings, checked before the next word is taken for a file: ``--set parallel.tp 4``."""
+    del context, parameter
+    if not all("=" in text for text in sets):
+        from pptrace.config.overrides import assignments
+
+        assignments(sets, {})
+    return sets
 
 
 def flag_option(name: str, parameter: str = "") -> Callable[[Function], Function]:

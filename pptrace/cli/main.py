@@ -209,9 +209,21 @@ def _refusal(error: click.ClickException) -> str:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return f"{error.format_message()}\n"
     line = " ".join(error.format_message().split())
+    if isinstance(error, click.NoSuchOption) and (key := _key_of(error)):
+        line = f"No such option {error.option_name!r}: write {key} in the configuration, or --set {key}=VALUE"
     if isinstance(error, click.NoSuchOption | click.MissingParameter) and error.ctx is not None:
         line += f" (see {error.ctx.command_path} --help)"
     return f"pptrace: {line}\n"
+
+
+def _key_of(error: click.NoSuchOption) -> str:
+    """Return the key of a flag that a command with ``--set`` does not have, nor a longer one; else empty."""
+    from pptrace.config.flags import FLAGS
+
+    flag = FLAGS.get(error.option_name.removeprefix("--"))
+    longer = any(one.startswith(error.option_name) for one in error.possibilities or ())
+    takes_settings = error.ctx is not None and any(one.name == "sets" for one in error.ctx.command.params)
+    return flag.key if flag and takes_settings and not longer else ""
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
 
+from pptrace.config.flags import key_of
 from pptrace.config.places import KeyPath, Place, Places, key_text, place_of
 from pptrace.config.quantity import QUANTITY_ERRORS
 from pptrace.errors import ConfigError, nearest
@@ -131,7 +132,7 @@ def _message(errors: Sequence[ErrorDetails], model: type[BaseModel], path: KeyPa
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            return f"unknown key{nearest(str(path[-1]), fields_at(model, path[:-1]))}"
+            return f"unknown key{_instead(str(path[-1]), model, fields_at(model, path[:-1]))}"
         case "missing":
             field = fields_at(model, path[:-1]).get(str(path[-1]))
             about = field.description if field else None
@@ -143,11 +144,34 @@ def _message(errors: Sequence[ErrorDetails], model: type[BaseModel], path: KeyPa
     expected = [_EXPECTED[one["type"]](one.get("ctx", {})) for one in errors if one["type"] in _EXPECTED]
     if not expected or error["type"] in QUANTITY_ERRORS:
         return _one_line(_lower_first(error["msg"]))
-    return f"must be {' or '.join(dict.fromkeys(expected))}, not {shown(error['input'])}{_quotes(errors)}"
+    hint = _quotes(errors) or _named(error, model, path)
+    return f"must be {' or '.join(dict.fromkeys(expected))}, not {shown(error['input'])}{hint}"
+
+
+def _instead(name: str, model: type[BaseModel], known: Mapping[str, FieldInfo]) -> str:
+    """Return what an unknown key may stand for, as the end of a message."""
+    head, dot, below = name.partition(".")
+    if dot and head in known:
+        return f": dots are for --set; write {head}: {{{below}: ...}}"
+    before, colon, value = name.partition(":")
+    if colon and before in known:
+        return f": write a space behind the colon, {before}: {value}"
+    key = key_of(name)
+    if key != name and key.partition(".")[0] in _fields(model):
+        return f": write {key}"
+    return nearest(name, known) + ("; a plugin's options stand under options" if "options" in known else "")
+
+
+def _named(error: ErrorDetails, model: type[BaseModel], path: KeyPath) -> str:
+    """Return the long form of a name, where that stands in place of a section that has none but it."""
+    wants_section = error["type"] == "model_type" and isinstance(error["input"], str)
+    return f"; write {{name: {error['input']}}}" if wants_section and "name" in fields_at(model, path) else ""
 
 
 def _unlisted(value: object, expected: str) -> str:
     known = [_as_written(part.strip(" '")) for part in expected.replace(" or ", ", ").split(",")]
+    if isinstance(value, str) and value in known:
+        return f"must be one of {', '.join(known)}, not {shown(value)}; remove the quotes"
     if isinstance(value, str):
         return f"unknown value {shown(value)}{nearest(value, known)}"
     return f"must be one of {', '.join(known)}, not {shown(value)}"

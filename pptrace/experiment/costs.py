@@ -165,7 +165,9 @@ def _options(work: Assembly, offer: CostModelOffer) -> tuple[Assembly, dict[str,
         option = re.split(r"[.\[]", f"{error.key}.")[1]
         takers = [name for name, one in sorted(work.registry.cost_models.items()) if option in _fields(one.offer)]
         others = " or ".join(name for name in takers if name != offer.name)
-        if others and offer.name not in takers:
+        if option in work.registry.cost_models and offer.name not in takers:
+            message = f"it is no option: write costs.name: {option}, and its options beside it"
+        elif others and offer.name not in takers:
             message = f"{offer.name} costs do not take it: remove it, or write costs.name: {others}"
         elif others and "costs.name" not in work.resolved.positions:
             message = f"{error.message} (of {offer.name} costs; for others write costs.name: {others})"

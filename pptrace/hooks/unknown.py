@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pptrace.config.flags import FLAGS
 from pptrace.errors import nearest
 
 if TYPE_CHECKING:
@@ -17,7 +18,14 @@ __all__ = ["more_of", "unknown_name"]
 
 
 def unknown_name(name: str, known: Iterable[str], sort: Sort[Any], registry: Registry) -> str:
-    """Return the message for an unknown ``name``: the nearest, the known ones, and how to get more."""
+    """Return the message for an unknown ``name``: the section that knows it, or how to get more."""
+    known = list(known)
+    if "," in name and {one.strip() for one in name.split(",")} <= set(known):
+        return f"{name!r} are several {sort.plural.replace('_', ' ')}: name one"
+    flags = [flag for flag in FLAGS.values() if flag.offers and flag.offers != sort.plural]
+    other = next((flag.key for flag in flags if name in getattr(registry, flag.offers)), None)
+    if other is not None:
+        return f"{name!r} is no {sort.noun}: write it under {other}"
     advice = f"{more_of(sort, registry)}{sort.hint}"
     article = "an" if sort.noun[0] in "aeiou" else "a"
     return f"no installed plugin offers {article} {sort.noun} named {name!r}{nearest(name, known)}{advice}"

@@ -91,13 +91,16 @@ def parse_axes(texts: Sequence[str], option: str = "--over") -> tuple[Axis, ...]
     return tuple(_parsed(text, option) for text in texts)
 
 
-def axes_of(over: Mapping[str, Iterable[Any]]) -> tuple[Axis, ...]:
-    """Return axes from plain values by key, as from Python.
+def axes_of(over: Mapping[str, Iterable[Any]], option: str = "--over") -> tuple[Axis, ...]:
+    """Return axes from plain values by key, as from Python or a configuration; ``option`` is their name in errors.
 
     Raises:
         ConfigError: as above, or a value that is no plain one.
     """
-    return tuple(_axis(key, [_text(key, value) for value in _listed(key, values)]) for key, values in over.items())
+    return tuple(
+        _axis(key, [_text(key, value) for value in _listed(key, values, option)], option)
+        for key, values in over.items()
+    )
 
 
 def _parsed(text: str, option: str) -> Axis:
@@ -224,9 +227,9 @@ def _expanded(word: str, source: str) -> Iterator[str]:
     raise ConfigError(f"{word} has more than {_MOST_VALUES:,} values", file=source)
 
 
-def _listed(key: str, values: Any) -> list[Any]:
+def _listed(key: str, values: Any, option: str) -> list[Any]:
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-        raise ConfigError(f"write a list of values, not {values!r:.60}", file=f"--over {key}")
+        raise ConfigError(f"write a list of values, not {values!r:.60}", file=f"{option} {key}")
     return list(values)
 
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pptrace.config.experiment import Experiment
 from pptrace.config.flags import key_of
 from pptrace.config.overrides import Assignment, assignment
 from pptrace.errors import ConfigError, PptraceError, nearest
@@ -89,7 +90,7 @@ def parse_span(text: str, basis: Basis, entries: Sequence[Entry]) -> Span:
             raise ConfigError(f"{entry.label} sets what is to vary: remove it there", key=key, file=source)
     known = _values(basis, entries, key, ends)
     scale = _scale(known.get(key), key, ends)
-    if scale is None:
+    if scale is None or key.partition(".")[0] not in Experiment.model_fields:
         raise _no_number(key, known, source)
     low, high = _read(scale, ends, key, source) if ends else _default(scale, key, known, source)
     return Span(key=key, word=word, scale=scale, low=low, high=high)

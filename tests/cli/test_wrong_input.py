@@ -71,6 +71,14 @@ def test_an_unknown_option_or_a_missing_argument_names_the_help(
     assert pptrace(*arguments).complaint == line
 
 
+def test_a_flag_that_a_command_lacks_is_told_as_its_key(pptrace: Pptrace) -> None:
+    told = "No such option '--tp': write parallel.tp in the configuration, or --set parallel.tp=VALUE (see "
+
+    assert pptrace("show", "--tp", "4").complaint.startswith(told)
+    assert "'--schedules'" in pptrace("compare", "--schedule", "a").complaint
+    assert "parallel.tp" not in pptrace("explain", "--tp", "4", "step.json").complaint
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
@@ -143,6 +151,19 @@ def test_what_plugins_refuse_has_its_place_on_the_command_line(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        (["simulate", "--set", "parallel.tp", "4"], "--set: write --set key.path=value, not 'parallel.tp'"),
+        (
+            ["simulate", "step.yaml", "--set", "network.options={latency: 5 us}"],
+            "--set network.options={latency: 5 us}: network.options: options stand beside network.name, without",
+        ),
+        (
+            ["simulate", "step.yaml", "--set", "p2p.options={stream: pair}"],
+            "--set p2p.options={stream: pair}: p2p.options.stream: it is no option: write p2p.stream",
+        ),
+        (
+            ["simulate", "step.yaml", "--set", "costs={table: {forward: 1 ms}}"],
+            "--set costs={table: {forward: 1 ms}}: costs.table: it is no option: write costs.name: table, and its",
+        ),
         (["simulate", "1f1b"], "1f1b: no such file; if it is a schedule, write --schedule 1f1b"),
         (["show", "zorro"], "no installed plugin offers a schedule named 'zorro'"),
         (["show", "./mine.py:make", "--pp", "2", "--microbatches", "2", "--option", "x"], "--option x: write KEY"),

@@ -154,6 +154,7 @@ BASE = "schedule: 1f1b\nparallel: {pp: 8}\nbatch: {microbatches: 32}\n"
         ("parallel: {pp: 8}\n", "step.yaml: schedule: missing: write a schedule, such as --schedule 1f1b"),
         ("schedule: 1f1b\nbatch: {microbatches: 4}\n", "step.yaml: parallel.pp: missing: write the pipeline"),
         ("schedule: 1f1b\nparallel: {pp: 8}\n", "step.yaml: batch: missing: write batch.microbatches"),
+        (BASE + "parallel.tp: 2\n", "parallel.tp: unknown key: dots are for --set; write parallel: {tp: ...}"),
         (BASE + "paralel: {tp: 2}\n", "step.yaml:4:1: paralel: unknown key (did you mean 'parallel'? known:"),
         (BASE.replace("pp", "ppp"), "step.yaml:2:12: parallel.ppp: unknown key (did you mean 'pp'?"),
         (BASE.replace("8", "'8'"), "2:12: parallel.pp: must be a whole number, not '8'; remove the quotes"),

@@ -156,6 +156,22 @@ def test_an_unknown_name_says_which_are_known_which_is_nearest_and_how_to_get_mo
     )
 
 
+def test_a_name_of_another_section_names_that_section() -> None:
+    registry = Registry.load(entry_points=False)
+
+    with pytest.raises(PluginError, match=r"^'hockney' is no cluster: write it under network$"):
+        _ = registry.clusters["hockney"]
+
+
+def test_several_names_in_place_of_one_are_told_as_such() -> None:
+    registry = Registry.load(entry_points=False, plugins={"two": Yields([schedule(name="a"), schedule(name="b")])})
+
+    with pytest.raises(PluginError, match=r"^'a, b' are several schedules: name one$"):
+        _ = registry.schedules["a, b"]
+    with pytest.raises(PluginError, match="no installed plugin offers a schedule named 'a,c'"):
+        _ = registry.schedules["a,c"]
+
+
 @pytest.mark.parametrize("sort", SORTS, ids=lambda sort: sort.noun)
 def test_every_sort_of_name_can_be_unknown(sort: Sort[Any]) -> None:
     registry = Registry.load(entry_points=False)

@@ -64,6 +64,9 @@ STEP: dict[str, Any] = {
     [
         (["costs.forward=1 ms"], "costs.forward: roofline costs do not take it: remove it, or write costs.name: "),
         (["costs.zero=7"], "costs.zero: must be one of 0, 1, 2, 3, not 7"),
+        (["costs.zero=true"], "costs.zero: must be one of 0, 1, 2, 3, not true"),
+        (["costs.zero='1'"], "costs.zero: must be one of 0, 1, 2, 3, not '1'; remove the quotes"),
+        (["model.name=x"], "model.name: it is no parameter: write model.preset"),
         (["data_parallel.spread=0.1", "costs.spread=0.1"], "data_parallel.spread: costs.spread lengthens all"),
         (["model.heads=7"], "model.heads: 7 do not divide hidden (4096): write 4 or 8, or give head_dim"),
         (["model.kv_heads=7"], "model.kv_heads: 7 do not divide heads (32); nearest that do: 4 or 8"),

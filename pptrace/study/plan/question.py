@@ -102,7 +102,8 @@ def varied_axes(texts: Sequence[str], written: Mapping[str, Iterable[Any]]) -> d
     Raises:
         ConfigError: as for the axes of a sweep; or a key twice.
     """
-    found = {_key(axis): axis for axis in axes_of({_whole(key): values for key, values in written.items()})}
+    named = {_whole(key): values for key, values in written.items()}
+    found = {_key(axis): axis for axis in axes_of(named, "plan")}
     given: dict[str, Axis] = {}
     for text in texts:
         key, equals, values = text.partition("=")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pptrace.plugin import Duration, Size  # noqa: TC001 - pydantic reads them
 from pptrace_models.checked import Parameters
@@ -83,6 +83,14 @@ class RooflineOptions(Parameters):
     delay_wgrad: bool = True
     """Whether expert parallelism's exchanges leave before their half's weight gradients, as with Megatron-LM's
     ``--delay-wgrad-compute``, or behind them."""
+
+    @field_validator("zero", mode="before")
+    @classmethod
+    def _is_no_switch(cls, value: object) -> object:
+        """Refuse true and false, which Python takes for 1 and 0."""
+        if isinstance(value, bool):
+            raise ValueError(f"must be one of 0, 1, 2, 3, not {str(value).lower()}")  # noqa: TRY004 - pydantic's
+        return value
 
 
 def optimizer_bytes(options: RooflineOptions, *, master: bool) -> int:

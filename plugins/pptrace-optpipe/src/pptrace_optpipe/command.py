@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pptrace.plugin import (
+    ConfigError,
     ConstraintError,
     OutputError,
     PptraceError,
@@ -125,7 +126,10 @@ def _options(memory: str, seconds: str, seed: str, workers: str, **more: Any) ->
     given: dict[str, Any] = {"time": seconds, "seed": _number(seed), "workers": _number(workers), **more}
     if memory:
         given["memory"] = [text.strip() for text in memory.split(",")]
-    options = validate_options(OptimizeOptions, given, "", {})
+    try:
+        options = validate_options(OptimizeOptions, given, "", {})
+    except ConfigError as error:
+        raise ConfigError(error.message, file=f"--{error.key.partition('[')[0]}") from None
     if options.time < SHORTEST:
         raise ConstraintError(f"{seconds} is too short for any search", nearest="0.1s", key="--time")
     return options
