@@ -1,5 +1,8 @@
 """A step after workers failed: the microbatches of each go to the data-parallel replicas of its stages.
 
+Replicas that no microbatch leaves or joins keep their order. The others start a backward before a forward, and
+hold as many activations as before.
+
 Source: Gandhi et al., ReCycle: Resilient Training of Large DNNs using Pipeline Adaptation, SOSP 2024, section 3:
 a failed worker's forwards and backwards are re-routed to its peers, which hold the same weights.
 """
@@ -11,31 +14,38 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.config.quantity import format_duration
 from pptrace.errors import ConfigError, ScheduleError
-from pptrace.model.kinds import Kind
+from pptrace.experiment.sharded import with_sharding
+from pptrace.model.kinds import COPIES, Kind
 from pptrace.model.placement import Placement
-from pptrace.schedule.list_scheduler import InFlight, list_schedule
+from pptrace.schedule.list_scheduler import InFlight, backward_first, list_schedule
+from pptrace.schedule.table import Schedule
 from pptrace.sim.simulate import simulate
 from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace.experiment.prepare import Prepared
     from pptrace.experiment.run import Run
-    from pptrace.model.columns import Int32s
-    from pptrace.model.workload import Workload
+    from pptrace.model.columns import Int32s, Int64s
+    from pptrace.schedule.list_scheduler import Actions
 
 __all__ = ["rerouted", "step_without"]
 
 _MOST_ACTIONS = 400_000
 _FILE = "--lost"
+_PASSES = (Kind.F, Kind.B, Kind.I, Kind.W)
+_GATHERS = (Kind.UNSHARD, Kind.RESHARD)
 
 
 def step_without(run: Run, lost: int) -> int:
-    """Return the step of all replicas of a pipeline, some of whose workers are lost.
+    """Return the step of all replicas of a pipeline, some of whose workers are lost; without a loss the run's own.
 
-    Workers are lost from the last rank of the first replica on, replica by replica. The other replicas start a
-    backward before a forward, and hold as many activations as before. A worker is a pipeline rank with all of its
-    GPUs. Messages are ``async``: frameworks' programs know no such order. On a cluster each replica's ranks are
-    its own GPUs, whose messages share links as they come.
+    Workers are lost from the last rank of the first replica on, replica by replica. A worker is a pipeline rank
+    with all of its GPUs. On a cluster each replica's ranks are its own GPUs, whose messages share links as they
+    come.
 
     Args:
         run: the step before; of one pipeline.
@@ -44,28 +54,119 @@ def step_without(run: Run, lost: int) -> int:
     Raises:
         ConfigError: a rank without a replica left, or a step that is not re-routed here.
     """
-    prepared = run.prepared
-    table, replicas = prepared.schedule, prepared.resolved.experiment.parallel.dp
-    if table.placement.routes > 1 or table.microbatches != prepared.request.microbatches:
+    _check(run.prepared)
+    undisturbed, before = _step(run, 0), run.metrics.step_ns
+    if undisturbed != before:
+        steps = f"{format_duration(undisturbed)} for {format_duration(before)}"
+        key = "network" if run.prepared.job is None else "cluster"
+        message = (
+            f"replicas that meet on links take another step without any loss, {steps}: take a hockney network"
+        )
+        raise run.prepared.resolved.error(key, message)
+    return _step(run, lost)
+
+
+def _check(prepared: Prepared) -> None:
+    """Refuse steps that are not re-routed here, by the setting that makes them so.
+
+    Raises:
+        ConfigError: one of those.
+    """
+    resolved, table, replicas = prepared.resolved, prepared.schedule, prepared.resolved.experiment.parallel.dp
+    placement = table.placement
+    if placement.routes > 1 or not placement.is_chain or table.microbatches != prepared.request.microbatches:
         raise ConfigError("microbatches are re-routed where all take one way, not parts or several", file=_FILE)
     if len(table) * replicas > _MOST_ACTIONS:
         count = len(table) * replicas
         raise ConfigError(f"{count:,} actions of all replicas; the most is {_MOST_ACTIONS:,}", file=_FILE)
+    others = ~np.isin(table.kind, (*_PASSES, *_GATHERS)) | (table.span > 1) | bool(table.waits)
+    for key, found, what in (
+        ("schedule.offload", COPIES.mask(table.kind), "copies to the host"),
+        ("schedule.recompute", table.kind == Kind.RECOMPUTE, "forwards computed again by actions of their own"),
+        ("data_parallel.reduce_each", table.kind == Kind.REDUCE_GRAD, "reductions behind each backward"),
+        ("schedule", table.pair >= 0, "overlapped pairs"),
+        ("schedule", others, "a table's own messages, waits and actions of several microbatches"),
+    ):
+        if found.any():
+            raise resolved.error(key, f"{what} are not re-routed")
+    if prepared.job is None and len(prepared.network.links):
+        message = "its links are between the ranks of one pipeline: take a hockney network, or describe a cluster"
+        raise resolved.error("network", message)
+    if prepared.policy.program is not None:
+        message = f"{prepared.policy.title} has no order for re-routed microbatches: take async"
+        raise resolved.error("p2p.policy", message)
+    if prepared.differing is not None and prepared.differing.kinds > 1:
+        key = "data_parallel" if prepared.differing.lengths is None else "batch.lengths"
+        raise resolved.error(key, "replicas that differ are not re-routed: make them alike")
+
+
+def _step(run: Run, lost: int) -> int:
+    """Return the step of all replicas without some workers."""
+    prepared = run.prepared
+    table, experiment, workload = prepared.schedule, prepared.resolved.experiment, prepared.workload
+    replicas = experiment.parallel.dp
     placement = rerouted(table.placement.stage_rank[0], table.ranks, replicas, table.microbatches, lost)
-    held = np.tile(run.metrics.memory.peak_activations, replicas)
-    workload = prepared.workload
-    own = {Kind.F: workload.f_ns, Kind.B: workload.b_ns}
-    durations = {kind: np.broadcast_to(times, (workload.stages,)) for kind, times in own.items()}
-    try:
-        order = list_schedule(placement, durations, in_flight=InFlight(rank=held))
-    except ScheduleError:
-        order = list_schedule(placement, durations)
+    workload = replace(workload, microbatch_class=np.repeat(workload.microbatch_class, replicas))
+    order = _order(prepared, placement, np.tile(run.metrics.memory.peak_activations, replicas))
     network = prepared.network if prepared.job is None else replace(prepared.job.hops, apart=True)
     timeline = simulate(
-        order, _plain(workload), network,
-        overlap_reduction=prepared.resolved.experiment.data_parallel.overlaps, stage_replicas=False,
+        with_sharding(prepared.resolved, order, workload), workload, network, prepared.policy,
+        contention=prepared.contention, overlap_reduction=experiment.data_parallel.overlaps, stage_replicas=False,
     )  # fmt: skip
     return measure(timeline, workload).step_ns
+
+
+def _order(prepared: Prepared, placement: Placement, held: Int64s) -> Schedule:
+    """Return the order of all replicas' workers; new where microbatches are re-routed.
+
+    Args:
+        prepared: the step of one pipeline.
+        placement: where the stages of all replicas' microbatches are.
+        held: shape (workers,): the most activations that a worker may hold.
+    """
+    table = prepared.schedule
+    own = table.selected(np.flatnonzero(np.isin(table.kind, _PASSES)))
+    replicas = placement.microbatches // own.microbatches
+    replica = np.repeat(np.arange(replicas), len(own))
+    worker = np.tile(own.rank_of_row(), replicas) + replica * own.ranks
+    microbatch = np.tile(own.microbatch, replicas) * replicas + replica
+    columns = np.stack([worker, np.tile(own.kind, replicas), np.tile(own.stage, replicas), microbatch])
+    reached = _reached(placement, own.ranks, replicas)
+    if reached.size:
+        new = _new_order(prepared, placement, held)
+        planned = np.stack([new.rank_of_row(), new.kind, new.stage, new.microbatch])
+        columns = np.hstack([
+            columns[:, ~np.isin(replica, reached)],
+            planned[:, np.isin(planned[0] // own.ranks, reached)],
+        ])  # fmt: skip
+    worker, *cells = columns[:, np.argsort(columns[0], kind="stable")]
+    row_ptr = np.cumsum([0, *np.bincount(worker, minlength=placement.ranks)])
+    return Schedule.from_columns(placement, row_ptr, *cells)
+
+
+def _reached(placement: Placement, ranks: int, replicas: int) -> Int64s:
+    """Return the replicas that re-routed microbatches leave or join."""
+    where = placement.stage_rank[placement.microbatch_route] // ranks
+    own = np.arange(placement.microbatches) % replicas
+    away = (where != own[:, None]).any(axis=1)
+    return np.union1d(where[away], own[away])
+
+
+def _new_order(prepared: Prepared, placement: Placement, held: Int64s) -> Schedule:
+    """Return an order in which workers start what is ready; with more room where any would wait for ever."""
+    is_split = bool((prepared.schedule.kind == Kind.W).any())
+    kinds = (Kind.F, Kind.I, Kind.W) if is_split else (Kind.F, Kind.B)
+    durations = {kind: prepared.workload.duration_ns(kind) for kind in kinds}
+    priority = _weights_last if is_split else backward_first
+    try:
+        return list_schedule(placement, durations, priority=priority, in_flight=InFlight(rank=held))
+    except ScheduleError:
+        return list_schedule(placement, durations, priority=priority)
+
+
+def _weights_last(actions: Actions) -> Sequence[Int64s | Int32s]:
+    """Choose a weight gradient, which nobody waits for, only where nothing else is ready."""
+    return [(actions.kind == Kind.W).astype(np.int32), *backward_first(actions)]
 
 
 def rerouted(stage_rank: Int32s, ranks: int, replicas: int, microbatches: int, lost: int) -> Placement:
@@ -107,8 +208,3 @@ def rerouted(stage_rank: Int32s, ranks: int, replicas: int, microbatches: int, l
         ranks=replicas * ranks, stage_rank=routes, microbatch_route=route.reshape(-1).astype(np.int32),
         edges=chain.astype(np.int32),
     )  # fmt: skip
-
-
-def _plain(workload: Workload) -> Workload:
-    """Return costs whose microbatches are all alike, for more of them."""
-    return replace(workload, classes=(), microbatch_class=np.zeros(0, dtype=np.int32))

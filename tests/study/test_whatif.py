@@ -72,6 +72,74 @@ def test_on_a_cluster_messages_are_re_routed_between_the_gpus_of_replicas(step: 
         assert step_without(on, lost) >= step_without(flat, lost) > flat.metrics.step_ns
 
 
+MODEL = {"model": "llama3-8b", "device": "h100-sxm", "sequence": 4096, "tp": 2, "dp": 3, "costs": None}
+WHOLE, GATHERED, SHARDED = ({**MODEL, "costs": {"name": "roofline", "zero": zero}} for zero in (1, 2, 3))
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"costs": {**COSTS, "lengths": [1, 2, 1, 1, 3, 1, 1, 1]}},
+        {"schedule": "zb-h1", "costs": {**COSTS, "input_gradient": "9 ms", "weight_gradient": "11 ms"}},
+        {"schedule": "zb-v", "p2p": "ordered", **MODEL},
+        {"schedule": "interleaved-1f1b", "vp": 2, "p2p": "blocking", **MODEL},
+        {"schedule": "1f1b", **WHOLE},
+        {"schedule": "1f1b", **GATHERED},
+        {"schedule": "zb-h1", **SHARDED, "sets": ["data_parallel.overlap=true"]},
+        {"schedule": "zb-v", **SHARDED, "sets": ["data_parallel.reshard=always"]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_without_a_loss_the_step_is_the_undisturbed_one(step: Any, changed: dict[str, Any]) -> None:
+    run = step(**changed)
+
+    assert step_without(run, 0) == run.metrics.step_ns
+    assert step_without(run, 1) > run.metrics.step_ns
+
+
+@pytest.mark.needs_plugins
+def test_what_zero_gathers_and_what_splits_backwards_is_in_the_step_without_a_worker(step: Any) -> None:
+    """ZeRO 1 gathers weights behind the step, and ZeRO 3 ahead of every pass."""
+    whole = step_without(step(schedule="1f1b", **WHOLE), 1)
+    sharded = step_without(step(schedule="1f1b", **SHARDED, sets=["data_parallel.reshard=always"]), 1)
+    plain, split = (step_without(step(schedule=name), 1) for name in ("1f1b", "zb-h1"))
+
+    assert sharded > whole
+    assert split < plain
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        (
+            {"p2p": "megatron", "schedule": "1f1b"},
+            "p2p.policy: megatron has no order for re-routed microbatches",
+        ),
+        ({"schedule": {"name": "1f1b", "offload": {}}}, "schedule.offload: copies to the host are not re-routed"),
+        ({"sets": ["schedule.recompute.early=true"]}, "schedule.recompute: forwards computed again by actions"),
+        ({"sets": ["data_parallel.speeds={1: 0.5}"]}, "data_parallel: replicas that differ are not re-routed"),
+        ({"schedule": "dualpipe-v", **MODEL}, "overlapped pairs are not re-routed"),
+        ({"network": {"name": "infiniband-fat-tree"}}, "its links are between the ranks of one pipeline: take a"),
+        (
+            {"schedule": "1f1b", **MODEL, "network": None, "cluster": "dgx-h100x3"},
+            "replicas that meet on links take another step without any loss",
+        ),
+    ],
+)
+def test_a_step_that_is_not_re_routed_is_refused_by_the_setting(
+    step: Any, changed: dict[str, Any], line: str
+) -> None:
+    if changed.get("p2p") == "megatron":
+        pytest.importorskip("pptrace_frameworks")
+    row = whatif(step(**changed), lost=1).rows[-1]
+
+    assert row.step_ns is None
+    assert line in row.note
+
+
 def test_changes_that_cannot_be_say_why(step: Any) -> None:
     rows = {row.name: row for row in whatif(step(dp=1), lost=1).rows}
 
