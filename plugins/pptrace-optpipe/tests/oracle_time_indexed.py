@@ -59,7 +59,7 @@ class _Program:
             self.row(self.started(op, moment) + self.ended(before, moment, -1.0), -np.inf, 0)
 
 
-def shortest(problem: Problem, horizon: int, *, ordered: bool, seconds: float = 60) -> int:
+def shortest(problem: Problem, horizon: int, *, ordered: bool) -> int:
     """Return the least longest span, in halves; ``ordered`` is whether microbatches keep order everywhere."""
     program = _Program(problem, horizon)
     last = horizon - 1
@@ -84,8 +84,7 @@ def shortest(problem: Problem, horizon: int, *, ordered: bool, seconds: float = 
     cost[program.length] = 1
     high[program.length :] = horizon
     found = milp(cost, constraints=LinearConstraint(matrix.tocsr(), program.low, program.high),
-                 integrality=np.ones(columns), bounds=Bounds(0, high),
-                 options={"time_limit": seconds})  # fmt: skip
+                 integrality=np.ones(columns), bounds=Bounds(0, high))  # fmt: skip
     assert found.status == 0, found.message
     return round(found.fun)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_pipelines import toy, v_shaped
+from toy_pipelines import effort, toy, v_shaped
 
 import pptrace
 from pptrace_optpipe.bounds import bound, latest
@@ -16,7 +16,7 @@ from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import Op, Part, Problem
 from pptrace_optpipe.proving import optimum
 from pptrace_optpipe.search import search
-from pptrace_optpipe.solving import Effort, run_solver, solve, solver_of
+from pptrace_optpipe.solving import run_solver, solve, solver_of
 from pptrace_optpipe.starting import start
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_no_schedule_of_any_costs_beats_the_bound(
     begun = start(problem)
     assert begun is not None
 
-    found = solve(problem, Effort(seconds=1), horizon=latest(problem, begun.played.step))
+    found = solve(problem, effort(1), horizon=latest(problem, begun.played.step))
 
     assert found.length is None or bound(problem) <= found.length
 
@@ -69,7 +69,7 @@ def test_the_solver_proves_what_fill_and_drain_of_a_full_rank_take(
 ) -> None:
     problem = v_shaped(ranks, microbatches, limit)
 
-    found = solve(problem, Effort(seconds=20), horizon=length + 1)
+    found = solve(problem, effort(20), horizon=length + 1)
 
     assert (found.length, found.bound) == (length, length)
     assert bound(problem) == length
@@ -128,10 +128,10 @@ def test_a_microbatch_may_overtake_one_whose_copy_is_slow(
 ) -> None:
     problem = slow_copies(ranks, copy, transfer)
     model = build(problem, 2 * length, in_order=True)
-    solver = solver_of(Effort(seconds=20))
-    run_solver(solver, model.cp, Effort(seconds=20))
+    solver = solver_of(effort(20))
+    run_solver(solver, model.cp, effort(20))
 
-    found = optimum(problem, Effort(seconds=20))
+    found = optimum(problem, effort(20))
 
     assert (found.length, found.bound) == (length, length)
     assert bound(problem) <= length < solver.value(model.length)
@@ -154,6 +154,6 @@ def test_backwards_in_one_that_are_shorter_than_their_halves_bound_the_step() ->
     assert played is not None
     assert played.fits(problem)
     assert played.step == 198
-    found = search(problem, Effort(seconds=2))
+    found = search(problem, effort(2))
     assert found is not None
     assert bound(problem) <= found.bound <= 198

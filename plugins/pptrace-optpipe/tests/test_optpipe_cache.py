@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from toy_pipelines import table
+from toy_pipelines import effort, table
 
 from pptrace_optpipe.caching import VERSION, Cache, Entry, wrong_folder
 from pptrace_optpipe.listing import serial_rows
 from pptrace_optpipe.optimising import cached_search
 from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import Op, Part, Problem, Rows, coarsened
-from pptrace_optpipe.solving import Effort
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,8 +69,8 @@ def test_a_bound_is_of_no_other_problem_that_is_rounded_alike(
     assert coarsened(first) == coarsened(second)
 
     kept = Cache(tmp_path)
-    before = cached_search(first, Effort(seconds=1), kept)
-    found, alone = (cached_search(second, Effort(seconds=1), each) for each in (kept, None))
+    before = cached_search(first, effort(1), kept)
+    found, alone = (cached_search(second, effort(1), each) for each in (kept, None))
 
     assert before is not None
     assert found is not None

@@ -17,6 +17,7 @@ from pptrace.api import simulate
 from pptrace.errors import PptraceError
 from pptrace.hooks.registry import Registry
 from pptrace.testing import assert_schedule_family, grid
+from pptrace_optpipe import solving, starting
 from pptrace_optpipe.command import command
 from pptrace_optpipe.schedule import OFFER
 from pptrace_optpipe.setting import setting_of
@@ -52,7 +53,7 @@ def found(*arguments: str, file: str = "step.yaml") -> dict[str, Any]:
 
 
 def test_the_table_s_step_and_memory_are_the_simulator_s() -> None:
-    values = found("--memory", "17GiB", "--time", "1s", "-o", "best.csv")
+    values = found("--memory", "17GiB", "--work", "1", "-o", "best.csv")
 
     run = simulate("step.yaml", schedule="best.csv")
 
@@ -64,14 +65,14 @@ def test_the_table_s_step_and_memory_are_the_simulator_s() -> None:
 
 
 def test_copies_shorten_what_memory_makes_long() -> None:
-    plain = found("--memory", "17GiB", "--time", "1s", "--set", "costs.offload=0 ms")
+    plain = found("--memory", "17GiB", "--work", "1", "--set", "costs.offload=0 ms")
 
     assert not any(plain["offloaded"])
-    assert found("--memory", "17GiB", "--time", "1s")["step_ns"] < plain["step_ns"]
+    assert found("--memory", "17GiB", "--work", "1")["step_ns"] < plain["step_ns"]
 
 
 def test_forwards_are_computed_again_where_memory_is_short_and_that_is_allowed() -> None:
-    given = ["--memory", "14GiB", "--time", "0.5s", "--set", "costs.offload=0 ms"]
+    given = ["--memory", "14GiB", "--work", "0.5", "--set", "costs.offload=0 ms"]
     plain = found(*given)
     values = found(*given, "--recompute", "-o", "best.csv")
     said = optimize("step.yaml", *given, "--recompute").stdout
@@ -87,7 +88,7 @@ def test_forwards_are_computed_again_where_memory_is_short_and_that_is_allowed()
 
 
 def test_the_report_and_its_progress_are_lines() -> None:
-    result = optimize("step.yaml", "--memory", "30GiB", "--time", "1s")
+    result = optimize("step.yaml", "--memory", "30GiB", "--work", "1")
 
     step, bound, memory, *ranks = result.stdout.splitlines()
     assert step.startswith("step     270.")
@@ -106,7 +107,7 @@ def test_of_unlike_devices_the_report_tells_every_rank_s_limit() -> None:
     Path("unlike.yaml").write_text(json.dumps(step), encoding="utf-8")
 
     def asked(*more: str) -> Any:
-        return optimize("unlike.yaml", "--time", "0.2s", *more)
+        return optimize("unlike.yaml", "--work", "0.2", *more)
 
     values = json.loads(asked("--json").stdout)
     limits = values["rank_limit_bytes"]
@@ -117,8 +118,8 @@ def test_of_unlike_devices_the_report_tells_every_rank_s_limit() -> None:
 
 
 def test_a_table_to_start_from_is_never_made_worse() -> None:
-    first = found("--memory", "17GiB", "--time", "1s", "-o", "best.csv", "--no-cache")
-    again = found("--memory", "17GiB", "--time", "0.2s", "--from", "best.csv", "--no-cache")
+    first = found("--memory", "17GiB", "--work", "1", "-o", "best.csv", "--no-cache")
+    again = found("--memory", "17GiB", "--work", "0.2", "--from", "best.csv", "--no-cache")
 
     assert again["step_ns"] <= first["step_ns"]
 
@@ -126,13 +127,13 @@ def test_a_table_to_start_from_is_never_made_worse() -> None:
 def test_nor_is_one_whose_backwards_in_one_are_shorter_than_their_halves() -> None:
     Path("brief.yaml").write_text(BRIEF)
     Path("first.csv").write_text("\n".join(FIRST))
-    values = found("--memory", "4GiB", "--time", "0.3s", "--from", "first.csv", "--no-cache", file="brief.yaml")
+    values = found("--memory", "4GiB", "--work", "0.3", "--from", "first.csv", "--no-cache", file="brief.yaml")
 
     assert values["bound_ns"] <= values["step_ns"] <= 198_000_000
 
 
 def test_stages_go_down_and_up_where_that_is_asked_for() -> None:
-    values = found("--placement", "v", "--set", "parallel.vp=2", "--time", "0.5s", "-o", "best.csv")
+    values = found("--placement", "v", "--set", "parallel.vp=2", "--work", "0.5", "-o", "best.csv")
 
     run = simulate("step.yaml", schedule="best.csv", vp=2)
 
@@ -149,7 +150,7 @@ def test_stages_that_follow_on_one_rank_have_no_message_between_them() -> None:
 
 
 def test_a_sweep_of_limits_has_a_line_for_each() -> None:
-    result = optimize("step.yaml", "--memory", "11GiB,17GiB,30GiB", "--time", "0.3s", "--pareto")
+    result = optimize("step.yaml", "--memory", "11GiB,17GiB,30GiB", "--work", "0.3", "--pareto")
 
     lines = result.stdout.splitlines()
     assert "nothing fits" in lines[1]
@@ -160,7 +161,7 @@ def test_a_sweep_of_limits_has_a_line_for_each() -> None:
 def test_a_folder_of_the_cache_that_is_none_is_one_line(cache: Path) -> None:
     cache.touch()
 
-    result = optimize("step.yaml", "--memory", "11GiB,17GiB,30GiB", "--time", "0.3s", "--pareto")
+    result = optimize("step.yaml", "--memory", "11GiB,17GiB,30GiB", "--work", "0.1", "--pareto")
 
     assert result.stderr.splitlines()[0] == (
         f"{cache}: is not a folder, so nothing is cached: set PPTRACE_OPTPIPE_CACHE to one"
@@ -168,23 +169,26 @@ def test_a_folder_of_the_cache_that_is_none_is_one_line(cache: Path) -> None:
     assert result.stderr.count("is not a folder") == 1
 
 
-def test_what_was_found_is_found_again_at_once_listed_and_forgotten(cache: Path) -> None:
-    first = found("--memory", "17GiB", "--time", "1s")
-    again = found("--memory", "17GiB", "--time", "1s")
+def test_what_was_found_is_found_again_at_once_listed_and_forgotten(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = found("--memory", "17GiB", "--work", "1")
+    monkeypatch.setattr(starting, "started", lambda _: pytest.fail("searched again"))
+    monkeypatch.setattr(solving, "build", lambda *_, **__: pytest.fail("solved again"))
+    again = found("--memory", "17GiB", "--work", "1")
 
     assert (again["step_ns"], again["bound_ns"]) == (first["step_ns"], first["bound_ns"])
-    assert again["search_s"] < 0.5
     assert "4 ranks, 4 stages, 8 microbatches, copies" in optimize("--cache").stdout
     assert "1 entries removed" in optimize("--clear-cache").stdout
     assert not list(cache.iterdir())
 
 
 def test_a_damaged_entry_is_one_line_and_solved_anew(cache: Path) -> None:
-    first = found("--memory", "30GiB", "--time", "0.5s")
+    first = found("--memory", "30GiB", "--work", "0.5")
     (file,) = cache.iterdir()
     file.write_text(file.read_text(encoding="utf-8")[:40], encoding="utf-8")
 
-    result = optimize("step.yaml", "--memory", "30GiB", "--time", "0.5s", "--json")
+    result = optimize("step.yaml", "--memory", "30GiB", "--work", "0.5", "--json")
 
     assert f"{file}: is damaged, and is solved anew" in result.stderr
     assert json.loads(result.stdout)["step_ns"] == first["step_ns"]
@@ -194,6 +198,8 @@ def test_a_damaged_entry_is_one_line_and_solved_anew(cache: Path) -> None:
 WRONG = [
     (["--memory", "9GiB"], "--memory: 9 GiB is 1 GiB less than the weights and all else that rank 1 always holds"),
     (["--memory", "11GiB"], "--memory: rank 0 has 1022 MiB for activations, and one microbatch's of a stage"),
+    (["--time", "3s", "--work", "3"], "give time or work, not both"),
+    (["--work", "inf"], "work: a number must be finite"),
     (["--memory", "30GiB", "--time", "5ms"], "--time: 5ms is too short for any search; nearest that work: 0.1s"),
     (["--memory", "many"], "--memory: 'many' is no size"),
     (["--recompute", "--set", "costs.recompute=0 ms"], "recompute: the model's own backward computes its forward"),
@@ -230,7 +236,7 @@ def test_wrong_use_is_said(arguments: list[str]) -> None:
 
 
 def test_a_configuration_searches_in_place_within_the_device() -> None:
-    options = {"time": "1s", "cache": False}
+    options = {"work": 1, "cache": False}
     step = {**STEP, "costs": {**COSTS, "capacity": "18 GiB"}, "schedule": {"name": "optpipe", "options": options}}
 
     run = simulate(step)
@@ -247,7 +253,7 @@ def test_too_short_a_time_in_a_configuration_is_one_line() -> None:
 
 def searching() -> subprocess.Popen[str]:
     """Start a search that takes long, and wait for what it finds first."""
-    memory = ["--memory", "14GiB", "--time", "120s", "--no-cache", "-o", "best.csv"]
+    memory = ["--memory", "14GiB", "--work", "1000", "--no-cache", "-o", "best.csv"]
     run = subprocess.Popen(
         [sys.executable, "-c", "from pptrace.cli.main import main; main()", "optimize", "step.yaml", *memory],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -303,8 +309,6 @@ def test_a_broken_solver_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_offer_keeps_its_word() -> None:
-    sizes = grid(
-        ranks=(1, 2, 4), microbatches=(1, 4), chunks=(1, 2), options={"time": 200_000_000, "cache": False}
-    )
+    sizes = grid(ranks=(1, 2, 4), microbatches=(1, 4), chunks=(1, 2), options={"work": 0.2, "cache": False})
 
     assert_schedule_family(OFFER, sizes=sizes, growth=False)

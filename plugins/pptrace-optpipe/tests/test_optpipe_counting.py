@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_pipelines import toy, v_shaped
+from toy_pipelines import effort, toy, v_shaped
 
 from pptrace_optpipe import counting
 from pptrace_optpipe.bounds import latest
@@ -20,7 +20,7 @@ from pptrace_optpipe.starting import start
 if TYPE_CHECKING:
     from random import Random
 
-EFFORT = Effort(seconds=20)
+EFFORT = effort(20)
 BOTH = (False, True)
 PLACEMENTS = [(0,), (0, 1), (0, 0), (0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2)]
 
@@ -58,7 +58,7 @@ def test_a_schedule_that_exists_is_never_too_short(
     plain = replace(problem, span=False)
     begun = start(plain)
     assert begun is not None
-    found = solve(problem, Effort(seconds=1), horizon=latest(problem, begun.played.step))
+    found = solve(problem, effort(1), horizon=latest(problem, begun.played.step))
     short = replace(problem.shortest, tail=()) if problem.span else problem.shortest
 
     assert found.length is None or all(can_be_as_short(short, EFFORT, found.length, apart=apart) for apart in BOTH)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from oracle_time_indexed import shortest
-from toy_pipelines import again, toy
+from toy_pipelines import again, effort, toy
 
 from pptrace_optpipe.bounds import bound, latest, relaxed_bound
 from pptrace_optpipe.proving import optimum
-from pptrace_optpipe.solving import Effort, solve
+from pptrace_optpipe.solving import solve
 
 if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem
@@ -28,7 +28,6 @@ LONG = [
 ]  # fmt: skip
 ROWS = [(*row[:3], False, row[3]) for row in WITHOUT] + [(*row[:3], True, row[3]) for row in WITH]
 IS_LONG = bool(os.environ.get("PPTRACE_OPTPIPE_LONG"))
-SECONDS = 600 if IS_LONG else 60
 OF_BOTH = [(2, 4, 2, False, 13), (3, 4, 3, False, 14), (2, 3, 2, True, 9)]
 """Those that the other engine proves in seconds; the others take it a minute or more."""
 OF_BOTH += [
@@ -45,10 +44,6 @@ AGAIN = [(2, 3, 1.5, 0, False, 11), (2, 3, 1.5, 1, False, 12), (2, 3, 1.5, 0, Tr
 """Where forwards may be computed again too, and so many halves of an activation stay until then."""
 OF_BOTH_AGAIN = [(2, 2, 1, 0, False), (2, 2, 1, 1, False)]
 OF_BOTH_AGAIN += [(2, 2, 1.5, 1, True), *(row[:5] for row in AGAIN[:5])] * IS_LONG
-
-
-def effort(seconds: float = 60) -> Effort:
-    return Effort(seconds=seconds)
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "limit", "copies", "length"), ROWS)
@@ -79,7 +74,7 @@ def test_an_integer_program_over_moments_has_the_same_optimum(
 ) -> None:
     problem = toy(stages, microbatches, limit, copies=bool(copies))
 
-    assert shortest(problem, latest(problem, int(2 * length)), ordered=not copies, seconds=SECONDS) == 2 * length
+    assert shortest(problem, latest(problem, int(2 * length)), ordered=not copies) == 2 * length
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "limit", "checkpoint", "copies", "length"), AGAIN)
@@ -104,7 +99,7 @@ def test_an_integer_program_computes_as_much_again(
     found = optimum(problem, effort())
 
     assert found.is_proved
-    assert shortest(problem, latest(problem, found.length), ordered=False, seconds=SECONDS) == found.length
+    assert shortest(problem, latest(problem, found.length), ordered=False) == found.length
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 6), (4, 4), (4, 8)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_pipelines import again, table, toy
+from toy_pipelines import again, effort, table, toy
 
 from pptrace.model.kinds import COMPUTE, Kind
 from pptrace.model.workload import Workload
@@ -20,7 +20,6 @@ from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import Problem
 from pptrace_optpipe.proving import optimum
 from pptrace_optpipe.repair import repaired
-from pptrace_optpipe.solving import Effort
 from pptrace_optpipe.starting import start
 from pptrace_optpipe.tables import rows_of_table, table_of
 
@@ -58,7 +57,7 @@ def test_the_simulator_plays_the_optimum_within_its_limit(
     make: Callable[..., Problem], stages: int, microbatches: int, limit: float, length: float
 ) -> None:
     problem = make(stages, microbatches, limit, copies=True)
-    found = optimum(problem, Effort(seconds=60))
+    found = optimum(problem, effort(60))
     rows = rows_of(problem, found.start)
 
     written = table_text(table_of(rows, Placement.looped(stages, microbatches, 1)))
@@ -81,7 +80,7 @@ def test_the_simulator_plays_the_optimum_within_its_limit(
 @pytest.mark.parametrize(("copies", "checkpoint"), [(False, 0), (False, 1), (True, 1)])
 def test_the_simulator_computes_again_within_the_limit(copies: int, checkpoint: int) -> None:
     problem = again(3, 3, 1.5, checkpoint, copies=bool(copies), one_stream=False, span=False)
-    found = optimum(problem, Effort(seconds=60))
+    found = optimum(problem, effort(60))
     rows = rows_of(problem, found.start)
 
     written = parse_table(table_text(table_of(rows, Placement.looped(3, 3, 1)))).schedule

@@ -49,7 +49,7 @@ def test_no_schedule_made_by_hand_is_shorter(policy: str, memory: int) -> None:
     if policy != "async":
         pytest.importorskip("pptrace_frameworks")
 
-    values = found("--memory", f"{memory}GiB", "--time", "0.3s", "--set", f"p2p.policy={policy}", "-o", "best.csv")
+    values = found("--memory", f"{memory}GiB", "--work", "0.3", "--set", f"p2p.policy={policy}", "-o", "best.csv")
 
     made = [one for one in values["hand_made"] if one["fits"]]
     assert made
@@ -72,7 +72,7 @@ def test_in_place_only_those_with_the_chunks_that_are_written_are_rivals(written
     }  # fmt: skip
     ours, plain = (
         simulate(schedule={"name": name, "options": options}, **job).metrics.step_ns
-        for name, options in (("optpipe", {"time": "0.2s"}), ("1f1b", {}))
+        for name, options in (("optpipe", {"work": 0.2}), ("1f1b", {}))
     )
 
     assert ours <= plain
@@ -81,7 +81,7 @@ def test_in_place_only_those_with_the_chunks_that_are_written_are_rivals(written
 def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pptrace_optpipe.optimising.cached_search", lambda *_, **__: None)
 
-    values = found("--memory", "30GiB", "--time", "0.3s")
+    values = found("--memory", "30GiB", "--work", "0.3")
 
     best = min((one for one in values["hand_made"] if one["fits"]), key=lambda one: one["step_ns"])
     assert (values["schedule"], values["step_ns"]) == (best["schedule"], best["step_ns"])
@@ -129,7 +129,7 @@ def test_none_is_shorter_in_place_either(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_sweep_draws_them_beside_what_is_found() -> None:
-    values = found("--memory", "16GiB,30GiB", "--time", "0.3s", "--pareto", "--plot", "pareto.svg")
+    values = found("--memory", "16GiB,30GiB", "--work", "0.3", "--pareto", "--plot", "pareto.svg")
 
     assert [one["memory_limit_bytes"] for one in values["points"]] == [16 * GIB, 30 * GIB]
     names = {one["schedule"] for one in values["hand_made"]}

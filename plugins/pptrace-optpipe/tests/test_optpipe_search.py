@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_pipelines import table, v_shaped
+from toy_pipelines import effort, table, v_shaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,6 @@ from pptrace_optpipe.listing import Rule, list_rows, serial_rows
 from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import NO_LIMIT, Problem, coarsened
 from pptrace_optpipe.search import Found, search
-from pptrace_optpipe.solving import Effort
 from pptrace_optpipe.starting import start
 from pptrace_optpipe.windows import improved
 
@@ -40,7 +40,7 @@ def profiled(ranks: int, microbatches: int, times: tuple[int, int, int, int], li
 
 @pytest.mark.parametrize(("ranks", "microbatches", "limit"), [(8, 32, 8), (8, 32, 15), (16, 64, 16)])
 def test_plentiful_memory_gives_the_bound(ranks: int, microbatches: int, limit: int) -> None:
-    found = search(table(ranks, microbatches, limit, copies=False), Effort(seconds=20))
+    found = search(table(ranks, microbatches, limit, copies=False), effort(20))
 
     assert found is not None
     assert found.schedule.played.step == found.bound == 2 * (3 * microbatches + ranks - 1)
@@ -76,7 +76,7 @@ def test_copies_are_never_worse_and_idle_halves_where_memory_is_short(limit: int
 def test_below_what_fits_without_copies_one_with_copies_is_found() -> None:
     problem = replace(table(4, 4, 1, copies=True), stage_rank=(0, 1, 0, 1), limit=(3, 3), tail=())
 
-    found = search(problem, Effort(seconds=5))
+    found = search(problem, effort(5))
 
     assert start(replace(problem, offload=(), reload=())) is None
     assert found is not None
@@ -144,7 +144,7 @@ def test_a_window_mends_what_was_made_worse() -> None:
     assert before is not None
     assert before.step == 60
 
-    better = improved(problem, rows, before, (0, before.step), Effort(seconds=20))
+    better = improved(problem, rows, before, (0, before.step), effort(20))
 
     assert better is not None
     after = play(problem, better)
@@ -156,18 +156,31 @@ def test_a_window_mends_what_was_made_worse() -> None:
 def test_one_worker_and_a_seed_give_the_same_schedule() -> None:
     problem = table(3, 4, 2, copies=False)
 
-    found = [search(problem, Effort(seconds=60, seed=3)) for _ in range(2)]
+    found = [search(problem, effort(60, seed=3)) for _ in range(2)]
 
     assert found[0] is not None
     assert found[1] is not None
     assert found[0].schedule.rows == found[1].schedule.rows
 
 
+def test_a_search_that_work_limits_is_the_same_on_a_slower_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = v_shaped(4, 12, 5)
+    found = search(problem, quick := effort(0.3))
+    monkeypatch.setattr("pptrace_optpipe.search.play", lambda *given: time.sleep(0.02) or play(*given))
+    later = search(problem, slow := effort(0.3))
+
+    assert found is not None
+    assert later is not None
+    assert later.schedule.rows == found.schedule.rows
+    assert later.bound == found.bound < found.schedule.played.step
+    assert slow.clock() == quick.clock() >= 0.3
+
+
 def test_progress_never_goes_back_and_a_stop_keeps_the_best() -> None:
     told: list[Found] = []
     problem = table(8, 24, 4, copies=False)
 
-    found = search(problem, Effort(seconds=60, stopped=lambda: len(told) > 0), tell=told.append)
+    found = search(problem, effort(60, stopped=lambda: len(told) > 0), tell=told.append)
 
     assert found is not None
     assert found.schedule.played.step == told[-1].schedule.played.step

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from toy_pipelines import table
+from toy_pipelines import effort, table
 
 from pptrace.api import simulate as run
 from pptrace.model.workload import Workload
@@ -19,7 +19,6 @@ from pptrace.schedule.write import table_text
 from pptrace_optpipe.command import command
 from pptrace_optpipe.proving import optimum
 from pptrace_optpipe.search import search
-from pptrace_optpipe.solving import Effort
 from pptrace_optpipe.tables import rows_of_table, table_of
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def overlaps(timeline: Timeline) -> int:
 @pytest.mark.parametrize("took", [1, 3, 5])
 def test_a_table_holds_the_turns_that_were_searched_for(took: int) -> None:
     problem = paired(table(4, 8, 2, copies=True), took)
-    found = search(problem, Effort(seconds=0.4))
+    found = search(problem, effort(0.4))
     assert found is not None
 
     written = parse_table(table_text(table_of(found.schedule.rows, Placement.looped(4, 8, 1)))).schedule
@@ -69,7 +68,7 @@ def test_a_table_holds_the_turns_that_were_searched_for(took: int) -> None:
 def test_sharing_is_never_faster_and_no_slower_than_waiting_for_both() -> None:
     alone = replace(table(2, 3, 1.5, copies=True), offload=(2, 2), reload=(2, 2))
     steps = [
-        optimum(one, Effort(seconds=30)).length
+        optimum(one, effort(30)).length
         for one in (alone, replace(alone, shared=((0, 1),)), replace(alone, offload=(4, 4), reload=(4, 4)))
     ]
 
@@ -104,7 +103,7 @@ def test_the_command_searches_for_the_channels_that_there_are(
         step["cluster"] = cluster
     (tmp_path / "step.yaml").write_text(json.dumps(step), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    given = ["step.yaml", "--memory", "8GiB", "--time", "0.8s", "--copies", copies, "--no-cache", "-o", "best.csv"]
+    given = ["step.yaml", "--memory", "8GiB", "--work", "0.8", "--copies", copies, "--no-cache", "-o", "best.csv"]
 
     values = json.loads(CliRunner().invoke(command, [*given, "--json"], catch_exceptions=False).stdout)
     played = run("step.yaml", schedule="best.csv")
@@ -122,7 +121,7 @@ def test_a_search_in_place_knows_the_channels_that_there_are(
     monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "schedules,stp")
     if cluster:
         pytest.importorskip("pptrace_networks")
-    options = {"time": "0.4s", "cache": False, "copies": copies, "activations": "5 GiB"}
+    options = {"work": 0.4, "cache": False, "copies": copies, "activations": "5 GiB"}
     played = run(
         schedule={"name": "optpipe", "options": options}, parallel={"pp": 4}, batch={"microbatches": 8},
         costs=COSTS, **({"cluster": cluster} if cluster else {}),

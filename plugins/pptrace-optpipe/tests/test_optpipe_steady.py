@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_pipelines import table, v_shaped
+from toy_pipelines import effort, table, v_shaped
 
 from pptrace_optpipe.ordering import rows_of
 from pptrace_optpipe.periods import Pattern, least_period, pattern_of
 from pptrace_optpipe.playing import play
 from pptrace_optpipe.problem import NO_LIMIT, Op, Part, Problem
-from pptrace_optpipe.solving import Effort
 from pptrace_optpipe.starting import fitted, start
 from pptrace_optpipe.steady import shortest_pattern, steady_rows
 
 if TYPE_CHECKING:
     from random import Random
 
-EFFORT = Effort(seconds=20)
+EFFORT = effort(20)
 
 
 def most_held(problem: Problem, pattern: Pattern, rank: int) -> int:

@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def watch(*arguments: str) -> Any:
-    words = ["run", "--watch", "-o", "better.csv", "--time", "0.3s", "--rounds", "1", *arguments]
+    words = ["run", "--watch", "-o", "better.csv", "--work", "0.3", "--rounds", "1", *arguments]
     return CliRunner().invoke(command, words, catch_exceptions=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pptrace_optpipe.problem import Problem
+from pptrace_optpipe.solving import Effort, limited
 
 
 def toy(stages: int, microbatches: int, limit: float, *, copies: bool, **values: Any) -> Problem:
@@ -51,3 +52,8 @@ FIRST = (
     "2F0,2I0,2F1,2I1,2W0,2W1,2F2,2I2,2W2,2F3,2B3,2F4,2I4,2W4",
 )
 """A table for that of 198 ms, within 4 GiB."""
+
+
+def effort(units: float = 60, **more: Any) -> Effort:
+    """Return an effort of so much work, which finds the same on every machine."""
+    return limited(None, units, **more)

@@ -27,6 +27,8 @@ from pptrace_optpipe.working import Work
 from pptrace_optpipe.working import watch as follow
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace_optpipe.optimising import Optimised
     from pptrace_optpipe.rivals import Rival
     from pptrace_optpipe.setting import Setting
@@ -43,7 +45,10 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 @click.argument("config", required=False, type=click.Path(path_type=Path))
 @click.option("--memory", metavar="SIZE", default="", help="What each rank may use, weights included: 60GiB; "
               "the device's memory unless given. With --pareto several, with commas.")  # fmt: skip
-@click.option("--time", "seconds", metavar="TIME", default="60s", show_default=True, help="How long to search.")
+@click.option("--time", "seconds", metavar="TIME", show_default="60s", help="How long to search.")
+@click.option("--work", "units", type=click.FloatRange(min=0, min_open=True), metavar="UNITS",
+              help="How much to search in place of --time, in units of about a second: with one worker the result "
+              "is the same on every machine.")  # fmt: skip
 @click.option("--seed", default="0", metavar="N", help="Seed of the search.")
 @click.option("--workers", default="1", metavar="N", help="Threads of the solver; one is reproducible.")
 @click.option("--from", "warm", type=click.Path(path_type=Path), metavar="TABLE",
@@ -71,8 +76,9 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 @click.option("--cache", "listed", is_flag=True, help="List what was found before.")
 @click.option("--clear-cache", is_flag=True, help="Forget it.")
 def command(
-    config: Path | None, memory: str, seconds: str, seed: str, workers: str, warm: Path | None, placement: str,
-    copies: str, output: Path | None, sets: tuple[str, ...], plot: Path | None, every: str, rounds: int | None, *,
+    config: Path | None, memory: str, seconds: str | None, units: float | None, seed: str, workers: str,
+    warm: Path | None, placement: str, copies: str, output: Path | None, sets: tuple[str, ...],
+    plot: Path | None, every: str, rounds: int | None, *,
     recompute: bool, pareto: bool, watch: bool, as_json: bool, no_cache: bool,
     listed: bool, clear_cache: bool,
 ) -> None:  # fmt: skip
@@ -82,7 +88,7 @@ def command(
         return
     if config is None:
         raise click.UsageError("name a configuration")
-    options = _options(memory, seconds, seed, workers, recompute=recompute, copies=copies)
+    options = _options(memory, seconds, seed, workers, work=units, recompute=recompute, copies=copies)
     _check_use(options, output, plot, pareto=pareto, watch=watch)
     require_solver()
     from pptrace_optpipe.setting import setting_of
@@ -93,12 +99,12 @@ def command(
         sys.stderr.write(f"{wrong}\n")
     kept = None if no_cache or wrong else Cache()
     if watch and output is not None:
-        pause = _options("", every, "0", "1").time / 1e9
+        pause = (_options("", every, "0", "1").time or 0) / 1e9
         for line in follow(config, output, sets, registry, options, kept, pause=pause, rounds=rounds):
             click.echo(line)
         return
     setting, table = setting_of(config, sets, registry, warm, placement)
-    limits = options.memory or (max(setting.capacities, default=setting.workload.capacity_bytes),)
+    limits = options.memory or [max(setting.capacities, default=setting.workload.capacity_bytes)]
     work = Work(setting, options, kept, config, sets, registry, table)
     if pareto:
         _sweep(work, limits, plot, as_json=as_json)
@@ -116,21 +122,24 @@ def command(
         click.echo("\n".join(lines(found, *asked)))
 
 
-def _options(memory: str, seconds: str, seed: str, workers: str, **more: Any) -> OptimizeOptions:
+def _options(memory: str, seconds: str | None, seed: str, workers: str, **more: Any) -> OptimizeOptions:
     """Return the options, checked.
 
     Raises:
         ConfigError: one that cannot be read.
         ConstraintError: too short a time.
     """
-    given: dict[str, Any] = {"time": seconds, "seed": _number(seed), "workers": _number(workers), **more}
+    named = {"time": seconds, "seed": _number(seed), "workers": _number(workers), **more}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if memory:
         given["memory"] = [text.strip() for text in memory.split(",")]
     try:
         options = validate_options(OptimizeOptions, given, "", {})
     except ConfigError as error:
+        if not error.key:
+            raise
         raise ConfigError(error.message, file=f"--{error.key.partition('[')[0]}") from None
-    if options.time < SHORTEST:
+    if options.time is not None and options.time < SHORTEST:
         raise ConstraintError(f"{seconds} is too short for any search", nearest="0.1s", key="--time")
     return options
 
@@ -163,7 +172,7 @@ def _number(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
-def _sweep(work: Work, limits: tuple[int, ...], plot: Path | None, *, as_json: bool) -> None:
+def _sweep(work: Work, limits: Sequence[int], plot: Path | None, *, as_json: bool) -> None:
     """Search under several limits; those given, or eight from the least that anything fits in."""
     from pptrace_optpipe.report import document, dots, pareto_lines
 

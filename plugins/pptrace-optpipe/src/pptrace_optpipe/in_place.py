@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["problem_asked", "searched_in_place"]
 
 _SHARE, _AT_LEAST = 0.25, 1.0
-"""The part of the time, and the seconds, in which other plugins' schedules are made and played."""
+"""The part of the time, and the seconds at least, in which other plugins' schedules are made and played."""
 
 
 def searched_in_place(request: ScheduleRequest, effort: Effort, cache: Cache | None) -> Schedule:
@@ -45,25 +44,26 @@ def searched_in_place(request: ScheduleRequest, effort: Effort, cache: Cache | N
     shared: tuple[tuple[int, ...], ...] = pairs(request.ranks) if copies == "pair" else ()
     if simulator is None:
         return optimise(_Asked(request, placement, None, limit, shared), 0, effort, cache).table
-    began = time.monotonic()
+    began = effort.clock()
     with suppress(PptraceError):  # a policy may take only some orders
         one = table_of(alone(placement, placement.microbatches), placement)
         limit = _limits(request, placement, simulator.play(one))
         shared = shared_of(simulator.prepared(one), copies)
     ground = _Asked(request, placement, simulator, limit, shared)
     rivals = list(_rivals(ground, simulator, effort))
-    took = min(time.monotonic() - began, effort.seconds * _SHARE)
+    took = min(effort.clock() - began, effort.seconds * _SHARE)
     return optimise(ground, 0, replace(effort, seconds=effort.seconds - took), cache, rivals=rivals).table
 
 
 def _rivals(own: _Asked, simulator: TableSimulator, effort: Effort) -> Iterator[Rival]:
     """Yield what other plugins' schedules make of a request, where it fits and computes as much."""
-    until = time.monotonic() + max(effort.seconds * _SHARE, _AT_LEAST)
+    until = effort.clock() + max(effort.seconds * _SHARE, _AT_LEAST)
     problem = own.problem(0)
     work = sum(problem.work(rank) for rank in range(problem.ranks))
     for name, table, asked in simulator.others():
-        if time.monotonic() > until or effort.stopped():
+        if effort.clock() > until or effort.stopped():
             return
+        effort.count(int(table.row_ptr[-1]))
         if table.interleave or table.recompute_waits or table.microbatches != own.placement.microbatches:
             continue
         try:

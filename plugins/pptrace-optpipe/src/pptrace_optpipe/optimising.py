@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -149,11 +150,13 @@ class _Judge:
             if effort.stopped() or (place >= _AT_LEAST and effort.clock() > until):
                 break
             self.play(one.rows)
+            effort.count(len(self.problem.ops()))
         until += effort.seconds * _SHARE / 2
         for one in sorted(started(self.problem), key=lambda one: one.played.step):
             if effort.clock() > until or effort.stopped():
                 return
             self.play(one.rows)
+            effort.count(len(self.problem.ops()))
 
 
 def optimise(
@@ -178,7 +181,7 @@ def optimise(
         ScheduleError: nothing that fits was found in time.
         ConstraintError: nothing can fit.
     """
-    began = effort.clock()
+    began, began_s = effort.clock(), time.monotonic()
     known = sorted((one for one in rivals if one.fits(memory)), key=lambda one: one.simulated.step_ns)
     first = known[0] if known else None
     best = None if first is None else _of_rival(first)
@@ -198,7 +201,7 @@ def optimise(
             )
     if best is None:
         raise ScheduleError("nothing that fits was found in time: allow more time or memory")
-    return replace(best, seconds=effort.clock() - began)
+    return replace(best, seconds=time.monotonic() - began_s)
 
 
 def _searched(

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pptrace.plugin import Duration, Size
 
 __all__ = ["OptimizeOptions", "OptpipeOptions"]
 
-_TIME = "How long to search; it ends earlier where a schedule is proved to be the fastest."
+_TIME = "How long to search unless work is given; it ends earlier where a schedule is proved to be the fastest."
 _MEMORY = "What each rank may use, weights included; the device's memory unless given."
 
 
 class _Effort(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    work: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="How much to search, in place of a time: units of about a second of one processor. With one "
+        "worker the result is then the same on every machine, however busy.",
+    )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(default=0, description="Seed of the search.")
     workers: Annotated[int, Field(ge=1, le=256)] = Field(
         default=1, description="Threads of the solver; results are reproducible with one."
@@ -31,11 +37,21 @@ class _Effort(BaseModel):
         "ranks 2i and 2i + 1.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_limit(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if given.get("work") is None:
+            return given
+        if given.get("time") is not None:
+            msg = "give time or work, not both"
+            raise ValueError(msg)
+        return {**given, "time": None}
+
 
 class OptpipeOptions(_Effort):
     """What ``schedule: optpipe`` takes."""
 
-    time: Duration = Field(default=10_000_000_000, description=_TIME)
+    time: Duration | None = Field(default=10_000_000_000, description=_TIME)
     activations: Annotated[Size, Field(ge=0)] = Field(
         default=0,
         description="Bytes of activations that each rank may hold; what the device has room for unless given.",
@@ -48,5 +64,5 @@ class OptpipeOptions(_Effort):
 class OptimizeOptions(_Effort):
     """What ``pptrace optimize`` takes."""
 
-    time: Duration = Field(default=60_000_000_000, description=_TIME)
-    memory: tuple[Size, ...] = Field(default=(), description=_MEMORY)
+    time: Duration | None = Field(default=60_000_000_000, description=_TIME)
+    memory: Sequence[Size] = Field(default=(), description=_MEMORY)

@@ -78,7 +78,7 @@ def pattern_of(problem: Problem, period: int, effort: Effort, *, first: bool = F
     """
     model = _Period(problem, period)
     solver = solver_of(effort)
-    solver.parameters.max_deterministic_time = _WORK
+    solver.parameters.max_deterministic_time = min(_WORK, solver.parameters.max_deterministic_time)
     solver.parameters.stop_after_first_solution = first
     if run_solver(solver, model.cp, effort) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None

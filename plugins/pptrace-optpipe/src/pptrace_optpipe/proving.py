@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,10 +24,10 @@ _SHARE = 0.2
 
 def optimum(problem: Problem, effort: Effort) -> Solved:
     """Return the best schedule of a problem in small whole numbers, and the bound that was proved."""
-    began = time.monotonic()
+    began = effort.clock()
 
     def part(share: float) -> Effort:
-        left = effort.seconds - (time.monotonic() - began)
+        left = effort.seconds - (effort.clock() - began)
         return replace(effort, seconds=min(left, effort.seconds * share))
 
     least = bound(problem)

@@ -41,19 +41,20 @@ def build(request: ScheduleRequest) -> Schedule:
     require_solver()
     from pptrace_optpipe.caching import Cache
     from pptrace_optpipe.in_place import searched_in_place
-    from pptrace_optpipe.solving import Effort
+    from pptrace_optpipe.solving import limited
 
     options = request.options
-    effort = Effort(
-        seconds=options.get("time", _DEFAULT) / 1e9, workers=options.get("workers", 1), seed=options.get("seed", 0)
-    )
+    effort = limited(
+        options.get("time", _DEFAULT), options.get("work"),
+        workers=options.get("workers", 1), seed=options.get("seed", 0),
+    )  # fmt: skip
     return searched_in_place(request, effort, Cache() if options.get("cache", True) else None)
 
 
 def check(request: ScheduleRequest) -> None:
     """Refuse a time in which nothing can be searched."""
     time = request.options.get("time", _DEFAULT)
-    if time < SHORTEST:
+    if time is not None and time < SHORTEST:
         raise ConstraintError(f"{time / 1e9:g} s is too short for any search", nearest="0.1 s",
                               key="schedule.options.time")  # fmt: skip
 
@@ -72,6 +73,6 @@ OFFER = ScheduleOffer(
     options=options,
     check=check,
     searches=True,
-    constraints="Any ranks, chunks and microbatches; a search takes as long as its time option says.",
+    constraints="Any ranks, chunks and microbatches; a search takes as long as its time or work says.",
     source="OptPipe, 2025",
 )

@@ -61,13 +61,13 @@ class _Search:
     def __init__(self, problem: Problem, effort: Effort, tell: Callable[[Found], None]) -> None:
         self.problem, self.effort, self.tell = problem, effort, tell
         self.coarse, self.unit = coarsened(problem, _UNITS)
-        self.began = effort.clock()
+        self.began, self.ops = effort.clock(), len(problem.ops())
         self.bound = bound(problem)
         self.best: Schedule | None = None
         self.random = random.Random(effort.seed)  # noqa: S311 - which window is next, not a secret
 
     def left(self) -> float:
-        """Return the seconds that are left."""
+        """Return the seconds that are left, or units of work."""
         return 0.0 if self.effort.stopped() else self.effort.seconds - (self.effort.clock() - self.began)
 
     def is_over(self) -> bool:
@@ -84,6 +84,7 @@ class _Search:
         """Take rows if they fit and are better, and return whether they were."""
         if rows is None:
             return False
+        self.effort.count(self.ops)
         rows = repaired(self.problem, rows)
         played = play(self.problem, rows)
         if played is None or not played.fits(self.problem):
@@ -98,6 +99,11 @@ class _Search:
             self._tell()
         return True
 
+    def has_begun(self) -> bool:
+        """Count a rule to start from that was tried, and return whether their part of the time is over."""
+        self.effort.count(self.ops)
+        return self.left() <= self.effort.seconds * (1 - _STARTS)
+
     def begin(self, one: Schedule) -> None:
         """Take a schedule to start from."""
         self.take(one.rows)
@@ -109,7 +115,7 @@ class _Search:
 
     def repeat(self) -> None:
         """Take schedules that repeat a period, for a part of the time."""
-        if self.is_over() or len(self.problem.ops()) <= _WHOLE:
+        if self.is_over() or self.ops <= _WHOLE:
             return
         least = self.left() - self.effort.seconds * _STEADY
         each = replace(self.part(self.effort.seconds * _STEADY), stopped=lambda: self.left() <= least)
@@ -205,8 +211,8 @@ def search(
 ) -> Found | None:
     """Return the best schedule that was found in time; None where none fits.
 
-    With one worker, the same problem, seed and start give the same schedule whenever neither the search nor the
-    part of its time that a bound may take runs out.
+    With one worker, the same problem, seed and start give the same schedule: always where work is limited, else
+    whenever neither the search nor the part of its time that a bound may take runs out.
 
     Args:
         problem: what to schedule.
@@ -222,7 +228,7 @@ def search(
         one.take(rows)
     if only:
         return one.found()
-    start(problem, one.bound, lambda: one.left() <= effort.seconds * (1 - _STARTS), one.begin)
+    start(problem, one.bound, one.has_begun, one.begin)
     one.repeat()
     one.count()
     one.relax()

@@ -1,4 +1,4 @@
-"""Run the solver on a model: within a time, from a seed, stoppable from outside."""
+"""Run the solver on a model: within a time or an amount of work, from a seed, stoppable from outside."""
 
 from __future__ import annotations
 
@@ -17,11 +17,27 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Op, Problem
 
-__all__ = ["Effort", "Solved", "run_solver", "solve", "solver_of"]
+__all__ = ["Effort", "Solved", "WorkClock", "limited", "run_solver", "solve", "solver_of"]
 
 
 _OFTEN = 0.1
 """Seconds between two looks at whether to stop."""
+_OPS = 10_000
+"""Ops that are placed, or variables that the solver is given, in a unit of work."""
+
+
+class WorkClock:
+    """A clock of the work that was done, so that a limit means the same on every machine, however busy.
+
+    A unit takes about a second of one processor: the solver's own deterministic time, and ops that were counted.
+    """
+
+    def __init__(self) -> None:
+        self.units = 0.0
+
+    def __call__(self) -> float:
+        """Return the units of work so far."""
+        return self.units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +50,20 @@ class Effort:
     stopped: Callable[[], bool] = lambda: False
     """Asked now and then; true ends the search with the best so far."""
     clock: Callable[[], float] = time.monotonic
-    """What the seconds are told by, but for one run of the solver; ``time.process_time`` on a busy machine."""
+    """What the seconds are told by, but for one run of the solver: ``time.process_time`` on a busy machine; or a
+    :class:`WorkClock`, whose units then limit the solver too."""
+
+    def count(self, ops: int, solver_units: float = 0.0) -> None:
+        """Add ops, and units of the solver's, to the work that was done, where that is limited."""
+        if isinstance(self.clock, WorkClock):
+            self.clock.units += ops / _OPS + solver_units
+
+
+def limited(time_ns: int | None, work: float | None, **more: Any) -> Effort:
+    """Return an effort that ends after so many units of work where those are given, else after some time."""
+    if work is not None:
+        return Effort(seconds=work, clock=WorkClock(), **more)
+    return Effort(seconds=(time_ns or 0) / 1e9, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +101,18 @@ def run_solver(solver: Any, model: cp_model.CpModel, effort: Effort) -> Any:
         solver.stop_search()
         beside.join()
         raise
+    effort.count(len(model.proto.variables), solver.response_proto.deterministic_time)
     return status[0] if status else cp_model.UNKNOWN
 
 
 def solver_of(effort: Effort) -> Any:
     """Return a solver: with one worker, the same input gives the same result unless time runs out."""
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(effort.seconds, 0.01)
+    seconds = max(effort.seconds, 0.01)
+    if isinstance(effort.clock, WorkClock):
+        solver.parameters.max_deterministic_time = seconds
+    else:
+        solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = effort.workers
     solver.parameters.random_seed = effort.seed
     solver.parameters.catch_sigint_signal = False

@@ -47,7 +47,7 @@ class Work:
         from pptrace_optpipe.optimising import optimise
         from pptrace_optpipe.rivals import rivals
         from pptrace_optpipe.sharing import shared_of
-        from pptrace_optpipe.solving import Effort
+        from pptrace_optpipe.solving import limited
 
         began, options = time.monotonic(), self.options
         setting = replace(
@@ -65,17 +65,20 @@ class Work:
             sys.stderr.write(f"{time.monotonic() - began:7.1f} s  step {step / 1e6:.3f} ms  {verdict}\n")
 
         with _stoppable() as stopped:
+            effort = limited(
+                options.time, options.work, workers=options.workers, seed=options.seed, stopped=stopped
+            )
+            first = effort.clock()
             others: list[Rival] = []
             for one in rivals(self.config, self.sets, self.registry, setting, memory):
                 others.append(one)
-                if stopped() or time.monotonic() - began > max(options.time / 1e9 * _SHARE, _AT_LEAST):
+                effort.count(int(one.table.row_ptr[-1]))
+                if stopped() or effort.clock() - first > max(effort.seconds * _SHARE, _AT_LEAST):
                     break
-            took = min(time.monotonic() - began, options.time / 1e9 * _SHARE)
-            effort = Effort(
-                seconds=options.time / 1e9 - took, workers=options.workers, seed=options.seed, stopped=stopped
-            )
+            took = min(effort.clock() - first, effort.seconds * _SHARE)
+            left = replace(effort, seconds=effort.seconds - took)
             found = optimise(
-                setting, memory, effort, self.cache, warm=self.table, rivals=others, tell=tell, warn=_warn
+                setting, memory, left, self.cache, warm=self.table, rivals=others, tell=tell, warn=_warn
             )
         return found, others
 
