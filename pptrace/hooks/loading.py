@@ -107,9 +107,10 @@ def _identity(distribution: metadata.Distribution) -> tuple[str, str]:
     """Return name and version, empty where the metadata does not hold them."""
     try:
         described = distribution.metadata  # name and version each parse it anew
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, FileNotFoundError):
         return "", ""
-    return described["Name"] or "", described["Version"] or ""
+    name, version = (described.get_all(key, [""])[0] for key in ("Name", "Version"))
+    return name, version
 
 
 def _entry_point(line: str) -> metadata.EntryPoint | str:

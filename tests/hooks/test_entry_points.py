@@ -38,15 +38,20 @@ def test_malformed_entry_points_cost_that_plugin_alone(
     assert err.count("\n") == 1
 
 
-def test_other_groups_and_metadata_without_a_name_are_no_trouble(
-    run: Any, install: Install, tmp_path: Path, schedule_source: Any
+@pytest.mark.parametrize("finder", ["importlib.metadata", "importlib_metadata"])
+def test_other_groups_and_metadata_that_cannot_be_read_are_no_trouble(
+    run: Any, install: Install, tmp_path: Path, schedule_source: Any, finder: str
 ) -> None:
+    pytest.importorskip(finder)  # the package of that name, once imported, finds what the standard library found
     install("fine", schedule_source("fine"))
+    install("odd", schedule_source("odd"))
     (tmp_path / "site/pptrace_fine-1.2.dist-info/entry_points.txt").write_text(
         "[x]\ny\n[pptrace]\nfine=fine_of_a_test"
     )
     (tmp_path / "site/pptrace_fine-1.2.dist-info/METADATA").write_text("Version: 1.2\n")
+    (tmp_path / "site/pptrace_odd-1.2.dist-info/METADATA").write_bytes(b"Name: \xff\n")
 
-    code, _, err = run("simulate", "--schedule", "fine", "--pp", "1", "--microbatches", "1", "--json")
+    for name in ("fine", "odd"):
+        code, _, err = run("simulate", "--schedule", name, "--pp", "1", "--microbatches", "1", "--json")
 
-    assert (code, err) == (0, "")
+        assert (code, err) == (0, "")
