@@ -1,9 +1,13 @@
-"""Synergistic tensor and pipeline parallelism beside interleaved 1F1B, as its paper compares them.
+"""Synergistic tensor and pipeline parallelism beside interleaved 1F1B and ZB-V, in the cases of its paper.
 
-The step is stp.yaml; plugins/pptrace-stp/README.md sets what this prints beside the paper's figures.
+The step is stp.yaml; plugins/pptrace-stp/README.md explains what this prints. Published figures are those of
+arXiv:2510.27257: tables 4 and 8 (H20), 5 (memory), 6 (throughput) and 7 (MFU).
 """
 
-from typing import Any
+from collections.abc import Iterator
+from functools import cache
+from statistics import mean
+from typing import Any, NamedTuple
 
 import pptrace
 from pptrace.plugin import Kind
@@ -13,95 +17,211 @@ GPUS = 8  # of a node
 NODE = {"a800-sxm": "160 GB/s", "h20": "360 GB/s"}  # ranks of one node reach each other over its NVLinks
 SPLIT = {"name": "zb-v", "options": {"order": "fixed"}}
 ZB_V = {"name": "zb-v", "options": {"order": "fixed", "merge": True}}
-A800 = {  # model, tp, pp, sequence: the paper's peaks of 1F1B-I, ZB-V and STP in GB
-    ("12.1b", 4, 4, 3072): "41 30 53", ("12.1b", 4, 4, 6144): "41 30 54",
-    ("12.1b", 8, 2, 3072): "31 24 43", ("12.1b", 8, 2, 6144): "31 24 43",
-    ("26.3b", 4, 8, 3072): "55 38 72", ("26.3b", 4, 8, 6144): "55 38 72",
-    ("26.3b", 8, 4, 3072): "43 32 59", ("26.3b", 8, 4, 6144): "43 32 59",
-}  # fmt: skip
-H20 = {  # tp, pp, sequence: samples/s of 1F1B-I, STP (with offloading at 2, 8, 8192) and ZB-V, peaks as above
-    (2, 8, 6144): ((3.77, 3.79, 3.63), "58 42 73"), (4, 4, 6144): ((3.39, 3.44, 3.30), "41 30 54"),
-    (8, 2, 6144): ((2.80, 2.89, 2.80), "31 24 43"), (2, 8, 8192): ((2.72, 2.74, 2.61), "76 54 68"),
-    (4, 4, 8192): ((2.47, 2.52, 2.41), "53 38 71"), (8, 2, 8192): ((2.06, 2.12, 2.07), "40 31 57"),
-}  # fmt: skip
-SLOWED = {"compute": 0.828, "communication": 0.896}
+SCHEDULES = ("interleaved-1f1b", ZB_V, "stp")
+SLOWED = {"compute": 0.828, "communication": 0.896}  # table 11
 
 
-def run(
-    model: str,
-    tp: int,
-    pp: int,
-    sequence: int,
-    count: int,
-    schedule: Any,
-    device: str = "a800-sxm",
-    **more: Any,
-) -> pptrace.Run:
-    each = (LAYERS[model] + 2) // (2 * pp)
-    network = {"name": "hockney", "bandwidth": "25 GB/s", "latency": "5 us"}
-    if tp < GPUS:
-        network["node"] = {"ranks": GPUS // tp, "bandwidth": NODE[device], "latency": "2 us"}
+class Case(NamedTuple):
+    model: str
+    tp: int
+    pp: int
+    sequence: int
+    micro: int  # the caption of table 5
+
+
+A800 = {  # samples/s of 1F1B-I, ZB-V and STP by number of microbatches
+    Case("12.1b", 4, 4, 3072, 2): {64: (9.52, 9.12, 9.87), 128: (9.63, 9.26, 10.1), 192: (9.66, 9.31, 10.1)},
+    Case("12.1b", 8, 2, 3072, 2): {64: (6.57, 6.42, 7.28), 128: (6.60, 6.46, 7.32), 192: (6.60, 6.46, 7.33)},
+    Case("12.1b", 4, 4, 6144, 1): {64: (4.51, 4.45, 4.74), 128: (4.57, 4.48, 4.82), 192: (4.58, 4.49, 4.83)},
+    Case("12.1b", 8, 2, 6144, 1): {64: (3.11, 3.13, 3.46), 128: (3.13, 3.13, 3.47), 192: (3.11, 3.13, 3.49)},
+    Case("26.3b", 4, 8, 2048, 2): {96: (12.3, 12.4, 13.0), 176: (12.8, 12.7, 13.2), 256: (12.7, 12.8, 13.4)},
+    Case("26.3b", 8, 4, 2048, 2): {96: (8.60, 8.71, 9.48), 176: (8.67, 8.79, 9.56), 256: (8.68, 8.79, 9.61)},
+    Case("26.3b", 4, 8, 4096, 1): {96: (6.16, 6.17, 6.33), 176: (6.17, 6.28, 6.49), 256: (6.28, 6.31, 6.51)},
+    Case("26.3b", 8, 4, 4096, 1): {96: (4.23, 4.26, 4.66), 176: (4.24, 4.28, 4.70), 256: (4.25, 4.29, 4.72)},
+}
+A800_GB = ("41 30 53", "31 24 43", "41 30 54", "31 24 43", "55 38 72", "43 32 59", "55 38 72", "43 32 59")
+A800_MFU = (49.13, 35.65, 53.72, 38.82, 45.93, 32.94, 48.95, 35.49)  # of STP, with most microbatches
+H20 = {  # samples/s of 1F1B-I, ZB-V and STP (with offloading at 2, 8, 8192), peaks in GB
+    Case("12.1b", 2, 8, 6144, 1): ((3.77, 3.63, 3.79), "58 42 73"),
+    Case("12.1b", 4, 4, 6144, 1): ((3.39, 3.30, 3.44), "41 30 54"),
+    Case("12.1b", 8, 2, 6144, 1): ((2.80, 2.80, 2.89), "31 24 43"),
+    Case("12.1b", 2, 8, 8192, 1): ((2.72, 2.61, 2.74), "76 54 68"),
+    Case("12.1b", 4, 4, 8192, 1): ((2.47, 2.41, 2.52), "53 38 71"),
+    Case("12.1b", 8, 2, 8192, 1): ((2.06, 2.07, 2.12), "40 31 57"),
+}
+THROUGHPUTS = (
+    "paper's            simulated          above                STP/1F1B-I     STP/ZB-V       ZB-V/1F1B-I"
+)
+GROUPS = {"name": "roofline", "segments": True}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as in stp.yaml": {},
+    "kernels in groups": {"costs": {**GROUPS, "alone": "overlapped"}},
+    "kernels in groups, backwards in order": {"costs": GROUPS},
+    "messages beside everything": {"p2p": "async"},
+    "slowed as in table 11": {"contention": SLOWED},
+    "attention to all tokens": {"model": {"causal": False}},
+    "slowed, attention to all tokens": {"contention": SLOWED, "model": {"causal": False}},
+    "3.1 GB/s between nodes": {"network": {"bandwidth": "3.125 GB/s"}},
+    "half of the NVLink": {"device": {"network_efficiency": 0.4}},
+}
+
+
+def run(case: Case, count: int, schedule: Any, gpu: str = "a800-sxm", **sections: Any) -> pptrace.Run:
+    each = (LAYERS[case.model] + 2) // (2 * case.pp)
+    network: dict[str, Any] = {"name": "hockney", "bandwidth": "25 GB/s", "latency": "5 us"}
+    if case.tp < GPUS:
+        network["node"] = {"ranks": GPUS // case.tp, "bandwidth": NODE[gpu], "latency": "2 us"}
+    layers = [each] * (2 * case.pp - 1) + [each - 2]
+    model = {"preset": f"qwen2-{case.model}", "layers_per_stage": layers}
     return pptrace.simulate(
         "stp.yaml",
-        model={"preset": f"qwen2-{model}", "layers_per_stage": [each] * (2 * pp - 1) + [each - 2]},
-        parallel={"pp": pp, "tp": tp, "vp": 2},
-        batch={"microbatches": count, "micro": max(1, 6144 // sequence), "sequence": sequence},
-        device={"preset": device, "network_efficiency": 0.89, "host_bandwidth": "25 GB/s"},
+        model=model | sections.pop("model", {}),
+        parallel={"pp": case.pp, "tp": case.tp, "vp": 2},
+        batch={"microbatches": count, "micro": case.micro, "sequence": case.sequence},
+        device={"preset": gpu, "host_bandwidth": "25 GB/s"} | sections.pop("device", {}),
         schedule=schedule,
-        network=network,
-        **more,
+        network=network | sections.pop("network", {}),
+        **sections,
     )
 
 
-def both(*sizes: Any, **sections: Any) -> list[pptrace.Run]:
-    return [run(*sizes, schedule, **sections) for schedule in ("interleaved-1f1b", "stp")]
+def samples_per_s(run: pptrace.Run, case: Case, count: int) -> float:
+    return count * case.micro / (run.metrics.step_ns / 1e9)
 
 
-def gain(one: pptrace.Run, other: pptrace.Run) -> str:
-    return f"{100 * (one.metrics.step_ns / other.metrics.step_ns - 1):.1f}%"
+@cache
+def throughputs(case: Case, count: int, variant: str = "as in stp.yaml") -> list[float]:
+    sections = VARIANTS[variant]
+    return [samples_per_s(run(case, count, schedule, **sections), case, count) for schedule in SCHEDULES]
 
 
-def gib(one: pptrace.Run) -> str:
-    return f"{one.metrics.memory.peak_bytes.max() / 2**30:.0f}"
+def excess(value: float, other: float) -> float:
+    """Return by how many per cent a value is above another."""
+    return 100 * (value / other - 1)
 
 
-def share(one: pptrace.Run) -> str:
-    costs = one.prepared.workload
+def gain(run: pptrace.Run, faster: pptrace.Run) -> str:
+    return f"{excess(run.metrics.step_ns, faster.metrics.step_ns):.1f}%"
+
+
+def gibs(*runs: pptrace.Run) -> str:
+    return " ".join(f"{run.metrics.memory.peak_bytes.max() / 2**30:>2.0f}" for run in runs)
+
+
+def share(run: pptrace.Run) -> str:
+    costs = run.prepared.workload
     parts = [part for stage in costs.segments[Kind.F] for part in stage]
     return f"{100 * sum(part.duration_ns for part in parts if not part.is_computation) / costs.f_ns.sum():.1f}%"
 
 
-def gibs(*runs: pptrace.Run) -> str:
-    return " ".join(f"{gib(one):>2}" for one in runs)
+def sizes(case: Case) -> str:
+    return f"{case.model}  {case.tp:2} {case.pp:2}  {case.sequence:8}"
 
 
-print("gains over 1F1B-I; memory of 1F1B-I, ZB-V and STP\n")
-print("A800   tp pp  sequence  share   STP at 64, 128, 192 microbatches    ZB-V  split       GiB  paper's GB")
-for (model, tp, pp, sequence), gigabytes in A800.items():
-    pairs = [both(model, tp, pp, sequence, count) for count in (64, 128, 192)]
-    ((one, two), *_), third = pairs, run(model, tp, pp, sequence, 64, ZB_V)
-    gains = " ".join(f"{gain(*pair):>6}" for pair in pairs)
-    split = run(model, tp, pp, sequence, 64, SPLIT)
-    print(f"{model}  {tp:2} {pp:2}  {sequence:8}  {share(two):>5}  {gains}", end="")
-    print(f"  {gain(one, third):>18}  {gain(one, split):>5}  {gibs(one, third, two)}    {gigabytes}")
+def three(values: Any) -> str:
+    return " ".join(f"{value:5.2f}" for value in values)
 
-print("\nH20    tp pp  sequence  share     STP  paper    ZB-V  paper       GiB  paper's GB")
-for (tp, pp, sequence), (speeds, gigabytes) in H20.items():
-    one, two = both("12.1b", tp, pp, sequence, 192, device="h20")
-    third = run("12.1b", tp, pp, sequence, 192, ZB_V, device="h20")
-    print(f"12.1b  {tp:2} {pp:2}  {sequence:8}  {share(two):>5}  {gain(one, two):>6}", end="")
-    print(f"  {100 * (speeds[1] / speeds[0] - 1):4.1f}%  {gain(one, third):>6}", end="")
-    print(f"  {100 * (speeds[2] / speeds[0] - 1):4.1f}%  {gibs(one, third, two)}    {gigabytes}")
 
-print("\ncomputation and communication slow each other as in the micro-benchmark: 12.1b, tp 8, pp 2, 6144, 192")
-print("faster by", gain(*both("12.1b", 8, 2, 6144, 192, contention=SLOWED)))
+def ratios(published: Any, simulated: Any) -> Iterator[str]:
+    for above, below in ((2, 0), (2, 1), (1, 0)):
+        yield " ".join(f"{excess(values[above], values[below]):5.1f}%" for values in (published, simulated))
 
-print("\noffload  warm-up  steady  GiB of ranks 0 to 3  peak    throughput  (H20, 12.1b, tp 4, pp 4, 6144, 64)")
-plain = run("12.1b", 4, 4, 6144, 64, "stp", device="h20")
-for shares in ((0, 0), (0.25, 0.5), (0.5, 0.5), (0.5, 1)):
-    options = dict(zip(("offload_warm_up", "offload_steady"), shares, strict=True))
-    copied = run("12.1b", 4, 4, 6144, 64, {"name": "stp", "options": options}, device="h20")
-    peaks = copied.metrics.memory.peak_bytes / 2**30
-    less = 100 * (peaks.max() * 2**30 / plain.metrics.memory.peak_bytes.max() - 1)
-    print(f"         {shares[0]:7} {shares[1]:7}  {' '.join(f'{one:.1f}' for one in peaks):19}", end="")
-    print(f"  {less:5.1f}%  {100 * (plain.metrics.step_ns / copied.metrics.step_ns - 1):5.2f}%")
+
+def print_throughputs() -> None:
+    print(
+        "A800: samples/s of 1F1B-I, ZB-V and STP; how far simulated ones are above; gains, paper's and simulated"
+    )
+    print(f"\n       tp pp  sequence    m  {THROUGHPUTS}")
+    above: list[tuple[Case, float]] = []
+    for case, counts in A800.items():
+        for count, published in counts.items():
+            simulated = throughputs(case, count)
+            more = [excess(*pair) for pair in zip(simulated, published, strict=True)]
+            above += [(case, value) for value in more]
+            print(f"{sizes(case)}  {count:3}  {three(published)}  {three(simulated)}", end="")
+            print("  " + " ".join(f"{value:5.1f}%" for value in more), *ratios(published, simulated), sep="  ")
+    print("\nabove  mean", *(f"{title} {mean(values):.1f}%" for title, values in by_tp(above)), end="  ")
+    print(f"least {min(value for _, value in above):.1f}%  most {max(value for _, value in above):.1f}%")
+
+
+def by_tp(values: list[tuple[Case, float]]) -> Iterator[tuple[str, list[float]]]:
+    yield "all", [value for _, value in values]
+    for tp in (4, 8):
+        yield f"tp {tp}", [value for case, value in values if case.tp == tp]
+
+
+def print_memory() -> None:
+    print("\nA800, most microbatches: MFU of STP as printed, with causal attention counted once, and simulated")
+    print("       tp pp  sequence  share  printed  once  simulated  split ZB-V/1F1B-I       GiB  paper's GB")
+    for (case, counts), printed, gigabytes in zip(A800.items(), A800_MFU, A800_GB, strict=True):
+        count, published = max(counts.items())
+        runs = [run(case, count, schedule) for schedule in SCHEDULES]
+        split, mfu = run(case, count, SPLIT), 100 * (runs[2].metrics.mfu or 0)
+        once = mfu * published[2] / samples_per_s(runs[2], case, count)
+        print(f"{sizes(case)}  {share(runs[2]):>5}  {printed:6.1f}% {once:4.1f}%  {mfu:8.1f}%", end="")
+        print(f"  {gain(runs[0], split):>17}  {gibs(*runs)}    {gigabytes}")
+    eight = run(Case("12.1b", 8, 2, 6144, 1), 64, "stp").prepared.workload
+    print(f"a chunk keeps {eight.activation_bytes.max() / 1e9:.1f} GB of a microbatch", end="")
+    print(" (12.1b, tp 8, 6144); in the paper 3.6 under ZB-V, 4.3 under STP")
+
+
+def print_loss() -> None:
+    print("\nA800, most microbatches: samples/s with tp 4 over those with tp 8, of 1F1B-I, ZB-V and STP")
+    print("       sequence  paper's            simulated")
+    for four, eight in zip(*(sorted(case for case in A800 if case.tp == tp) for tp in (4, 8)), strict=True):
+        (count, above), (_, below) = (max(A800[case].items()) for case in (four, eight))
+        published = [high / low for high, low in zip(above, below, strict=True)]
+        simulated = [
+            high / low for high, low in zip(throughputs(four, count), throughputs(eight, count), strict=True)
+        ]
+        print(f"{four.model}  {four.sequence:8}  {three(published)}  {three(simulated)}")
+
+
+def print_variants() -> None:
+    print("\nA800, sequences 6144 and 4096, fewest microbatches: mean of how far simulated samples/s are above;")
+    print("points by which gains of STP over 1F1B-I are off")
+    print("                                          tp 4    tp 8     all  points")
+    for name in VARIANTS:
+        above, off = [], []
+        for case, (count, published) in (
+            (case, min(counts.items())) for case, counts in A800.items() if case.micro == 1
+        ):
+            simulated = throughputs(case, count, name)
+            above += [(case, excess(*pair)) for pair in zip(simulated, published, strict=True)]
+            off.append(abs(excess(simulated[2], simulated[0]) - excess(published[2], published[0])))
+        everything, *groups = (f"{mean(values):6.1f}%" for _, values in by_tp(above))
+        print(f"{name:39}", *groups, everything, f"{mean(off):7.1f}")
+
+
+def print_h20() -> None:
+    print("\nH20: as for A800, 192 microbatches")
+    print(f"       tp pp  sequence  share  {THROUGHPUTS}         GiB  paper's GB")
+    for case, (published, gigabytes) in H20.items():
+        runs = [run(case, 192, schedule, "h20") for schedule in SCHEDULES]
+        simulated = [samples_per_s(each, case, 192) for each in runs]
+        more = " ".join(f"{excess(*pair):5.1f}%" for pair in zip(simulated, published, strict=True))
+        print(f"{sizes(case)}  {share(runs[2]):>5}  {three(published)}  {three(simulated)}  {more}", end="  ")
+        print(*ratios(published, simulated), f"{gibs(*runs)}    {gigabytes}", sep="  ")
+
+
+def print_offload() -> None:
+    print(
+        "\noffload  warm-up  steady  GiB of ranks 0 to 3  peak    throughput  (H20, 12.1b, tp 4, pp 4, 6144, 64)"
+    )
+    case = Case("12.1b", 4, 4, 6144, 1)
+    plain = run(case, 64, "stp", "h20")
+    for shares in ((0, 0), (0.25, 0.5), (0.5, 0.5), (0.5, 1)):
+        options = dict(zip(("offload_warm_up", "offload_steady"), shares, strict=True))
+        copied = run(case, 64, {"name": "stp", "options": options}, "h20")
+        peaks = copied.metrics.memory.peak_bytes / 2**30
+        less = excess(peaks.max() * 2**30, plain.metrics.memory.peak_bytes.max())
+        print(f"         {shares[0]:7} {shares[1]:7}  {' '.join(f'{peak:.1f}' for peak in peaks):19}", end="")
+        print(f"  {less:5.1f}%  {excess(plain.metrics.step_ns, copied.metrics.step_ns):5.2f}%")
+
+
+print_throughputs()
+print_memory()
+print_loss()
+print_variants()
+print_h20()
+print_offload()
