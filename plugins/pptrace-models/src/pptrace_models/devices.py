@@ -178,7 +178,8 @@ DEVICES = (
         "NVIDIA H20 SXM 96 GB.",
         "NVIDIA H20 product brief (2023), as reprinted, no public datasheet: 148 TFLOP/s BF16 and FP16, "
         "296 FP8 (all dense), 44 FP32, 96 GB, 4.0 TB/s",
-        "efficiencies after Qi et al., Synergistic Tensor and Pipeline Parallelism (2025): 85 to 92 % MFU on H20",
+        "efficiencies after Qi et al., Synergistic Tensor and Pipeline Parallelism (2025): 85 to 92 % MFU on H20, "
+        "which counts attention four times, so they are too high",
         "NVLink 4: 900 GB/s both ways, 450 per direction",
         peak_bf16=148 * _TERA,
         peak_fp16=148 * _TERA,
