@@ -70,7 +70,12 @@ class Costs:
     """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's."""
 
     def workload(
-        self, stages: int, edges: tuple[tuple[int, int], ...], holders: tuple[tuple[int, ...], ...] = ()
+        self,
+        stages: int,
+        edges: tuple[tuple[int, int], ...],
+        holders: tuple[tuple[int, ...], ...] = (),
+        *,
+        has_pairs: bool = False,
     ) -> Workload:
         """Return what actions cost where the model is cut into these stages.
 
@@ -78,6 +83,7 @@ class Costs:
             stages: how many.
             edges: the stages' graph as (from, to), forward.
             holders: the ranks that hold each stage; none where stages loop over the ranks.
+            has_pairs: whether the schedule has overlapped pairs.
 
         Raises:
             ConfigError: costs that these stages cannot have.
@@ -87,7 +93,7 @@ class Costs:
         looped = tuple((stage % self.request.ranks,) for stage in range(stages))
         request = replace(
             self.request, stages=stages, edges=() if edges == chain else edges,
-            stage_ranks=() if holders == looped else holders,
+            stage_ranks=() if holders == looped else holders, has_pairs=has_pairs,
         )  # fmt: skip
 
         def of_one(length: int) -> Workload:

@@ -58,6 +58,8 @@ def estimate(
     own: Mapping[str, Any] | None = None,
     offload: Offload | None = None,
     recompute: Recompute | None = None,
+    *,
+    hides: bool = False,
 ) -> Estimate | None:
     """Return what a schedule's step would about take; None where it cannot run, or nothing is known of it.
 
@@ -70,6 +72,7 @@ def estimate(
             others have their defaults.
         offload: activations that are in host memory between forward and backward.
         recompute: forwards that are computed again by actions of their own.
+        hides: whether overlapped pairs hide all collectives, as they do at most.
     """
     if recompute is not None and (offload is not None or not workload.recompute_ns.any()):
         return None
@@ -78,7 +81,7 @@ def estimate(
     if told is None:
         return None
     share, held = told
-    once = _by_rank(workload.f_ns + workload.b_ns, ranks)
+    once = _by_rank(workload.f_ns + workload.b_ns - (_collective_ns(workload) if hides else 0), ranks)
     again = _by_rank(np.where(_chosen(workload, ranks, recompute), workload.recompute_ns, 0), ranks)
     filled = once if recompute is not None and recompute.early else once + again
     idle = float(filled.mean()) * microbatches * share / (1 - share)
@@ -96,6 +99,12 @@ def estimate(
         fits=not workload.capacity_bytes or bool((peaks <= workload.capacities(ranks)).all()),
         reduction_ns=reduction,
     )  # fmt: skip
+
+
+def _collective_ns(workload: Workload) -> Int64s:
+    """Return the collectives of a microbatch on each stage."""
+    collective_ns: Int64s = workload.f_collective_ns + workload.b_collective_ns
+    return collective_ns
 
 
 def _told(

@@ -183,16 +183,19 @@ class FormSearch:
         }
         options = {**self.ground.options, **given}
         moved = moved_by(change.settings, experiment.schedule)
-        return estimate(self.provided, workload, ranks, count, options, *moved)
+        hides = self.provided.offer.has_pairs and bool(workload.segments)
+        return estimate(self.provided, workload, ranks, count, options, *moved, hides=hides)
 
     def _workload(self, change: Change, stages: int) -> Workload | None:
         costly = change.without(MOVED | {"parallel.vp"})
-        key = (self.variation.apart, costly.arguments, stages)
+        has_pairs = self.provided is not None and self.provided.offer.has_pairs
+        key = (self.variation.apart, costly.arguments, stages, has_pairs)
         if key not in self.workloads:
             chain = tuple((stage, stage + 1) for stage in range(stages - 1))
             try:
                 resolved = self.variation.resolved.again(costly.sets, costly.flags)
-                self.workloads[key] = costs_alone(resolved, self.registry).workload(stages, chain)
+                costs = costs_alone(resolved, self.registry)
+                self.workloads[key] = costs.workload(stages, chain, has_pairs=has_pairs)
             except PptraceError:
                 self.workloads[key] = None
         return self.workloads[key]

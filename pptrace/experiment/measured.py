@@ -134,7 +134,10 @@ def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
         resolved = load(plain)
         if not _fits(resolved, placement):
             return None
-        workload = costs_alone(resolved, registry).workload(placement.stages, edges, placement.holders())
+        costs = costs_alone(resolved, registry)
+        workload = costs.workload(
+            placement.stages, edges, placement.holders(), has_pairs=timeline.parts is not None
+        )
     except PptraceError:
         return None
     return Behind(workload=workload, p2p=configuration.get("p2p") or {})

@@ -14,6 +14,7 @@ from pptrace.experiment.costs import costs_of, with_reduction
 from pptrace.experiment.interleave import with_interleave
 from pptrace.experiment.modifiers import modified
 from pptrace.experiment.other_tables import OtherTables
+from pptrace.experiment.overlap import overlap_notes
 from pptrace.experiment.parts import in_parts, part_times
 from pptrace.experiment.placed import placed
 from pptrace.experiment.sizes import check_size
@@ -71,7 +72,7 @@ class Prepared:
     table: TableFile | None = None
     """The file that the schedule was read from, if any."""
     notes: tuple[str, ...] = ()
-    """What of the configuration was left out, one sentence each."""
+    """What of the configuration was left out or has no effect, one sentence each."""
     differing: Differing | None = None
     """What differs between replicas; None where nothing may."""
 
@@ -110,7 +111,7 @@ def prepare(resolved: Resolved, registry: Registry, *, loose: bool | None = None
     asked, place = resolved.experiment.parallel.vp, resolved.origin(CHUNKS)
     note = f"vp {asked} ({place}) is left out: {own.schedule.name} runs with {own.parallel.vp}"
     workload = replace(prepared.workload, notes=(note, *prepared.workload.notes))
-    return replace(prepared, workload=workload, notes=(note,))
+    return replace(prepared, workload=workload, notes=(note, *prepared.notes))
 
 
 def costs_alone(resolved: Resolved, registry: Registry) -> Costs:
@@ -165,8 +166,8 @@ class _Ground(NamedTuple):
 
     network: Network
     job: OnCluster | None
-    workload_of: Callable[[int, tuple[tuple[int, int], ...], tuple[tuple[int, ...], ...]], Workload]
-    """Returns the costs of so many stages, with their edges and the ranks that hold each."""
+    workload_of: Callable[..., Workload]
+    """Returns the costs of so many stages, as :meth:`~pptrace.experiment.costs.Costs.workload` does."""
     costs: Costs
     """Where that comes from."""
     unlike: bool
@@ -181,7 +182,10 @@ def _around(
     table = with_interleave(work.resolved, table)
     placement = table.placement
     edges = tuple((int(low), int(high)) for low, high in placement.edges)
-    workload = ground.workload_of(table.stages, edges, placement.holders() if ground.unlike else ())
+    holders = placement.holders() if ground.unlike else ()
+    workload = ground.workload_of(table.stages, edges, holders, has_pairs=table.has_pairs)
+    notes = overlap_notes(work, ground.costs, table, workload)
+    workload = replace(workload, notes=(*notes, *workload.notes))
     request = replace(request, **_times(work, workload, network))
     work, policy = policy_of(work, table)
     if table.microbatches > request.microbatches:
@@ -195,7 +199,7 @@ def _around(
     prepared = Prepared(
         resolved=work.resolved, schedule=table, request=request, network=network, job=ground.job, table=file,
         workload=workload, policy=policy,
-        contention=_contention(work.experiment), plugins=dict(sorted(work.plugins.items())),
+        contention=_contention(work.experiment), plugins=dict(sorted(work.plugins.items())), notes=notes,
         differing=Differing.of(workload, ground.costs.lengths, ground.costs.speeds),
     )  # fmt: skip
     return of_the_last_replica(prepared)

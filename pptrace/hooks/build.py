@@ -56,6 +56,9 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
         cut = f" of {parts} parts" if parts > 1 else ""
         message = f"has {table.microbatches} microbatches where {request.microbatches}{cut} were asked for"
         raise plugin_error(provider, f"the table of schedule {offer.name!r} {message}")
+    if table.has_pairs and not offer.has_pairs:
+        message = f"schedule {offer.name!r} has overlapped pairs: its offer needs has_pairs=True"
+        raise plugin_error(provider, message)
     return table
 
 

@@ -81,6 +81,7 @@ def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[S
         summary=(inspect.getdoc(function) or f"{name} of {file}").partition("\n")[0],
         build=functools.update_wrapper(functools.partial(signature.build), function),
         options=signature.model if signature.options else None,
+        has_pairs=True,  # or not: nothing says so before there is a table
     )
     return Provided(offer=guarded(provider, offer, "schedule"), provider=provider)
 

@@ -191,6 +191,9 @@ class CostRequest:
     """When gathered weights are freed: behind a stage's last pass (``never``), each ``forward``, or ``always``."""
     reduce_each: bool = False
     """Whether gradients are reduced behind each microbatch's backward."""
+    has_pairs: bool = False
+    """Whether the schedule has overlapped pairs, which run segments of one action beside those of another. What an
+    action takes alone does not depend on it."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
     """The cost model's own options."""
 

@@ -131,6 +131,11 @@ class Schedule(Cells):
         """Whether the table places its own sends and receives."""
         return bool(COMMUNICATION.mask(self.kind).any())
 
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the table has overlapped pairs."""
+        return bool((self.pair >= 0).any())
+
     def __getitem__(self, rank: int) -> list[Action]:
         """Return one rank's actions in order, each overlapped pair as one action."""
         if not 0 <= rank < self.ranks:

@@ -72,6 +72,18 @@ def test_a_schedule_that_returns_nonsense_is_the_plugins_error(built: object, me
     assert (caught.value.plugin, caught.value.distribution) == ("odd", "pptrace-odd")
 
 
+def test_a_schedule_with_pairs_says_so_in_its_offer() -> None:
+    rows = [["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]]
+    request = ScheduleRequest(ranks=1, microbatches=2)
+    silent = ScheduleOffer(name="odd", summary="Odd.", build=lambda _: rows)
+
+    with pytest.raises(PluginError, match="schedule 'odd' has overlapped pairs: its offer needs has_pairs=True"):
+        build_schedule(Provided(offer=silent, provider=WHO), request)
+
+    table = build_schedule(Provided(offer=replace(silent, has_pairs=True), provider=WHO), request)
+    assert table.rows() == rows
+
+
 def test_rows_that_raise_while_they_are_read_are_the_plugins_error() -> None:
     def rows() -> Iterator[list[str]]:
         yield ["0F0", "0B0"]

@@ -345,3 +345,22 @@ def test_a_plan_copies_activations_to_the_host_only_where_that_takes_time(regist
     assert [row["fate"] for row in free.table()] == ["simulated", "refused"]
     assert "the costs have no time for copies: give device.host_bandwidth" in free.table()[1]["reason"]
     assert [row["fate"] for row in timed.table()] == ["simulated", "simulated"]
+
+
+@pytest.mark.parametrize(("experts", "fate"), [(8, "simulated"), (0, "covered")])
+def test_a_schedule_with_pairs_is_tried_on_one_rank_where_it_hides_communication(
+    registry: Registry, experts: int, fate: str
+) -> None:
+    """On one rank, combined-1f1b is 1F1B but for the exchanges that it hides."""
+    mixture = {"num_experts": experts, "top_k": 2, "expert_ffn": 1024} if experts else {}
+    sizes = {"pp": [1], "tp": [1], "cp": [1], "ep": [8 if experts else 1], "micro": [1], "zero": [0]}
+
+    plan = planned(
+        registry, config={**STEP, "model": {**MODEL, **mixture}}, gpus=8, top=2, exhaustive=True,
+        vary={**FEW, **sizes, "schedule": ["1f1b", "combined-1f1b"]}, **{"global": 64},
+    )  # fmt: skip
+
+    assert {one.schedule: one.fate.value for one in plan.found.candidates} == {
+        "1f1b": "simulated", "combined-1f1b": fate
+    }  # fmt: skip
+    assert plan.ranked[0].schedule == ("combined-1f1b" if experts else "1f1b")

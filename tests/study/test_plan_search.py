@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.needs_plugins
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocabulary": 32000}
-SCHEDULES = ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "chimera", "hanayo", "dualpipe-v", "seq-1f1b"]
+SCHEDULES = [
+    "1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "chimera", "hanayo", "seq-1f1b",
+    "dualpipe", "dualpipe-v", "combined-1f1b",
+]  # fmt: skip
 
 
 def planned(own: Registry, **changed: Any) -> Any:
@@ -67,7 +70,7 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
             "name": "hockney", "bandwidth": draw(st.sampled_from(["1 GB/s", "100 GB/s"])), "latency": "5 us"
         },
         "p2p": draw(st.sampled_from(["async", "ordered"])),
-        "costs": {"name": "roofline", "segments": draw(st.booleans())},
+        "costs": {"name": "roofline", "segments": draw(st.sampled_from([None, True, False]))},
         "data_parallel": {"overlap": draw(st.booleans())},
     }  # fmt: skip
     return {

@@ -124,8 +124,10 @@ def ran(encoder: dict[str, Any], schedule: str, **sections: Any) -> Run:
 
 
 def test_pairs_hide_its_collectives() -> None:
-    costs = {"name": "roofline", "segments": True}
-    parts, whole = (ran({"stages": 2}, "dualpipe-v", costs=own) for own in (costs, "roofline"))
+    parts, whole = (
+        ran({"stages": 2}, "dualpipe-v", costs={"name": "roofline", "segments": segments})
+        for segments in (None, False)
+    )
     hidden = {group.stream: int(group.hidden_ns.sum()) for group in parts.metrics.groups}
 
     assert hidden[Stream.TENSOR_PARALLEL] > 0

@@ -47,8 +47,12 @@ def test_segments_sum_to_the_plain_times(sizes: dict[str, Any], model: dict[str,
 
     plain = build(CostRequest(**values))
     parts = build(CostRequest(**values, options={"segments": True}))
+    default = build(CostRequest(**values, has_pairs=True))
 
+    communicates = any(plain.collective_ns(kind).any() for kind in parts.segments)
+    assert default.segments == (parts.segments if communicates else {})
     for kind in parts.segments:
+        assert default.duration_ns(kind).tolist() == plain.duration_ns(kind).tolist(), kind
         assert parts.duration_ns(kind).tolist() == plain.duration_ns(kind).tolist(), kind
         assert parts.collective_ns(kind).tolist() == plain.collective_ns(kind).tolist(), kind
     for name in (
@@ -68,8 +72,20 @@ def named(workload: Workload, kind: Kind, stage: int = 1) -> list[str]:
     return [one.name for one in workload.segments[kind][stage]]
 
 
-def test_plain_times_are_the_default(costs: Callable[..., Workload]) -> None:
+def test_segments_are_the_default_where_there_are_pairs_alone(costs: Callable[..., Workload]) -> None:
     assert not costs(tp=2).segments
+    assert costs(tp=2, has_pairs=True).segments == costs(tp=2, options={"segments": True}).segments
+    assert not costs(tp=2, has_pairs=True, options={"segments": False}).segments
+
+
+@pytest.mark.parametrize("options", [{"host": 1_000_000}, {"overlap_tp": True}, {"accumulation": "separate"}])
+def test_options_that_segments_change_or_exclude_keep_actions_whole(
+    costs: Callable[..., Workload], options: dict[str, Any]
+) -> None:
+    paired, alone = (costs(tp=2, has_pairs=has_pairs, options=options) for has_pairs in (True, False))
+
+    assert not paired.segments
+    assert paired.b_ns.tolist() == alone.b_ns.tolist()
 
 
 @pytest.mark.parametrize(

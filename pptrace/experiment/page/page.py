@@ -80,7 +80,7 @@ def run_page(run: Run, timeline: Timeline) -> str:
         overheads=[(name, f"{part:.1%}") for name, part in overheads(run) if part >= _BARELY],
         advice=advice_rows(run),
         estimated=run.advice.estimated,
-        notes=[*run.prepared.notes, *run.metrics.notes],
+        notes=list(run.metrics.notes),
         configuration=[(key, str(value), origin) for key, value, origin in run.prepared.resolved.explain()],
         version=__version__,
     )

@@ -110,16 +110,20 @@ class Pricing:
         self._groups: OrderedDict[int, _Weighed] = OrderedDict()
         self._seen: set[Any] = set()
 
-    def least(self, group: Group) -> Bound:
+    def least(self, group: Group, *, has_pairs: bool = False) -> Bound:
         """Return what all of a group compute and keep at least, whatever their tables.
 
         What all stages compute together is taken not to depend on their number.
+
+        Args:
+            group: the layout with its settings.
+            has_pairs: whether their schedules have overlapped pairs.
 
         Raises:
             PptraceError: costs that it cannot have.
         """
         layout = group.layout
-        workload = self._weighed(group).workload(layout.pp, None)
+        workload = self._weighed(group).workload(layout.pp, None, has_pairs=has_pairs)
         return Bound(
             step_ns=least_work_ns(workload, layout.pp, layout.microbatches),
             peak_bytes=least_memory(workload, layout.pp),
@@ -149,7 +153,8 @@ class Pricing:
         own = (setting(LAYERS, layers),) if layers is not None else ()
         settings = _chunks_set(origin)
         resolved = self.ground.resolved((*group.varied, *entry.varied, *settings, *own))
-        workload = work.workload(stages, layers, self.ground)
+        has_pairs = self.has_pairs(entry) if shape.table is None else shape.table.has_pairs
+        workload = work.workload(stages, layers, self.ground, has_pairs=has_pairs)
         if resolved.experiment.schedule.offload is not None and not copies_take_time(workload):
             raise resolved.error("schedule.offload", NO_COPY_TIMES)
         if shape.table is None:
@@ -160,6 +165,20 @@ class Pricing:
             self._seen.add(found.sameness)
             provided = self.ground.registry.schedules[entry.name]
             found.bound = bound_of(shape, workload, resolved.experiment, provided)
+
+    def has_pairs(self, entry: Entry) -> bool:
+        """Return whether a schedule's tables may have overlapped pairs."""
+        return self.ground.registry.schedules[entry.name].offer.has_pairs
+
+    def overlaps(self, group: Group, entry: Entry) -> bool:
+        """Return whether a schedule's overlapped pairs hide communication on a layout.
+
+        Raises:
+            PptraceError: costs that it cannot have.
+        """
+        if not self.has_pairs(entry):
+            return False
+        return bool(self._weighed(group).workload(group.layout.pp, None, has_pairs=True).segments)
 
     def forget(self, sameness: Any) -> None:
         """Give a bound again where the same step is asked for once more."""
@@ -188,19 +207,21 @@ class _Weighed:
         self._workloads: dict[Any, Workload] = {}
         self._splits: dict[int, list[int] | None] = {}
 
-    def workload(self, stages: int, layers: list[int] | None, ground: Ground | None = None) -> Workload:
+    def workload(
+        self, stages: int, layers: list[int] | None, ground: Ground | None = None, *, has_pairs: bool = False
+    ) -> Workload:
         """Return what so many stages cost.
 
         Raises:
             PptraceError: stages or layers that the model cannot have.
         """
-        key = (stages, tuple(layers or ()))
+        key = (stages, tuple(layers or ()), has_pairs)
         if key not in self._workloads:
             costs = self.costs
             if layers is not None and ground is not None:
                 costs = costs_alone(ground.resolved((*self.varied, setting(LAYERS, layers))), ground.registry)
             chain = tuple((stage, stage + 1) for stage in range(stages - 1))
-            self._workloads[key] = costs.workload(stages, chain)
+            self._workloads[key] = costs.workload(stages, chain, has_pairs=has_pairs)
         return self._workloads[key]
 
     def split(self, split: Any, stages: int, layers: int) -> list[int] | None:

@@ -57,16 +57,21 @@ class Scales:
         group = Group(number=self.groups, layout=layout, varied=varied)
         self.groups += 1
         try:
-            least = self.pricing.least(group)
+            sorts = {self.pricing.has_pairs(entry) for entry in entries}
+            least = {has_pairs: self.pricing.least(group, has_pairs=has_pairs) for has_pairs in sorts}
         except PptraceError as error:
             if self.question.objective != "gpus" and _is_everywhere(error):
                 raise
             return [self.made(layout, entry, varied, short_reason(error)) for entry in entries]
-        found = [one for at, entry in enumerate(entries) for one in self._of_entry(group, at, entry)]
-        worth = self.question.worth(least.step_ns, layout.sequences, layout.gpus)
-        for one in found:
-            if one.fate is Fate.BOUNDED:
-                self._put(one, least, worth)
+        found: list[Candidate] = []
+        for number, entry in enumerate(entries):
+            bound = least[self.pricing.has_pairs(entry)]
+            worth = self.question.worth(bound.step_ns, layout.sequences, layout.gpus)
+            candidates = list(self._of_entry(group, number, entry))
+            for one in candidates:
+                if one.fate is Fate.BOUNDED:
+                    self._put(one, bound, worth)
+            found += candidates
         return found
 
     def made(self, layout: Layout, entry: Entry, varied: tuple[Assignment, ...], reason: str = "") -> Candidate:
@@ -123,7 +128,8 @@ class Scales:
 
     def _of_entry(self, group: Group, at: int, entry: Entry) -> Iterator[Candidate]:
         """Yield a schedule's candidates on a layout: with each number of chunks that it takes, and each split."""
-        if group.layout.pp == 1 and self.space.is_plain_alone(entry):
+        alone = group.layout.pp == 1 and self.space.is_plain_alone(entry)
+        if alone and not self.pricing.overlaps(group, entry):
             one = self.made(group.layout, entry, group.varied)
             one.fate, one.reason = Fate.COVERED, f"{PLAIN} on one rank"
             yield one

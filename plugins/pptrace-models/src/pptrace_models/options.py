@@ -74,8 +74,10 @@ class RooflineOptions(Parameters):
     host_action: Annotated[Duration, Field(ge=0)] = 0
     """Time in which it issues what a forward of a stage with such layers has beside them: messages, buffers, the
     schedule itself; twice that in the backward. Needs ``host``."""
-    segments: bool = False
-    """Whether actions consist of segments, which overlapped pairs run beside each other."""
+    segments: bool | None = None
+    """Whether actions consist of segments, which overlapped pairs run beside each other; unless given, where the
+    schedule has such pairs, a group communicates inside actions, and ``host``, ``overlap_tp`` and ``accumulation``
+    have their defaults."""
     alone: Literal["in-order", "overlapped"] = "in-order"
     """What segments of an action outside pairs do: follow one another, or compute what does not need the action's
     communication beside that, as Megatron-LM's backward does with tensor-parallel collectives; exchanges of

@@ -86,9 +86,18 @@ def build(request: CostRequest) -> Workload:
         notes=notes_of(model, devices, options, request),
         kernels=job.listing(devices, columns),
     )  # fmt: skip
-    if not options.segments:
+    if not (options.segments or _has_default_segments(request, options, workload)):
         return workload
     return workload.segmented(job.segments(devices), overlapped=options.alone == "overlapped")
+
+
+def _has_default_segments(request: CostRequest, options: RooflineOptions, workload: Workload) -> bool:
+    """Return whether actions consist of segments where nobody chose: their times are the same with and without."""
+    if options.segments is not None or not request.has_pairs:
+        return False
+    if options.host or options.overlap_tp or options.accumulation == "separate":
+        return False
+    return bool(workload.f_collective_ns.any() or workload.b_collective_ns.any())
 
 
 def _check_options(options: RooflineOptions) -> None:
@@ -185,7 +194,7 @@ class _Job:
             items = in_front(items, stages, *front)
         costs = [
             summed(timing.Cost(), own).at_least(
-                stage_host_ns(options, stage), apart=options.segments, frozen=model.frozen
+                stage_host_ns(options, stage), apart=bool(options.segments), frozen=model.frozen
             )
             for own, stage in zip(items, stages, strict=True)
         ]

@@ -132,7 +132,7 @@ def layer_cost(
         group = beside_products(group, operations, shard.tp, lambda one: _product_ns(one, model, device))
     cost = _cost(operations, group, model, device)
     if kind.experts:
-        cost = cost.at_least(options.host, apart=options.segments, frozen=model.frozen)
+        cost = cost.at_least(options.host, apart=bool(options.segments), frozen=model.frozen)
     if model.recompute == "full":
         if not kind.again:
             return cost

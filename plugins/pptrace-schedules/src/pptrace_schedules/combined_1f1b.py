@@ -138,6 +138,7 @@ OFFER = ScheduleOffer(
     check=check,
     bubble=bubble,
     peak_activations=peak_activations,
+    has_pairs=True,
     constraints=(
         "Two or more chunks per rank, or one rank with one; microbatches in rounds of as many as ranks or more, "
         "the last one too."

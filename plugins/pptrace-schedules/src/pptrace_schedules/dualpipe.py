@@ -98,6 +98,7 @@ OFFER = ScheduleOffer(
     check=check,
     bubble=bubble,
     peak_activations=peak_activations,
+    has_pairs=True,
     constraints="One chunk per rank; an even number of ranks, and of microbatches two per rank or more.",
     source="https://arxiv.org/abs/2412.19437",
 )

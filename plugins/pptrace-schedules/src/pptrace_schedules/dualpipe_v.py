@@ -83,6 +83,7 @@ OFFER = ScheduleOffer(
     check=check,
     bubble=bubble,
     peak_activations=peak_activations,
+    has_pairs=True,
     constraints="Two chunks per rank; at least two microbatches per rank.",
     source="https://arxiv.org/abs/2412.19437",
 )

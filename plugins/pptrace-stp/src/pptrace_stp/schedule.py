@@ -137,6 +137,7 @@ OFFER = ScheduleOffer(
     check=check,
     bubble=bubble,
     peak_activations=peak_activations,
+    has_pairs=True,
     constraints="Two chunks per rank; at least 3p - 1 microbatches on p ranks, or 2p with warm_up: lean.",
     source="https://arxiv.org/abs/2510.27257",
 )
