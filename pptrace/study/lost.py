@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.config.quantity import format_duration
-from pptrace.errors import ConfigError, ScheduleError
+from pptrace.errors import ConfigError, DeadlockError, ScheduleError
 from pptrace.experiment.sharded import with_sharding
 from pptrace.model.kinds import COPIES, Kind
 from pptrace.model.placement import Placement
@@ -52,7 +52,8 @@ def step_without(run: Run, lost: int) -> int:
         lost: how many workers fail.
 
     Raises:
-        ConfigError: a rank without a replica left, or a step that is not re-routed here.
+        ConfigError: a rank without a replica left, a step that is not re-routed here, or a policy of messages
+            under which re-routed microbatches deadlock.
     """
     _check(run.prepared)
     undisturbed, before = _step(run, 0), run.metrics.step_ns
@@ -63,7 +64,12 @@ def step_without(run: Run, lost: int) -> int:
             f"replicas that meet on links take another step without any loss, {steps}: take a hockney network"
         )
         raise run.prepared.resolved.error(key, message)
-    return _step(run, lost)
+    try:
+        return _step(run, lost)
+    except DeadlockError:
+        resolved = run.prepared.resolved
+        message = f"re-routed microbatches deadlock under {resolved.experiment.p2p.policy}: take async"
+        raise resolved.error("p2p.policy", message) from None
 
 
 def _check(prepared: Prepared) -> None:

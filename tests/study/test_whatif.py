@@ -118,6 +118,10 @@ def test_what_zero_gathers_and_what_splits_backwards_is_in_the_step_without_a_wo
             {"p2p": "megatron", "schedule": "1f1b"},
             "p2p.policy: megatron has no order for re-routed microbatches",
         ),
+        (
+            {"p2p": "batched", "schedule": "gpipe", "dp": 2, "pp": 2},
+            "p2p.policy: re-routed microbatches deadlock under batched",
+        ),
         ({"schedule": {"name": "1f1b", "offload": {}}}, "schedule.offload: copies to the host are not re-routed"),
         ({"sets": ["schedule.recompute.early=true"]}, "schedule.recompute: forwards computed again by actions"),
         ({"sets": ["data_parallel.speeds={1: 0.5}"]}, "data_parallel: replicas that differ are not re-routed"),
