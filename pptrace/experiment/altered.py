@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.experiment.slowed import PASSES, slowed, times
+from pptrace.experiment.slowed import PASSES, slowed, slowed_segments, times
 from pptrace.experiment.unlike import changed
 from pptrace.record import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace.experiment.prepare import Prepared
     from pptrace.model.columns import Int32s
+    from pptrace.model.segments import Segment
     from pptrace.model.workload import Workload
     from pptrace.network.contract import Links, Network, Paths
 
@@ -34,14 +37,28 @@ def at_speeds(prepared: Prepared, compute: float = 1, communication: float = 1) 
 
 
 def evened(workload: Workload) -> Workload:
-    """Return costs in which every stage computes the mean of all; those in segments as they are."""
-    if workload.segments:
-        return workload
+    """Return costs in which every stage computes the mean of all; of segments, each has its share of it."""
     means: dict[str, Any] = {
         name: np.full(workload.stages, round(float(getattr(workload, name).mean())), dtype=np.int64)
         for name in _EVENED
     }
-    return replace(workload, classes=tuple(evened(one) for one in workload.classes), **means)
+    classes = tuple(evened(one) for one in workload.classes)
+    if not workload.segments:
+        return replace(workload, classes=classes, **means)
+    parts = {kind: _evened_segments(stages) for kind, stages in workload.segments.items()}
+    return replace(workload, segments={}, classes=classes, **means).segmented(parts)
+
+
+def _evened_segments(stages: Sequence[tuple[Segment, ...]]) -> list[tuple[Segment, ...]]:
+    """Return each stage's segments so long that all stages compute, and communicate, alike if at all."""
+    totals_ns = np.array([
+        [sum(one.duration_ns for one in segments if one.is_computation is computes) for computes in (True, False)]
+        for segments in stages
+    ], dtype=np.float64)  # fmt: skip
+    some = totals_ns > 0
+    means_ns = totals_ns.sum(axis=0) / np.maximum(some.sum(axis=0), 1)
+    factors = np.where(some, means_ns / np.where(some, totals_ns, 1), 1)
+    return [slowed_segments(segments, *own) for segments, own in zip(stages, factors.tolist(), strict=True)]
 
 
 def jittered(prepared: Prepared, seed: int, spread: float) -> Prepared:

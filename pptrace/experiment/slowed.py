@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pptrace.model.segments import Segment
     from pptrace.model.workload import Workload
 
-__all__ = ["PASSES", "slowed", "times"]
+__all__ = ["PASSES", "slowed", "slowed_segments", "times"]
 
 PASSES = ("f", "b", "i", "w")
 """Forwards and backwards, whole and split, as columns of costs begin."""
@@ -42,13 +42,14 @@ def slowed(workload: Workload, compute: ArrayLike, communication: float) -> Work
     if not workload.segments:
         return replace(workload, classes=classes, **columns)
     parts = {
-        kind: [_of_segments(own, factor, communication) for own, factor in zip(stages, by_stage, strict=True)]
+        kind: [slowed_segments(own, factor, communication) for own, factor in zip(stages, by_stage, strict=True)]
         for kind, stages in workload.segments.items()
     }
     return replace(workload, segments={}, classes=classes, **columns).segmented(parts)
 
 
-def _of_segments(segments: Sequence[Segment], compute: float, communication: float) -> tuple[Segment, ...]:
+def slowed_segments(segments: Sequence[Segment], compute: float, communication: float) -> tuple[Segment, ...]:
+    """Return segments that take so many times as long, rounded."""
     return tuple(
         replace(one, duration_ns=round(one.duration_ns * (compute if one.is_computation else communication)))
         for one in segments

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import pptrace
 from pptrace.errors import ConfigError
-from pptrace.experiment.altered import at_speeds, jittered
+from pptrace.experiment.altered import at_speeds, evened, jittered
 from pptrace.experiment.run import run_prepared
 from pptrace.hooks.registry import Registry
+from pptrace.model.kinds import Kind
 from pptrace.model.placement import Placement
 from pptrace.study.lost import rerouted, step_without
 from pptrace.study.whatif import whatif
@@ -97,6 +98,22 @@ def test_without_a_loss_the_step_is_the_undisturbed_one(step: Any, changed: dict
 
     assert step_without(run, 0) == run.metrics.step_ns
     assert step_without(run, 1) > run.metrics.step_ns
+
+
+@pytest.mark.needs_plugins
+def test_stages_in_segments_are_evened_like_whole_ones(step: Any) -> None:
+    """The last stage has the LM head; without it all stages take as long, but for the rounding of segments."""
+    parts, whole = (step(schedule="dualpipe-v", **{**MODEL, "costs": {"segments": own}}) for own in (None, False))
+
+    even, expected = (evened(run.prepared.workload) for run in (parts, whole))
+
+    assert even.segments
+    for name in ("f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "b_collective_ns"):
+        mean = getattr(expected, name)[0]
+        assert np.abs(getattr(even, name) - mean).max() <= len(even.segments[Kind.B][-1]), name
+    row = next(row for row in whatif(parts).rows if row.name == "even stages")
+    assert row.step_ns is not None
+    assert row.step_ns < parts.step_ns
 
 
 @pytest.mark.needs_plugins
