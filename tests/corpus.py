@@ -52,6 +52,7 @@ NOISE = {
     r", \d+\.\d s$": ", SECONDS",  # what a kept search had left
     r'"search_s": [\d.]+': '"search_s": SECONDS',
     r"127\.0\.0\.1:\d+": "127.0.0.1:PORT",
+    r"127\.0\.0\.1:PORT/[\w-]{43}/": "127.0.0.1:PORT/TOKEN/",
     r"ssh -L \d+:127\.0\.0\.1:PORT .*": "ssh -L PORT:127.0.0.1:PORT HOST",
 }
 """Patterns of what differs from run to run, and what stands for it in a recording."""

@@ -69,8 +69,8 @@ def command(
 ) -> None:
     """Open FILE, a Perfetto (.pftrace) or Chrome JSON trace, also with .gz, in the Perfetto UI.
 
-    Serves that one file, to this machine alone, until the UI has fetched it. Ctrl-C ends it sooner. A folder of
-    traces rank by rank opens as one, of its median step.
+    Serves that one file, to this machine alone, until the UI has fetched it. The address holds a secret token.
+    Ctrl-C ends it sooner. A folder of traces rank by rank opens as one, of its median step.
     """
     from pptrace.cli.opened_part import Wanted, opened_part
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import IO, TYPE_CHECKING
@@ -12,6 +14,9 @@ from pptrace.viewer.site import PUBLIC_UI
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from socket import socket
+
+    from _typeshed import WriteableBuffer
 
     from pptrace.viewer.server import Server
 
@@ -39,7 +44,14 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "pptrace"
     sys_version = ""
     timeout = 60
-    """Seconds that a client may stay silent or leave its window full."""
+    """Seconds that a client may leave its window full."""
+    request_timeout = 10
+    """Seconds from connecting to the end of the request's headers."""
+
+    def setup(self) -> None:
+        """Limit the time for the whole request: the timeout of a socket starts anew with each byte."""
+        super().setup()
+        self.rfile = io.BufferedReader(_Request(self.connection, self.request_timeout))
 
     def do_GET(self) -> None:
         """Send the trace, the part of it asked for, or a file of the UI."""
@@ -54,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_OPTIONS(self) -> None:
         """Allow the browser's question before a request across origins."""
         with self.server.delivery.request():
-            if not self._refused():
+            if self._file() is not None:
                 self._allow()
 
     def end_headers(self) -> None:
@@ -69,14 +81,20 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Stay silent: the terminal shows what happened to the trace, not each request."""
 
-    def _refused(self) -> bool:
-        if not self.server.site.trusts(self.headers.get("Host"), self.headers.get("Origin")):
-            self.send_error(HTTPStatus.FORBIDDEN)
-            return True
-        if self.server.site.find(self.path) is None:
+    def _file(self) -> Path | None:
+        """Return the file that the request names; where it may not have one, answer so and return ``None``."""
+        self.connection.settimeout(self.timeout)
+        site = self.server.site
+        try:
+            site.check_source(self.headers.get_all("Host", []), self.headers.get("Origin"))
+            file = site.find(self.path)
+        except (ValueError, PermissionError) as error:
+            forbidden = isinstance(error, PermissionError)
+            self.send_error(HTTPStatus.FORBIDDEN if forbidden else HTTPStatus.BAD_REQUEST, explain=str(error))
+            return None
+        if file is None:
             self.send_error(HTTPStatus.NOT_FOUND)
-            return True
-        return False
+        return file
 
     def _allow(self) -> None:
         self.send_response(HTTPStatus.NO_CONTENT)
@@ -87,14 +105,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _answer(self, *, with_body: bool) -> None:
-        if self._refused():
+        path = self._file()
+        if path is None:
             return
-        path = self.server.site.find(self.path)
         try:
-            file = path.open("rb") if path else None
-        except OSError:
-            file = None
-        if path is None or file is None:  # gone since the server started
+            file = path.open("rb")
+        except OSError:  # gone since the server started
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         with file:
@@ -131,3 +147,25 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Range", f"bytes */{size}")
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+
+class _Request(io.RawIOBase):
+    """What a client sends before its time is over."""
+
+    def __init__(self, connection: socket, limit_s: float) -> None:
+        self._connection, self._end_s = connection, time.monotonic() + limit_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Receive some bytes.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
+        left_s = self._end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)

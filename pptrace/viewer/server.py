@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import threading
 from http.server import ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import TYPE_CHECKING
@@ -14,6 +15,9 @@ from pptrace.viewer.handler import Handler
 from pptrace.viewer.site import HOST
 
 if TYPE_CHECKING:
+    import socket
+    from typing import Any
+
     from pptrace.viewer.site import Site
 
 __all__ = ["Server"]
@@ -23,6 +27,8 @@ _QUIET_S = 1.0
 """After the trace went out: time for a browser that asks twice."""
 _QUIET_UI_S = 10.0
 """The same with an offline UI, which loads parts of itself when they are first needed."""
+_MOST_CONNECTIONS = 32
+"""Connections that are open at once, each with a thread; a browser opens six."""
 
 
 class Server(ThreadingHTTPServer):
@@ -39,6 +45,7 @@ class Server(ThreadingHTTPServer):
             PptraceError: the port is taken or not ours to open.
         """
         self.site, self.delivery = site, Delivery()
+        self._slots = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
@@ -64,6 +71,25 @@ class Server(ThreadingHTTPServer):
                 return True
             if idle_s >= timeout_s:
                 return self.delivery.complete
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; beyond the most at once it waits in the system's queue.
+
+        Raises:
+            OSError: too many connections are open, or this one is gone.
+        """
+        if not self._slots.acquire(timeout=_TICK_S):
+            raise TimeoutError
+        try:
+            return super().get_request()
+        except OSError:
+            self._slots.release()
+            raise
+
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        """Close a connection, so that another one may be open."""
+        super().shutdown_request(request)
+        self._slots.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Let a browser hang up; any other error is a bug and shows its traceback."""

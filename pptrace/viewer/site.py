@@ -1,14 +1,16 @@
-"""What may be served: one trace, and the files of an offline UI if there is one."""
+"""What may be served: one trace, and the files of an offline UI if there is one, behind a secret token."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 __all__ = ["HOST", "PUBLIC_PORT", "PUBLIC_UI", "Site"]
@@ -18,6 +20,8 @@ HOST = "127.0.0.1"
 PUBLIC_PORT = 9001
 """The only local port that the public UI's content security policy lets it fetch from."""
 _HOST_NAMES = (HOST, "localhost")
+_HOST_HEADER = re.compile(r"(\[[0-9a-f:.]+\]|[\w.~%!$&'()*+,;=-]+)(?::\d*)?", re.ASCII | re.IGNORECASE)
+"""Name and port of a ``Host`` header (RFC 9110, section 7.2)."""
 _COMMANDS = (
     {"id": "dev.perfetto.PinTracksByRegex", "args": [r"^(critical path|rank (0*[0-9]|0*1[0-5]))( \(\d+\))?$"]},
     {"id": "dev.perfetto.ExpandTracksByRegex", "args": [r"^rank 0+( \(\d+\))?$"]},
@@ -31,9 +35,9 @@ class Site:
     """One trace under one name, and perhaps an offline UI around it.
 
     >>> from pathlib import Path
-    >>> site = Site(trace=Path("out/step 1&2.pftrace"))
+    >>> site = Site(trace=Path("out/step 1&2.pftrace"), token="c5n0")
     >>> site.page(9001)
-    'https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/step_1_2.pftrace'
+    'https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/c5n0/step_1_2.pftrace'
     """
 
     trace: Path
@@ -44,10 +48,12 @@ class Site:
     """What the UI shows first, from and to, in the trace's nanoseconds; all of it where ``None``."""
     ui: Path | None = None
     """The folder of an offline UI; the public one where ``None``."""
+    token: str = field(default_factory=secrets.token_urlsafe)
+    """The first part of every path that is served. Other users of this machine do not know it."""
 
     @property
     def name(self) -> str:
-        """The trace's path on the server: its name, in letters that no part of a URL escapes."""
+        """The trace's path below the token: its name, in letters that no part of a URL escapes."""
         name = _UNSAFE.sub("_", self.trace.name).strip(".") or "trace"
         while self.ui is not None and (self.ui / name).exists():
             name = f"trace-{name}"
@@ -55,8 +61,8 @@ class Site:
 
     def page(self, port: int) -> str:
         """Return the address at which the UI opens and fetches the trace from ``port``."""
-        server = f"http://{HOST}:{port}"
-        address = f"{server if self.ui else PUBLIC_UI}/#!/?url={server}/{self.name}"
+        served = f"http://{HOST}:{port}/{self.token}"
+        address = f"{served if self.ui else PUBLIC_UI}/#!/?url={served}/{self.name}"
         if self.view is not None:
             address += f"&visStart={self.view[0]}&visEnd={self.view[1]}"
         if not self.arranged:
@@ -64,33 +70,42 @@ class Site:
         return f"{address}&startupCommands={quote(json.dumps(_COMMANDS, separators=(',', ':')))}"
 
     def find(self, target: str) -> Path | None:
-        """Return the file that a request's target names; ``None`` where it may not be served."""
-        try:
-            path = unquote(urlsplit(target).path, errors="strict").removeprefix("/")
-        except ValueError:
-            return None
-        if path == self.name:
-            return self.trace
-        return None if self.ui is None else _inside(self.ui, path or "index.html")
+        """Return the file that a request's target names; ``None`` where there is no such file to serve.
 
-    def trusts(self, host: str | None, origin: str | None) -> bool:
-        """Tell whether a request comes by this machine's own name, and from a page of this UI.
-
-        Another name is a page that rebinds its own to this machine; another origin is a page that
-        must not even learn that the trace was there.
+        Raises:
+            PermissionError: the target does not begin with the token.
         """
-        if host is None or _host_name(f"http://{host}") not in _HOST_NAMES:
-            return False
-        if origin is None or self.ui is None:
-            return origin in {None, PUBLIC_UI}
-        return _host_name(origin) in _HOST_NAMES
+        try:
+            path = unquote(urlsplit(target).path, errors="strict")
+        except ValueError:
+            path = ""
+        token, _, name = path.removeprefix("/").partition("/")
+        if not secrets.compare_digest(token.encode(), self.token.encode()):
+            raise PermissionError("the address has no valid token")
+        if name == self.name:
+            return self.trace
+        return None if self.ui is None else _inside(self.ui, name or "index.html")
 
+    def check_source(self, hosts: Sequence[str], origin: str | None) -> None:
+        """Do nothing for a request that names this machine, and comes from a page of this UI or from no page.
 
-def _host_name(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return None
+        Another host name belongs to a page that rebinds its own name to this machine. A page of another
+        origin must not even learn that the trace is there.
+
+        Args:
+            hosts: the values of all ``Host`` headers.
+            origin: the value of the ``Origin`` header.
+
+        Raises:
+            ValueError: there is not exactly one valid ``Host`` header.
+            PermissionError: the host or the origin is another one.
+        """
+        host = _HOST_HEADER.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if host is None:
+            raise ValueError("a request needs exactly one valid Host header")
+        ui = PUBLIC_UI if self.ui is None else f"http://{host[0]}"
+        if host[1].lower() not in _HOST_NAMES or origin not in {None, ui}:
+            raise PermissionError("the host or the origin is not that of the viewer")
 
 
 def _inside(folder: Path, path: str) -> Path | None:

@@ -116,7 +116,8 @@ def test_a_page_of_another_site_may_not(page: Any, trace: Path) -> None:
         page.route(f"{OTHER_SITE}/**", lambda route: route.fulfill(body="<p>another", content_type="text/html"))
         page.goto(OTHER_SITE)
 
-        assert page.evaluate(FETCH, f"http://127.0.0.1:{server.port}/{server.site.name}").startswith("refused: ")
+        served = f"http://127.0.0.1:{server.port}/{server.site.token}/{server.site.name}"
+        assert page.evaluate(FETCH, served).startswith("refused: ")
         assert not server.delivery.complete
 
 

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner, Result
@@ -19,12 +21,14 @@ from pptrace.cli.open import command
 from pptrace.errors import PptraceError, TraceError
 from pptrace.viewer import display
 from pptrace.viewer import server as server_module
+from pptrace.viewer.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 PROGRAM = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "open"]
+TOKEN = "c5n0"  # noqa: S105 - of no real server
 CONTENT = b'{"traceEvents": [{"ph": "X", "name": "F 3", "ts": 0, "dur": 5, "pid": 1, "tid": 1}]}'
 
 
@@ -47,6 +51,7 @@ def ui(tmp_path: Path) -> Path:
 def quick_without_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_QUIET_S", 0.1)
     monkeypatch.setattr(server_module, "_QUIET_UI_S", 0.1)
+    monkeypatch.setattr(open_module, "Site", partial(Site, token=TOKEN))
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
         monkeypatch.delenv(name, raising=False)
 
@@ -108,7 +113,7 @@ def test_with_a_display_the_browser_opens_and_the_command_ends(
 
     result = invoke(trace, "--port", free_port)
 
-    address = f"https://ui.perfetto.dev/#!/?url=http://127.0.0.1:{free_port}/step.json"
+    address = f"https://ui.perfetto.dev/#!/?url=http://127.0.0.1:{free_port}/{TOKEN}/step.json"
     assert result.exit_code == 0
     assert browser == [address]
     assert result.stdout == f"{address}\n"
@@ -142,7 +147,7 @@ def test_without_a_display_the_address_and_the_way_to_it_are_printed(
     result = invoke(trace, "--port", free_port, "--timeout", 1, *arguments)
 
     assert browser == []
-    assert result.stdout == f"https://ui.perfetto.dev/#!/?url=http://127.0.0.1:{free_port}/step.json\n"
+    assert result.stdout == f"https://ui.perfetto.dev/#!/?url=http://127.0.0.1:{free_port}/{TOKEN}/step.json\n"
     assert f"\n  ssh -L {free_port}:127.0.0.1:{free_port} {socket.gethostname()}\n" in result.stderr
 
 
@@ -175,7 +180,9 @@ def test_an_offline_ui_opens_from_the_same_server(
     result = invoke(trace, "--ui", ui, "--port", 0)
 
     assert result.exit_code == 0
-    assert re.fullmatch(r"http://127\.0\.0\.1:(\d+)/#!/\?url=http://127\.0\.0\.1:\1/step\.json\n", result.stdout)
+    assert re.fullmatch(
+        r"http://127\.0\.0\.1:(\d+)/c5n0/#!/\?url=http://127\.0\.0\.1:\1/c5n0/step\.json\n", result.stdout
+    )
     assert browser == [result.stdout.strip()]
     assert "allow it" not in result.stderr
 
@@ -228,17 +235,32 @@ def test_numbers_outside_their_range_are_refused(trace: Path, arguments: list[st
     assert "Invalid value for" in result.stderr
 
 
-def test_ctrl_c_ends_it_without_a_traceback(started: Callable[..., subprocess.Popen[str]]) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "line"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_ends_it_without_a_traceback(
+    started: Callable[..., subprocess.Popen[str]], number: signal.Signals, status: int, line: str
+) -> None:
     process = started("--no-browser")
     assert process.stdout is not None
-    process.stdout.readline()
+    address = urlsplit(process.stdout.readline())
 
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    with socket.create_connection((address.hostname, address.port)):  # a connection without a request
+        process.send_signal(number)
+        _, errors = process.communicate()
 
-    assert process.returncode == 130
-    assert errors.endswith("\npptrace: interrupted\n")
+    assert process.returncode == status
+    assert errors.endswith(f"\npptrace: {line}\n")
     assert "Traceback" not in errors
+
+
+def test_each_start_has_another_token(started: Callable[..., subprocess.Popen[str]]) -> None:
+    processes = [started("--no-browser") for _ in range(2)]
+    addresses = [process.stdout.readline() for process in processes if process.stdout is not None]
+
+    tokens = [urlsplit(address).path.strip("/") for address in addresses]
+    assert all(re.fullmatch(r"[\w-]{43}", token) for token in tokens)
+    assert tokens[0] != tokens[1]
 
 
 def test_errors_leave_the_command_line_as_one_line(trace: Path) -> None:

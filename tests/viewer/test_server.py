@@ -8,13 +8,14 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pptrace.errors import PptraceError
 from pptrace.viewer import server as server_module
+from pptrace.viewer.handler import Handler
 from pptrace.viewer.server import Server
 from pptrace.viewer.site import HOST, PUBLIC_UI, Site
 
@@ -36,8 +37,15 @@ class Running:
     def _run(self, timeout_s: float) -> None:
         self.fetched = self.server.run(timeout_s)
 
-    def ask(self, method: str, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-        connection = http.client.HTTPConnection(HOST, self.server.port, timeout=10)
+    def path(self, name: str) -> str:
+        """Return the path of a file on the server, its token included."""
+        return f"/{self.server.site.token}/{name}"
+
+    def ask(self, method: str, name: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+        return self.ask_path(method, self.path(name), **headers)
+
+    def ask_path(self, method: str, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+        connection = http.client.HTTPConnection(HOST, self.server.port, timeout=NEVER_S)
         connection.request(
             method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
         )
@@ -47,9 +55,12 @@ class Running:
         return response, body
 
     def raw(self, request: bytes) -> bytes:
-        with socket.create_connection((HOST, self.server.port), timeout=10) as connection:
+        with self.connect() as connection:
             connection.sendall(request)
             return connection.makefile("rb").read()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection((HOST, self.server.port), timeout=NEVER_S)
 
 
 @contextmanager
@@ -68,6 +79,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_QUIET_S", 0.2)
     monkeypatch.setattr(server_module, "_QUIET_UI_S", 0.2)
     monkeypatch.setattr(Server, "timeout", 0.02)
+    monkeypatch.setattr(Handler, "request_timeout", NEVER_S)
 
 
 @pytest.fixture
@@ -79,7 +91,7 @@ def trace(tmp_path: Path) -> Path:
 
 def test_the_public_ui_gets_every_byte_and_the_server_ends(trace: Path) -> None:
     with running(Site(trace=trace)) as run:
-        response, body = run.ask("GET", "/step.pftrace", Origin=PUBLIC_UI)
+        response, body = run.ask("GET", "step.pftrace", Origin=PUBLIC_UI)
         run.thread.join(NEVER_S)
 
         assert (response.status, body) == (200, CONTENT)
@@ -93,7 +105,7 @@ def test_a_packed_trace_arrives_packed(tmp_path: Path) -> None:
     path = tmp_path / "step.json.gz"
     path.write_bytes(b"\x1f\x8b packed")
     with running(Site(trace=path)) as run:
-        response, body = run.ask("GET", "/step.json.gz")
+        response, body = run.ask("GET", "step.json.gz")
 
     assert body == b"\x1f\x8b packed"
     assert "Content-Encoding" not in response.headers
@@ -104,12 +116,12 @@ def test_a_trace_larger_than_all_buffers_arrives_whole(tmp_path: Path) -> None:
     content = CONTENT * 3_000
     path.write_bytes(content)
     with running(Site(trace=path)) as run:
-        assert run.ask("GET", "/step.json")[1] == content
+        assert run.ask("GET", "step.json")[1] == content
 
 
 def test_asking_about_the_trace_does_not_end_the_server(trace: Path) -> None:
     with running(Site(trace=trace)) as run:
-        response, body = run.ask("HEAD", "/step.pftrace")
+        response, body = run.ask("HEAD", "step.pftrace")
         time.sleep(0.5)
 
         assert (response.status, body, response.headers["Content-Length"]) == (200, b"", str(len(CONTENT)))
@@ -119,9 +131,9 @@ def test_asking_about_the_trace_does_not_end_the_server(trace: Path) -> None:
 def test_a_preflight_from_the_public_ui_is_answered(trace: Path) -> None:
     asked = {"Access_Control_Request_Method": "GET", "Access_Control_Request_Private_Network": "true"}
     with running(Site(trace=trace)) as run:
-        response, body = run.ask("OPTIONS", "/step.pftrace", Origin=PUBLIC_UI, **asked)
-        plain, _ = run.ask("OPTIONS", "/step.pftrace", Origin=PUBLIC_UI)
-        refused, _ = run.ask("OPTIONS", "/step.pftrace", Origin="https://evil.example", **asked)
+        response, body = run.ask("OPTIONS", "step.pftrace", Origin=PUBLIC_UI, **asked)
+        plain, _ = run.ask("OPTIONS", "step.pftrace", Origin=PUBLIC_UI)
+        refused, _ = run.ask("OPTIONS", "step.pftrace", Origin="https://evil.example", **asked)
 
     assert (response.status, body) == (204, b"")
     assert response.headers["Access-Control-Allow-Origin"] == PUBLIC_UI
@@ -135,10 +147,10 @@ def test_a_preflight_from_the_public_ui_is_answered(trace: Path) -> None:
 def test_parts_add_up_to_the_trace(trace: Path) -> None:
     half = len(CONTENT) // 2
     with running(Site(trace=trace)) as run:
-        second, tail = run.ask("GET", "/step.pftrace", Range=f"bytes={half}-")
-        outside, nothing = run.ask("GET", "/step.pftrace", Range="bytes=999999-")
+        second, tail = run.ask("GET", "step.pftrace", Range=f"bytes={half}-")
+        outside, nothing = run.ask("GET", "step.pftrace", Range="bytes=999999-")
         assert not run.server.delivery.complete
-        first, head = run.ask("GET", "/step.pftrace", Range=f"bytes=0-{half - 1}")
+        first, head = run.ask("GET", "step.pftrace", Range=f"bytes=0-{half - 1}")
         run.thread.join(NEVER_S)
 
         assert run.fetched
@@ -152,7 +164,7 @@ def test_parts_add_up_to_the_trace(trace: Path) -> None:
 def test_every_other_path_is_not_found(trace: Path) -> None:
     (trace.parent / "other.txt").write_text("secret")
     with running(Site(trace=trace)) as run:
-        for path in ("/", "/other.txt", "/../other.txt", "/%2e%2e/other.txt", "/status", "/step.pftrace/"):
+        for path in ("", "other.txt", "../other.txt", "%2e%2e/other.txt", "status", "step.pftrace/"):
             assert run.ask("GET", path)[0].status == 404, path
             assert run.ask("HEAD", path)[0].status == 404, path
         assert not run.server.delivery.complete
@@ -161,7 +173,7 @@ def test_every_other_path_is_not_found(trace: Path) -> None:
 def test_other_methods_are_refused(trace: Path) -> None:
     with running(Site(trace=trace)) as run:
         for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE", "CONNECT"):
-            assert run.ask(method, "/step.pftrace")[0].status == 501, method
+            assert run.ask(method, "step.pftrace")[0].status == 501, method
         assert not run.server.delivery.complete
     assert trace.read_bytes() == CONTENT
 
@@ -169,18 +181,52 @@ def test_other_methods_are_refused(trace: Path) -> None:
 def test_another_site_gets_nothing_by_rebinding_its_name_or_by_asking(trace: Path) -> None:
     with running(Site(trace=trace)) as run:
         for headers in ({"Host": "evil.example:9001"}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
-            response, body = run.ask("GET", "/step.pftrace", **headers)
+            response, body = run.ask("GET", "step.pftrace", **headers)
             assert response.status == 403
             assert CONTENT[:64] not in body
-        assert b" 403 " in run.raw(b"GET /step.pftrace HTTP/1.0\r\n\r\n").splitlines()[0]
+        assert not run.server.delivery.complete
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_a_request_without_the_token_is_forbidden(trace: Path, method: str) -> None:
+    with running(Site(trace=trace)) as run:
+        token = run.server.site.token
+        for path in (
+            "/",
+            "/step.pftrace",
+            f"/{token[:-1]}/step.pftrace",
+            f"/step.pftrace?token={token}",
+            "/%ff/a",
+        ):
+            response, body = run.ask_path(method, path, Origin=PUBLIC_UI)
+            assert response.status == 403, path
+            assert token.encode() not in body
+            assert CONTENT[:64] not in body
+        assert not run.server.delivery.complete
+
+
+HOSTS = [
+    [], [""], ["127.0.0.1", "127.0.0.1"], ["evil.example", "127.0.0.1"], ["127.0.0.1, localhost"],
+    ["127.0.0.1:x"], ["user@127.0.0.1"], ["127.0.0.1/"], ["[127.0.0.1"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_a_request_needs_exactly_one_valid_host_header(trace: Path, hosts: list[str]) -> None:
+    with running(Site(trace=trace)) as run:
+        lines = [f"GET {run.path('step.pftrace')} HTTP/1.1", *(f"Host: {host}" for host in hosts), "", ""]
+        answer = run.raw("\r\n".join(lines).encode())
+
+        assert b" 400 " in answer.splitlines()[0]
+        assert b"exactly one valid Host header" in answer
         assert not run.server.delivery.complete
 
 
 def test_nonsense_on_the_wire_leaves_the_server_standing(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with running(Site(trace=trace)) as run:
         assert b"400" in run.raw(b"\x16\x03\x01 not http at all\r\n\r\n")
-        assert b"400" in run.raw(b"GET /step.pftrace HTTP/x.y\r\n\r\n")
-        assert run.ask("GET", "/step.pftrace")[0].status == 200
+        assert b"400" in run.raw(b"GET / HTTP/x.y\r\n\r\n")
+        assert run.ask("GET", "step.pftrace")[0].status == 200
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -190,20 +236,20 @@ def test_a_browser_that_hangs_up_may_come_back(tmp_path: Path, capsys: pytest.Ca
     with running(Site(trace=path)) as run:
         with socket.create_connection((HOST, run.server.port)) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            connection.sendall(b"GET /step.json HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+            connection.sendall(f"GET {run.path('step.json')} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
             connection.recv(1000)
         time.sleep(0.5)
 
         assert not run.server.delivery.complete
         assert run.thread.is_alive()
-        assert len(run.ask("GET", "/step.json")[1]) == len(CONTENT) * 3_000
+        assert len(run.ask("GET", "step.json")[1]) == len(CONTENT) * 3_000
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_trace_deleted_meanwhile_is_not_found(trace: Path) -> None:
     with running(Site(trace=trace)) as run:
         trace.unlink()
-        assert run.ask("GET", "/step.pftrace")[0].status == 404
+        assert run.ask("GET", "step.pftrace")[0].status == 404
 
 
 def test_it_gives_up_when_nobody_comes(trace: Path) -> None:
@@ -244,14 +290,12 @@ def test_an_offline_ui_is_served_around_its_trace(trace: Path, tmp_path: Path) -
         (ui / name).write_text("" if name == "empty.json" else name)
     with running(Site(trace=trace, ui=ui)) as run:
         own = f"http://127.0.0.1:{run.server.port}"
-        kinds = {
-            name: run.ask("GET", f"/{name}", Origin=own)[0].headers["Content-Type"] for name in ("", "app.js")
-        }
-        wasm, _ = run.ask("GET", "/engine.wasm")
-        empty, nothing = run.ask("GET", "/empty.json")
-        other, _ = run.ask("GET", "/unknown.xyz")
+        kinds = {name: run.ask("GET", name, Origin=own)[0].headers["Content-Type"] for name in ("", "app.js")}
+        wasm, _ = run.ask("GET", "engine.wasm")
+        empty, nothing = run.ask("GET", "empty.json")
+        other, _ = run.ask("GET", "unknown.xyz")
         assert not run.server.delivery.complete
-        response, body = run.ask("GET", "/step.pftrace", Origin=own)
+        response, body = run.ask("GET", "step.pftrace", Origin=own)
 
     assert kinds == {"": "text/html; charset=utf-8", "app.js": "text/javascript"}
     assert wasm.headers["Content-Type"] == "application/wasm"
@@ -268,13 +312,61 @@ def test_many_requests_at_once_and_a_slow_client_all_get_the_trace(tmp_path: Pat
     with (
         running(Site(trace=path)) as run,
         ThreadPoolExecutor(40) as clients,
-        socket.create_connection((HOST, run.server.port), timeout=10) as slow,
+        run.connect() as slow,
     ):
-        slow.sendall(b"GET /step.json HTTP/1.1\r\nHost: ")
-        bodies = [clients.submit(run.ask, "GET", "/step.json") for _ in range(40)]
+        slow.sendall(f"GET {run.path('step.json')} HTTP/1.1\r\nHost: ".encode())
+        bodies = [clients.submit(run.ask, "GET", "step.json") for _ in range(40)]
         answers = [each.result() for each in bodies]
         slow.sendall(f"{HOST}:{run.server.port}\r\n\r\n".encode())
         received = slow.makefile("rb").read()
 
     assert [(response.status, body == content) for response, body in answers] == [(200, True)] * 40
     assert received.endswith(content)
+
+
+def test_idle_connections_are_closed_and_their_places_go_to_others(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Handler, "request_timeout", 0.2)
+    with running(Site(trace=trace)) as run, ExitStack() as idle:
+        connections = [idle.enter_context(run.connect()) for _ in range(100)]
+
+        assert run.ask("GET", "step.pftrace")[1] == CONTENT
+        assert connections[0].recv(1) == b""
+
+
+def send_slowly(connection: socket.socket) -> None:
+    for _ in range(3_000):  # each byte arrives before a timeout that starts anew with each byte
+        connection.sendall(b"a")
+        time.sleep(0.01)
+
+
+def test_a_request_that_arrives_byte_by_byte_is_given_up(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "request_timeout", 0.2)
+    with running(Site(trace=trace)) as run, run.connect() as slow:
+        slow.sendall(b"GET / HTTP/1.0\r\nX: ")
+        with pytest.raises(ConnectionError):
+            send_slowly(slow)
+
+
+def test_more_connections_than_the_most_at_once_wait(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_MOST_CONNECTIONS", 2)
+    open_now, most = [], []
+
+    class Counting(Handler):
+        def handle(self) -> None:
+            open_now.append(self)
+            most.append(len(open_now))
+            super().handle()
+            open_now.remove(self)
+
+    monkeypatch.setattr(server_module, "Handler", Counting)
+    with running(Site(trace=trace)) as run, ExitStack() as stack:
+        connections = [stack.enter_context(run.connect()) for _ in range(6)]
+        for connection in connections:
+            connection.sendall(f"GET {run.path('step.pftrace')} HTTP/1.0\r\nHost: {HOST}\r\n".encode())
+        for connection in connections:
+            connection.sendall(b"\r\n")
+            assert connection.makefile("rb").read().endswith(CONTENT)
+    assert max(most) == 2
+    assert len(most) == 6

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
 from pptrace.viewer.site import Site
+
+TOKEN = "c5n0"  # noqa: S105 - of no real server
 
 
 @pytest.fixture
@@ -24,15 +27,15 @@ def ui(tmp_path: Path) -> Path:
 
 
 def test_the_page_is_the_address_that_the_public_ui_documents() -> None:
-    site = Site(trace=Path("out/step.pftrace"))
+    site = Site(trace=Path("out/step.pftrace"), token=TOKEN)
 
-    assert site.page(9001) == "https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/step.pftrace"
+    assert site.page(9001) == "https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/c5n0/step.pftrace"
 
 
 def test_the_page_of_an_offline_ui_and_its_trace_share_an_origin(ui: Path) -> None:
-    site = Site(trace=Path("step.json.gz"), ui=ui)
+    site = Site(trace=Path("step.json.gz"), ui=ui, token=TOKEN)
 
-    assert site.page(8123) == "http://127.0.0.1:8123/#!/?url=http://127.0.0.1:8123/step.json.gz"
+    assert site.page(8123) == "http://127.0.0.1:8123/c5n0/#!/?url=http://127.0.0.1:8123/c5n0/step.json.gz"
 
 
 def test_the_page_says_what_is_seen_first() -> None:
@@ -56,31 +59,48 @@ def test_a_name_needs_no_escapes_in_an_address(name: str, served: str) -> None:
 
 
 def test_a_trace_hides_no_file_of_the_ui(ui: Path) -> None:
-    site = Site(trace=Path("index.html"), ui=ui)
+    site = Site(trace=Path("index.html"), ui=ui, token=TOKEN)
 
     assert site.name == "trace-index.html"
-    assert site.find("/") == ui / "index.html"
-    assert site.find("/trace-index.html") == Path("index.html")
+    assert site.find("/c5n0/") == ui / "index.html"
+    assert site.find("/c5n0/trace-index.html") == Path("index.html")
 
 
 def test_without_a_ui_nothing_but_the_trace_is_found(tmp_path: Path) -> None:
     trace = tmp_path / "step.json"
     trace.write_text("{}")
     (tmp_path / "other.json").write_text("{}")
-    site = Site(trace=trace)
+    site = Site(trace=trace, token=TOKEN)
 
-    assert site.find("/step.json") == trace
-    assert site.find("/step.json?fresh=1") == trace
-    for target in ("/", "/other.json", "/./step.json", "/x/../step.json", str(trace), "", "*", "http://[", "/%ff"):
-        assert site.find(target) is None, target
+    assert site.find("/c5n0/step.json") == trace
+    assert site.find("/c5n0/step.json?fresh=1") == trace
+    for target in ("", "/", "/other.json", "/./step.json", "/x/../step.json", str(trace)):
+        assert site.find(f"/{TOKEN}{target}") is None, target
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/", "/step.json", "", "*", "http://[", "/%ff", "/c5n/step.json", "//c5n0/step.json", "/é/step.json"],
+)
+def test_nothing_is_found_without_the_token(ui: Path, target: str) -> None:
+    for site in (Site(trace=Path("step.json"), token=TOKEN), Site(trace=Path("step.json"), ui=ui, token=TOKEN)):
+        with pytest.raises(PermissionError):
+            site.find(target)
+
+
+def test_each_site_has_a_token_of_its_own() -> None:
+    tokens = {Site(trace=Path("step.json")).token for _ in range(20)}
+
+    assert len(tokens) == 20
+    assert all(re.fullmatch(r"[\w-]{43}", token) for token in tokens)
 
 
 def test_a_ui_is_served_by_name_alone(ui: Path) -> None:
-    site = Site(trace=Path("step.json"), ui=ui)
+    site = Site(trace=Path("step.json"), ui=ui, token=TOKEN)
 
-    assert site.find("/") == ui / "index.html"
-    assert site.find("/assets/app.js?v=1") == ui / "assets/app.js"
-    assert site.find("/assets/a%20b.js") == ui / "assets/a b.js"
+    assert site.find("/c5n0/") == ui / "index.html"
+    assert site.find("/c5n0/assets/app.js?v=1") == ui / "assets/app.js"
+    assert site.find("/c5n0/assets/a%20b.js") == ui / "assets/a b.js"
 
 
 @pytest.mark.parametrize(
@@ -101,33 +121,48 @@ def test_a_ui_is_served_by_name_alone(ui: Path) -> None:
     ],
 )
 def test_nothing_outside_the_ui_is_found(ui: Path, target: str) -> None:
-    assert Site(trace=Path("step.json"), ui=ui).find(target) is None
+    assert Site(trace=Path("step.json"), ui=ui, token=TOKEN).find(f"/{TOKEN}{target}") is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:9001", "localhost:9001", "127.0.0.1", "LOCALHOST:80"])
 def test_this_machine_is_trusted_by_its_own_names(host: str) -> None:
-    assert Site(trace=Path("a.json")).trusts(host, None)
+    Site(trace=Path("a.json")).check_source([host], None)
+
+
+@pytest.mark.parametrize("host", ["evil.example:9001", "127.0.0.1.evil.example", "[::2]:9"])
+def test_a_name_rebound_to_this_machine_is_not_trusted(host: str) -> None:
+    with pytest.raises(PermissionError):
+        Site(trace=Path("a.json")).check_source([host], None)
 
 
 @pytest.mark.parametrize(
-    "host", [None, "", "evil.example:9001", "127.0.0.1.evil.example", "evil.example@[", "[::2]:9"]
+    "hosts", [[], [""], ["127.0.0.1", "127.0.0.1"], ["evil.example@["], ["127.0.0.1 "], ["::1"], ["127.0.0.1:٣"]]
 )
-def test_a_name_rebound_to_this_machine_is_not_trusted(host: str | None) -> None:
-    assert not Site(trace=Path("a.json")).trusts(host, None)
+def test_anything_but_one_valid_host_is_no_request(hosts: list[str]) -> None:
+    with pytest.raises(ValueError, match="exactly one valid Host header"):
+        Site(trace=Path("a.json")).check_source(hosts, None)
 
 
-def test_only_pages_of_the_ui_in_use_are_trusted(ui: Path) -> None:
-    public, offline = Site(trace=Path("a.json")), Site(trace=Path("a.json"), ui=ui)
-
-    for origin, trusts_public, trusts_offline in (
+@pytest.mark.parametrize(
+    ("origin", "trusts_public", "trusts_offline"),
+    [
         ("https://ui.perfetto.dev", True, False),
         ("http://127.0.0.1:9001", False, True),
+        ("http://127.0.0.1:9002", False, False),
         ("https://evil.example", False, False),
         ("http://[", False, False),
         ("null", False, False),
+    ],
+)
+def test_only_pages_of_the_ui_in_use_are_trusted(
+    ui: Path, origin: str, *, trusts_public: bool, trusts_offline: bool
+) -> None:
+    for site, is_trusted in (
+        (Site(trace=Path("a.json")), trusts_public),
+        (Site(trace=Path("a.json"), ui=ui), trusts_offline),
     ):
-        assert public.trusts("127.0.0.1:9001", origin) is trusts_public
-        assert offline.trusts("127.0.0.1:9001", origin) is trusts_offline
+        with nullcontext() if is_trusted else pytest.raises(PermissionError):
+            site.check_source(["127.0.0.1:9001"], origin)
 
 
 def test_the_ui_is_asked_to_arrange_what_has_our_tracks() -> None:
