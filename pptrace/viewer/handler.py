@@ -45,7 +45,7 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = 60
     """Seconds that a client may leave its window full."""
-    request_timeout = 10
+    request_timeout = 5
     """Seconds from connecting to the end of the request's headers."""
 
     def setup(self) -> None:

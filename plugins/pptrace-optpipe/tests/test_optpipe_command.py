@@ -18,6 +18,7 @@ from pptrace.errors import PptraceError
 from pptrace.hooks.registry import Registry
 from pptrace.testing import assert_schedule_family, grid
 from pptrace_optpipe import solving, starting
+from pptrace_optpipe.caching import Cache
 from pptrace_optpipe.command import command
 from pptrace_optpipe.schedule import OFFER
 from pptrace_optpipe.setting import setting_of
@@ -251,9 +252,9 @@ def test_too_short_a_time_in_a_configuration_is_one_line() -> None:
         simulate({**STEP, "schedule": {"name": "optpipe", "options": {"time": "1 ms"}}})
 
 
-def searching() -> subprocess.Popen[str]:
+def searching(*more: str) -> subprocess.Popen[str]:
     """Start a search that takes long, and wait for what it finds first."""
-    memory = ["--memory", "14GiB", "--work", "1000", "--no-cache", "-o", "best.csv"]
+    memory = ["--memory", "14GiB", "--work", "1000", "-o", "best.csv", *more]
     run = subprocess.Popen(
         [sys.executable, "-c", "from pptrace.cli.main import main; main()", "optimize", "step.yaml", *memory],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -266,7 +267,7 @@ def searching() -> subprocess.Popen[str]:
 def test_a_search_that_is_killed_leaves_what_was_there() -> None:
     Path("best.csv").write_text("an earlier table", encoding="utf-8")
     before = sorted(Path().iterdir())
-    run = searching()
+    run = searching("--no-cache")
 
     run.kill()
     run.communicate(timeout=60)
@@ -276,7 +277,7 @@ def test_a_search_that_is_killed_leaves_what_was_there() -> None:
 
 
 def test_an_interrupt_keeps_the_best_so_far() -> None:
-    run = searching()
+    run = searching("--no-cache")
 
     run.send_signal(signal.SIGINT)
     out, told = run.communicate(timeout=60)
@@ -285,6 +286,28 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
     assert run.returncode == 0
     assert out.startswith("step ")
     assert simulate("step.yaml", schedule="best.csv").metrics.step_ns > 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_ends_a_search_and_the_next_one_starts_from_what_was_found(cache: Path, workers: str) -> None:
+    Path("best.csv").write_text("an earlier table", encoding="utf-8")
+    before = sorted(Path().iterdir())
+    run = searching("--workers", workers)
+
+    run.send_signal(signal.SIGTERM)
+    out, told = run.communicate()
+
+    assert (run.returncode, out) == (143, "")
+    assert told.splitlines()[-1] == "pptrace: terminated"
+    assert "Traceback" not in told
+    assert Path("best.csv").read_text(encoding="utf-8") == "an earlier table"
+    assert sorted(Path().iterdir()) == sorted([*before, Path(cache.name)])
+    ((name, content),) = Cache(cache).entries()
+    assert [file.name for file in cache.iterdir()] == [name]
+    assert content.startswith("4 ranks, 4 stages, 8 microbatches")
+    again = optimize("step.yaml", "--memory", "14GiB", "--work", "0.1")
+    assert "damaged" not in again.stderr
+    assert [file.name for file in cache.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("way", ["command", "schedule"])

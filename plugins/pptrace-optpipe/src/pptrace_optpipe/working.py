@@ -43,7 +43,7 @@ class Work:
     table: Schedule | None
 
     def search(self, memory: int) -> tuple[Optimised, list[Rival]]:
-        """Search under one limit, and tell how it goes; Ctrl-C keeps the best so far."""
+        """Search under one limit, and tell how it goes; Ctrl-C returns the best so far, SIGTERM caches it."""
         from pptrace_optpipe.optimising import optimise
         from pptrace_optpipe.rivals import rivals
         from pptrace_optpipe.sharing import shared_of
@@ -89,20 +89,33 @@ def _warn(line: str) -> None:
 
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into an answer; the second one interrupts as ever."""
-    asked = False
+    """Turn the first Ctrl-C or SIGTERM into an answer; the second one interrupts as ever.
 
-    def stop(*_: object) -> None:
+    After a SIGTERM the command ends once the block has kept what it found.
+    """
+    asked = 0
+
+    def stop(number: int, _: object) -> None:
         nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, before)
-        sys.stderr.write("stopping with the best so far; once more to leave it\n")
+        asked = number
+        restore()
+        if number == signal.SIGINT:
+            sys.stderr.write("stopping with the best so far; once more to leave it\n")
 
-    before = signal.signal(signal.SIGINT, stop)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
-        yield lambda: asked
+        yield lambda: bool(asked)
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
+        if asked == signal.SIGTERM:
+            signal.raise_signal(asked)
 
 
 def watch(
