@@ -9,16 +9,19 @@ import sys
 import threading
 import warnings
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Processes", "Serial"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 class Processes(ProcessPoolExecutor):
@@ -35,7 +38,7 @@ class Processes(ProcessPoolExecutor):
         """Hand a call to a worker; the first one starts them all."""
         if self._processes:
             return super().submit(fn, *args, **kwargs)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _signals_blocked():
             # From 3.12 on a fork warns of threads, numpy's own among them, which mind forks themselves.
             warnings.simplefilter("ignore", DeprecationWarning)
             return super().submit(fn, *args, **kwargs)
@@ -70,9 +73,24 @@ def _may_fork() -> bool:
     return sys.platform.startswith("linux") and threading.active_count() == 1
 
 
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block signals while processes are forked, which have their parent's handlers until they begin."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a worker would take what a handler raises for its call's error
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

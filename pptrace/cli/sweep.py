@@ -143,8 +143,10 @@ def kept_text(journal: Path | None) -> str:
     """Say after Ctrl-C what is kept; ``main()`` ends the line."""
     from pptrace.study.journal import Journal
 
-    if journal is None or not journal.exists():
+    if journal is None:
         return "\nnothing is kept without an output: name one with -o"
+    if not journal.exists():
+        return "\nno row was finished, so nothing is kept"
     with Journal(journal) as kept:
         return f"\n{len(kept.rows):,} finished rows are kept in {journal}: the same command goes on from there"
 

@@ -28,6 +28,19 @@ if __name__ == "__main__":
     time.sleep(60)
 """
 
+ENDED_EARLY = """
+import os, signal
+from concurrent.futures.process import BrokenProcessPool
+from pptrace.builtin.executors import Processes
+from pptrace.hooks.call import interrupt
+
+signal.signal(signal.SIGTERM, interrupt)
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+with Processes(1) as pool:
+    print(type(pool.submit(os.getpid).exception()).__name__)
+"""
+"""A parent that handles SIGTERM, and whose worker gets one before it has begun."""
+
 
 def interrupted() -> str:
     os.kill(os.getpid(), signal.SIGINT)
@@ -89,6 +102,13 @@ def test_workers_do_not_handle_sigterm_as_their_parent_does(tmp_path: Path) -> N
     pool.shutdown(wait=False)
 
     assert isinstance(running.exception(), BrokenProcessPool)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked on Linux alone")
+def test_a_worker_that_sigterm_ends_before_it_has_begun_prints_nothing() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDED_EARLY], capture_output=True, text=True, check=False)
+
+    assert (ended.stdout, ended.stderr) == ("BrokenProcessPool\n", "")
 
 
 def test_a_call_that_fails_is_its_future_s_error_and_ctrl_c_is_not() -> None:

@@ -242,6 +242,15 @@ def test_ctrl_c_without_an_output_says_that_nothing_is_kept(
     assert "nothing is kept without an output: name one with -o" in sweep("--over", MICROBATCHES).err
 
 
+def test_ctrl_c_before_the_first_row_says_that_nothing_is_kept(
+    sweep: Pptrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_after(monkeypatch, 0)
+
+    assert "\nno row was finished, so nothing is kept\n" in sweep("--over", MICROBATCHES, "-o", "r.csv").err
+    assert names() == set()
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     "damage", [b"SQLite format 3\0" * 9, b"\xff" * 5000, b'{"pptrace-sweep":1}\n{"point":"x"}\n']
