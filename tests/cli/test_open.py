@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -25,9 +27,9 @@ from pptrace.viewer.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PROGRAM = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "open"]
+RUN = Path(__file__).parents[2] / "examples" / "run-1f1b"
 TOKEN = "c5n0"  # noqa: S105 - of no real server
 CONTENT = b'{"traceEvents": [{"ph": "X", "name": "F 3", "ts": 0, "dur": 5, "pid": 1, "tid": 1}]}'
 
@@ -252,6 +254,28 @@ def test_a_signal_ends_it_without_a_traceback(
     assert process.returncode == status
     assert errors.endswith(f"\npptrace: {line}\n")
     assert "Traceback" not in errors
+
+
+@pytest.mark.needs_plugins
+def test_sigterm_leaves_no_temporary_trace_of_a_folder(
+    ui: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PPTRACE_DISABLE_PLUGINS", raising=False)
+    (tmp_path / "temporary").mkdir()
+    command = [*PROGRAM, str(RUN), "--ui", str(ui), "--port", "0", "--no-browser"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        served = [*(tmp_path / "temporary").iterdir()]
+        process.terminate()
+        process.communicate()
+
+    assert process.returncode == 143
+    assert served
+    assert [*(tmp_path / "temporary").iterdir()] == []
 
 
 def test_each_start_has_another_token(started: Callable[..., subprocess.Popen[str]]) -> None:
