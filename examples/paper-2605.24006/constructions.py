@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import Kind
-from pptrace.model.placement import Placement, chain
-from pptrace.schedule.list_scheduler import InFlight, list_schedule
+from pptrace.plugin import InFlight, Kind, Placement, chain, list_schedule
 from pptrace_schedules.chimera import build
 
 if TYPE_CHECKING:
-    from pptrace.model.request import ScheduleRequest
-    from pptrace.schedule.table import Schedule
+    from pptrace.plugin import Schedule, ScheduleRequest
 
 
 def capped(ranks: int, microbatches: int) -> Schedule:
