@@ -32,6 +32,9 @@ __all__ = ["COMPILE_FROM", "always_compiled", "compiles", "many_runs", "run", "r
 COMPILE_FROM = AS_LOADING
 """Rows of work from which loading compiled code is quicker than interpreting; see :mod:`worth` for making it."""
 
+_VALUES_PER_ROW = 64
+"""Values of columns that take at least as long to become a list, and a column again, as a row to interpret."""
+
 _ahead = ContextVar("ahead", default=0)
 _loaded: set[Callable[..., Any]] = set()
 """Kernels whose compiled code is in this process: from then on it is quicker than interpreting, at any size."""
@@ -65,11 +68,12 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
 
     Inputs and outputs are one-dimensional arrays, integers, and records (named tuples) of those. The kernel
     fills the outputs' arrays, each initialised by the caller. ``work`` is the number of rows, which decides
-    the road, with those that this process interpreted before.
+    the road, with those that this process interpreted before. Columns that are far longer count as rows too.
 
     Raises:
         TypeError: the kernel is compiled, and does what kernels may not.
     """
+    work = max(work, _values((*inputs, *outputs)) // _VALUES_PER_ROW)
     rows = _account.rows(kernel, work, ahead=_ahead.get())
     if compiles(rows, loaded=kernel in _loaded):
         from pptrace.kernel import compiled
@@ -94,6 +98,14 @@ def _pays(kernel: Callable[..., Any], rows: int) -> bool:
     from pptrace.kernel import compiled
 
     return compiles(rows) and compiled.can_be(kernel) and _account.compiles(rows, compiled.size(kernel))
+
+
+def _values(arguments: Sequence[Argument]) -> int:
+    """Return how many values columns have."""
+    return sum(
+        value.size if isinstance(value, np.ndarray) else _values(value) if isinstance(value, tuple) else 0
+        for value in arguments
+    )
 
 
 def _each(function: Callable[..., Any], value: Argument, *others: Any) -> Any:

@@ -22,6 +22,7 @@ __all__ = [
     "column",
     "difference",
     "distinct_rows",
+    "find",
     "passing",
     "together",
     "unset",
@@ -108,6 +109,18 @@ def distinct_rows(table: Int32s) -> tuple[NDArray[np.intp], Int32s]:
     index = np.empty(order.size, dtype=np.int32)
     index[order] = np.arange(order.size)
     return first[order], index[number]
+
+
+def find(keys: Int64s, wanted: Int64s) -> Int64s:
+    """Return the index of each wanted value among ascending keys, -1 where it is none of them.
+
+    Of equal keys the last counts.
+
+    >>> find(np.array([2, 5, 5, 9]), np.array([5, 3, 9, 0])).tolist()
+    [2, -1, 3, -1]
+    """
+    index = np.searchsorted(keys, wanted, side="right") - 1
+    return np.where(np.append(keys, -1)[index] == wanted, index, -1) if keys.size else np.full_like(wanted, -1)
 
 
 def difference(first: object, second: object, names: tuple[str, ...]) -> str:

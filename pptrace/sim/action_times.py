@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.columns import Int64s, column
-from pptrace.model.kinds import SENDS, Kind
+from pptrace.model.columns import Int64s, column, find
+from pptrace.model.kinds import SENDS
 
 if TYPE_CHECKING:
     from pptrace.model.cells import CellColumns
@@ -21,28 +21,24 @@ __all__ = ["ActionTimes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTimes:
-    """Nanoseconds per action, flat over (kind, stage, microbatch); -1 where the workload or the network says it.
+    """Nanoseconds per action, one value for each named action; the workload or the network gives all other times.
 
     An action of several microbatches stands at its first.
     """
 
+    place: Int64s
+    """Each action's place among all kinds, stages and microbatches, in that order; ascending, each once."""
     duration_ns: Int64s
-    """Time on the rank's compute stream."""
+    """Time on the rank's compute stream; -1 where the workload gives it."""
     gap_ns: Int64s
     """Time before it in which its rank's stream waits for the host; 0 for none."""
     transfer_ns: Int64s
-    """At ``SEND_F`` and ``SEND_B`` of the sending stage: from both ends being ready until the data are there."""
+    """At ``SEND_F`` and ``SEND_B`` of the sending stage: from both ends being ready until the data are there; -1
+    where the network gives it."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
             object.__setattr__(self, one.name, column(getattr(self, one.name), np.int64))
-
-    @classmethod
-    def nothing(cls, placement: Placement) -> Self:
-        """Return times that change nothing."""
-        cells = len(Kind) * placement.stages * placement.microbatches
-        none = np.full(cells, -1, dtype=np.int64)
-        return cls(duration_ns=none, gap_ns=np.zeros(cells, dtype=np.int64), transfer_ns=none)
 
     def laid_over(self, cells: CellColumns, task: TaskColumns, placement: Placement) -> None:
         """Write these times into the rows that they are for, in place.
@@ -54,13 +50,14 @@ class ActionTimes:
         """
         rows = np.flatnonzero((cells.microbatch >= 0) & (cells.stage >= 0))
         kind, stage, microbatch = (values[rows].astype(np.int64) for values in cells[:3])
-        cell = (kind * placement.stages + stage) * placement.microbatches + microbatch
-        known = self.duration_ns[cell] >= 0
-        task.duration_ns[rows[known]] = self.duration_ns[cell[known]]
-        task.duration_ns[rows] += self.gap_ns[cell]
-        sent = SENDS.mask(kind) & (self.transfer_ns[cell] >= 0)
+        index = find(self.place, (kind * placement.stages + stage) * placement.microbatches + microbatch)
+        rows, index, kind = rows[index >= 0], index[index >= 0], kind[index >= 0]
+        known = self.duration_ns[index] >= 0
+        task.duration_ns[rows[known]] = self.duration_ns[index[known]]
+        task.duration_ns[rows] += self.gap_ns[index]
+        sent = SENDS.mask(kind) & (self.transfer_ns[index] >= 0)
         task.duration_ns[rows[sent]] = 0
-        task.lag_ns[rows[sent]] = self.transfer_ns[cell[sent]]
+        task.lag_ns[rows[sent]] = self.transfer_ns[index[sent]]
 
     @staticmethod
     def shared(task: TaskColumns, twin: Int32s) -> None:

@@ -197,11 +197,13 @@ def _peaks(timeline: Timeline, workload: Workload, *columns: Int64s) -> None:
 
 def _buffers(timeline: Timeline, workload: Workload) -> Int64s:
     placement = timeline.placement
+    low, high = (placement.stage_rank[:, side].astype(np.int64) for side in placement.edges.T)
+    edge = np.nonzero((low != high) & (low >= 0) & (high >= 0))
+    ranks = np.int64(placement.ranks)
+    pairs = np.sort((edge[1] * ranks + low[edge]) * ranks + high[edge])
+    pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+    size = 2 * np.asarray(workload.boundary_bytes)[pairs // ranks // ranks]
     buffers = np.zeros(placement.ranks, dtype=np.int64)
-    for edge, (low, high) in enumerate(placement.edges):
-        size = int(workload.boundary_bytes[edge])
-        pairs = {(int(route[low]), int(route[high])) for route in placement.stage_rank}
-        for pair in pairs:
-            if pair[0] != pair[1] and min(pair) >= 0:
-                buffers[list(pair)] += 2 * size
+    for rank in (pairs // ranks % ranks, pairs % ranks):
+        np.add.at(buffers, rank, size)
     return buffers

@@ -114,6 +114,16 @@ def test_compiled_code_runs_small_work_too_once_it_is_loaded(monkeypatch: pytest
     assert before == inside == after == [0, 2, 4]
 
 
+def test_long_columns_are_compiled_however_few_rows_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(kernel, "compiles", lambda work, **_: bool(asked.append(work)))
+    columns = [np.zeros(length, dtype=np.int64) for length in (3, 64 * kernel.COMPILE_FROM - 3)]
+
+    kernel.run(lambda *_: 0, [columns[0], 7], [columns[1]], work=3)
+
+    assert asked == [kernel.COMPILE_FROM]
+
+
 def test_disabling_compilation_interprets_steps_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
 

@@ -54,7 +54,10 @@ def ran(name: str, ranks: int, chunks: int, *, jitter: float = 0.2, seed: int = 
     usual[[Kind.F, Kind.B, Kind.I, Kind.W]] = 1000, 2000, 1000, 900
     length = np.repeat(usual, placement.stages * placement.microbatches)
     length *= 1 + jitter * np.random.default_rng(seed).uniform(-1, 1, length.size)
-    times = replace(ActionTimes.nothing(placement), duration_ns=(length * US).astype(np.int64))
+    times = ActionTimes(
+        place=np.arange(length.size), duration_ns=(length * US).astype(np.int64),
+        gap_ns=np.zeros(length.size, dtype=np.int64), transfer_ns=np.full(length.size, -1),
+    )  # fmt: skip
     costs = Workload.uniform(placement.stages, edges=len(placement.edges), f_ns=0, b_ns=0, boundary_bytes=400_000)
     policy = Policy(name=PolicyName.ORDERED, stream=StreamPer.DIRECTION)
     timeline = simulate(schedule, costs, NETWORK, policy, times=times)

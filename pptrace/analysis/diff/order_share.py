@@ -17,6 +17,7 @@ from pptrace.analysis.steps.replay import run_order
 from pptrace.analysis.steps.simulations import again_ns
 from pptrace.analysis.steps.times import performed
 from pptrace.errors import PptraceError
+from pptrace.model.columns import find
 from pptrace.model.kinds import Kind
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from pptrace.sim.action_times import ActionTimes
 
 __all__ = ["OrderShare", "order_share"]
+
+_SPLIT = (Kind.B, Kind.I, Kind.W)
+"""A whole backward, and the two gradients that it consists of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +91,14 @@ def _durations(a: Performed, b: Performed) -> Int64s:
 
     A whole backward takes what both gradients take; a gradient alone takes half of a whole backward.
     """
-    cell = b.placement.stages * b.placement.microbatches
-    known = np.full((len(Kind), cell), -1, dtype=np.int64)
-    known.reshape(-1)[b.places] = b.duration_ns
-    whole, inputs, weights = known[Kind.B].copy(), known[Kind.I], known[Kind.W]
-    known[Kind.B] = np.where((whole < 0) & (inputs >= 0) & (weights >= 0), inputs + weights, whole)
-    for part in (inputs, weights):
-        part[:] = np.where((part < 0) & (whole >= 0), whole // 2, part)
-    found = known.reshape(-1)[a.places]
-    return np.where(found >= 0, found, a.duration_ns)
+    order = np.argsort(b.places, kind="stable")
+    keys, durations = b.places[order], np.append(b.duration_ns[order], -1)
+    cells = b.placement.stages * b.placement.microbatches
+    of_kind = {kind: durations[find(keys, a.places + (kind - a.kind.astype(np.int64)) * cells)] for kind in _SPLIT}
+    whole, inputs, weights = of_kind.values()
+    both = np.where((inputs >= 0) & (weights >= 0), inputs + weights, -1)
+    half = np.where(whole >= 0, whole // 2, -1)
+    substitute = np.select([a.kind == Kind.B, np.isin(a.kind, _SPLIT)], [both, half], -1)
+    known = durations[find(keys, a.places)]
+    known = np.where(known >= 0, known, substitute)
+    return np.where(known >= 0, known, a.duration_ns)

@@ -45,9 +45,8 @@ def folded_alike(a: Performed, b: Performed) -> tuple[Performed, Performed, tupl
 
     PyTorch skips the input gradient of the first stage, so a measured one has a whole backward there.
     """
-    low = set(a.placement.edges[:, 1].tolist())
-    firsts = [stage for stage in range(a.placement.stages) if stage not in low]
-    folded = tuple(stage for stage in firsts if _splits(a, stage) != _splits(b, stage))
+    firsts = set(range(a.placement.stages)) - set(a.placement.edges[:, 1].tolist())
+    folded = tuple(sorted(firsts & (_split_stages(a) ^ _split_stages(b))))
     if not folded:
         return a, b, ()
     return a.folded(folded), b.folded(folded), folded
@@ -90,8 +89,8 @@ def match(a: Performed, b: Performed) -> Matched:
     )  # fmt: skip
 
 
-def _splits(step: Performed, stage: int) -> bool:
-    return bool(((step.stage == stage) & (step.kind == Kind.I)).any())
+def _split_stages(step: Performed) -> set[int]:
+    return set(step.stage[step.kind == Kind.I].tolist())
 
 
 def _keys(step: Performed, stages: int, microbatches: int) -> Int64s:

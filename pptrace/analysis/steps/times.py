@@ -15,7 +15,7 @@ import numpy as np
 from pptrace.analysis.steps.arrivals import arrivals, released_by_messages
 from pptrace.analysis.steps.unrecorded import needs_unrecorded
 from pptrace.model.cells import CELL, Cells
-from pptrace.model.columns import Int32s, Int64s, difference
+from pptrace.model.columns import Int32s, Int64s, difference, find
 from pptrace.model.kinds import RECEIVES, TOWARDS_NEXT, Kind, Pass, message_kind
 from pptrace.schedule.table import Schedule
 from pptrace.sim.action_times import ActionTimes
@@ -182,23 +182,26 @@ class Performed(Cells):
 
         Messages take what held them (``holds``) too, unless ``held`` is false.
         """
-        cells = len(Kind) * self.placement.stages * self.placement.microbatches
-        duration, transfer = (np.full(cells, -1, dtype=np.int64) for _ in range(2))
-        gap = np.zeros(cells, dtype=np.int64)
+        sends = [
+            (_sends(step.transfers, self.placement), step.transfers, column)
+            for column, other in (("took_ns", transfers), ("held_ns", holds))
+            for step in (self, other)
+            if step is not None
+        ]
+        place = np.unique(np.concatenate([self.places, *(places for places, _, _ in sends)]))
+        duration, transfer = (np.full(place.size, -1, dtype=np.int64) for _ in range(2))
+        gap, hold = (np.zeros(place.size, dtype=np.int64) for _ in range(2))
         for times, column, other in ((duration, "duration_ns", durations), (gap, "gap_ns", gaps)):
-            times[self.places] = getattr(self, column)
+            times[find(place, self.places)] = getattr(self, column)
             if other is not None:
                 there = np.isin(other.places, self.places)
-                times[other.places[there]] = getattr(other, column)[there]
-        hold = np.zeros(cells, dtype=np.int64)
-        for times, column, others in ((transfer, "took_ns", transfers), (hold, "held_ns", holds)):
-            for step in (self, others):
-                if step is not None:
-                    at, moves = _sends(step.transfers, self.placement), step.transfers
-                    times[at] = np.where(moves.took_ns >= 0, getattr(moves, column), times[at])
+                times[find(place, other.places[there])] = getattr(other, column)[there]
+        for places, moves, column in sends:
+            times, index = transfer if column == "took_ns" else hold, find(place, places)
+            times[index] = np.where(moves.took_ns >= 0, getattr(moves, column), times[index])
         if held:
             transfer = np.where(transfer >= 0, transfer + hold, transfer)
-        return ActionTimes(duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
+        return ActionTimes(place=place, duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
 
 
 def performed(timeline: Timeline, *, lacks_ranks: bool = False) -> Performed:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.model.cells import CellColumns
+    from pptrace.model.columns import Int32s, Int64s
     from pptrace.model.placement import Placement
 
 __all__ = ["needs_unrecorded"]
@@ -31,28 +32,40 @@ def needs_unrecorded(cells: CellColumns, placement: Placement, *, lacks_ranks: b
     if not cells.kind.size:
         return needs
     away = np.stack([placement.edges, placement.edges[:, ::-1]])
-    lasts = np.setdiff1d(np.arange(placement.stages), placement.edges[:, 0]) if lacks_ranks else np.zeros(0)
     for kinds, edges in zip(_MAKERS, away, strict=True):
-        goes = np.isin(cells.kind, kinds)
-        made = np.zeros((placement.stages, placement.microbatches + 1), dtype=np.int64)
-        np.add.at(made, (cells.stage[goes], cells.microbatch[goes]), 1)
-        ends = np.minimum(cells.microbatch[goes] + cells.span[goes], placement.microbatches)
-        np.add.at(made, (cells.stage[goes], ends), -1)
-        held = np.cumsum(made, axis=1) > 0
-        lacking = np.zeros_like(held)
-        for maker, taker in edges.tolist():
-            lacking[taker] |= ~held[maker] & _exists(placement, maker)
-        needs |= goes & lacking[cells.stage, cells.microbatch]
-    needs |= np.isin(cells.kind, _MAKERS[1]) & np.isin(cells.stage, lasts)
+        rows = np.flatnonzero(np.isin(cells.kind, kinds) & (cells.microbatch >= 0))
+        needs[rows] = _lacks_maker(cells.taken(rows), placement, edges)
+    if lacks_ranks:
+        lasts = np.setdiff1d(np.arange(placement.stages), placement.edges[:, 0])
+        needs |= np.isin(cells.kind, _MAKERS[1]) & np.isin(cells.stage, lasts)
     return needs
 
 
-def _exists(placement: Placement, stage: int) -> NDArray[np.bool_]:
-    """Return, per microbatch, whether its route has a stage; one that none has is missing. False behind all."""
-    ranks = placement.stage_rank[:, stage]
-    on_route = (
-        ranks[placement.microbatch_route] >= 0
-        if (ranks >= 0).any()
-        else np.ones(placement.microbatches, dtype=np.bool_)
-    )
-    return np.append(on_route, False)
+def _lacks_maker(cells: CellColumns, placement: Placement, edges: Int32s) -> NDArray[np.bool_]:
+    """Return which computations of one pass lack one of those that their stage takes a result from.
+
+    Args:
+        cells: all computations of the pass; each is one of a stage from its first microbatch on.
+        placement: their stages.
+        edges: shape (edges, 2): the stage that makes a result, and the one that takes it.
+    """
+    width = placement.microbatches + 1
+    stage, microbatch = cells.stage.astype(np.int64), cells.microbatch.astype(np.int64)
+    first = stage * width + microbatch
+    starts, ends = np.sort(first), np.sort(np.minimum(first + cells.span, stage * width + width - 1))
+    cell, cell_of_row = np.unique(first, return_inverse=True)
+    by_taker = edges[np.argsort(edges[:, 1], kind="stable")].astype(np.int64)
+    begin, end = (np.searchsorted(by_taker[:, 1], cell // width, side=side) for side in ("left", "right"))
+    asking = np.repeat(np.arange(cell.size), end - begin)
+    maker = by_taker[np.arange(asking.size) + (end - np.cumsum(end - begin))[asking], 0]
+    needed = maker * width + cell[asking] % width
+    made = np.searchsorted(starts, needed, side="right") > np.searchsorted(ends, needed, side="right")
+    lacking = np.zeros(cell.size, dtype=np.bool_)
+    lacking[asking[~made & _exists(placement, maker, cell[asking] % width)]] = True
+    return lacking[cell_of_row]
+
+
+def _exists(placement: Placement, stage: Int64s, microbatch: Int64s) -> NDArray[np.bool_]:
+    """Return whether each microbatch's route has a stage; a stage that no route has is missing."""
+    nowhere: NDArray[np.bool_] = np.all(placement.stage_rank < 0, axis=0)
+    return nowhere[stage] | (placement.stage_rank[placement.microbatch_route[microbatch], stage] >= 0)

@@ -52,10 +52,9 @@ class Peers:
 
 def _only(stage_rank: Int32s, at: Int32s, neighbour: Int32s) -> Int32s:
     """Return the rank of each stage's neighbour where it has one only on the route."""
+    route, edge = np.nonzero((stage_rank[:, at] >= 0) & (stage_rank[:, neighbour] >= 0))
     count = np.zeros_like(stage_rank)
+    np.add.at(count, (route, at[edge]), 1)
     rank = np.full_like(stage_rank, -1)
-    for stage, other in zip(at.tolist(), neighbour.tolist(), strict=True):
-        held = (stage_rank[:, stage] >= 0) & (stage_rank[:, other] >= 0)
-        count[held, stage] += 1
-        rank[held, stage] = stage_rank[held, other]
+    rank[route, at[edge]] = stage_rank[route, neighbour[edge]]
     return np.where(count == 1, rank, np.int32(-1))
