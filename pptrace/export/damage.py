@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.errors import TraceError
+from pptrace.limits.memory import gibibytes, memory_key, most_memory
 from pptrace.model.kinds import Kind, Stream
+from pptrace.sim.limits import MOST_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +25,13 @@ __all__ = ["DAMAGE", "checked_timeline", "named_damage"]
 DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RecursionError)
 """What JSON and arrays raise where a file was tampered with."""
 _LATEST_NS = 2**62
-_MOST_RANKS = 2**20
+_MOST_PEERS = 2**20
+_CELL_BYTES = 40
+"""Memory that each stage and each edge takes for each microbatch where a step is analysed, at most."""
+_LEAST_MICROBATCHES = 32
+"""Microbatches that take as much memory for each stage as its costs."""
+_ROOM, _CELLS_PER_SLICE = 1 << 22, 256
+"""Stages and edges, times microbatches, that a trace may have, and how many more for each of its slices."""
 _MAPPINGS = ("configuration", "trimmed")
 """Parts of a provenance that are mappings where they are there."""
 
@@ -42,10 +50,15 @@ def named_damage(paths: Sequence[Path]) -> Iterator[None]:
         raise TraceError(f"is damaged ({text:.200}); write it again", file=paths[0]) from None
 
 
-def checked_timeline(timeline: Timeline) -> Timeline:
+def checked_timeline(timeline: Timeline, path: Path) -> Timeline:
     """Return a timeline whose every column was found to point at something that is there.
 
+    Args:
+        timeline: what was read.
+        path: its first file.
+
     Raises:
+        TraceError: an index of its stages and microbatches would take more memory than may be taken.
         ValueError: a rank, stage, microbatch, kind, stream, cause or time is out of its range, or what is said of
             how it came about is no mapping.
     """
@@ -56,10 +69,9 @@ def checked_timeline(timeline: Timeline) -> Timeline:
     for name, values, low, limit in (
         ("rank of a stage", placement.stage_rank, -1, placement.ranks),
         ("route", placement.microbatch_route, 0, placement.routes),
-        ("edge", placement.edges, 0, placement.stages),
         ("slices of a lane", np.diff(timeline.lane_ptr), 0, rows + 1),
         ("rank", timeline.lane_rank, 0, placement.ranks),
-        ("peer", timeline.lane_peer, -1, _MOST_RANKS),
+        ("peer", timeline.lane_peer, -1, _MOST_PEERS),
         ("stream", timeline.lane_stream, 0, max(Stream) + 1),
         ("kind", timeline.kind, 0, max(Kind) + 1),
         ("stage", timeline.stage, -1, placement.stages),
@@ -69,14 +81,35 @@ def checked_timeline(timeline: Timeline) -> Timeline:
         ("end", timeline.end_ns, -_LATEST_NS, _LATEST_NS),
     ):
         _check_range(name, values, low, limit)
-    if not 0 <= placement.ranks <= _MOST_RANKS:
-        message = f"{placement.ranks} ranks"
+    if placement.edge_fault:
+        message = f"its {placement.edge_fault}"
+        raise ValueError(message)
+    _check_room(timeline, path)
+    if not 0 <= placement.ranks <= MOST_RANKS:
+        message = f"{placement.ranks:,} ranks: a pipeline has at most {MOST_RANKS:,}"
         raise ValueError(message)
     if (timeline.end_ns < timeline.start_ns).any():
         row = int(np.argmax(timeline.end_ns < timeline.start_ns))
         message = f"slice {row} ends before it starts"
         raise ValueError(message)
     return timeline
+
+
+def _check_room(timeline: Timeline, path: Path) -> None:
+    """Check that stages and microbatches are no more than slices can fill, and than memory can index.
+
+    A part of a larger step has that step's stages and microbatches.
+    """
+    placement = timeline.placement
+    stages, microbatches = placement.stages, max(placement.microbatches, placement.routes)
+    cells = (stages + len(placement.edges)) * max(microbatches, _LEAST_MICROBATCHES)
+    if cells > _ROOM + _CELLS_PER_SLICE * len(timeline) and "trimmed" not in timeline.provenance:
+        message = f"{len(timeline):,} slices cannot fill {stages:,} stages x {microbatches:,} microbatches"
+        raise ValueError(message)
+    needed = cells * _CELL_BYTES
+    if needed > most_memory():
+        message = f"needs {gibibytes(needed)} of memory for {stages:,} stages x {microbatches:,} microbatches"
+        raise TraceError(f"{message}: {memory_key()}", file=path)
 
 
 def _check_range(name: str, values: NDArray[Any], low: int, limit: int) -> None:

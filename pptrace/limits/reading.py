@@ -24,6 +24,7 @@ __all__ = [
     "check_regular",
     "is_named_pipe",
     "most_held",
+    "most_parsed",
     "open_unpacked",
     "read_unpacked",
 ]
@@ -36,6 +37,8 @@ _TWICE = 2
 """What is kept of events is held twice while it is made an answer, at most."""
 _HELD = 4
 """What is read whole takes this many times its bytes until it is columns."""
+_PARSED = 8
+"""Values of JSON take this many times the bytes of their text."""
 _PART = 1 << 20
 _WINDOW, _FRACTION = 1 << 18, 64
 """How much of a file, in bytes and as a part of it, says what the rest will hold."""
@@ -157,6 +160,11 @@ def read_unpacked(path: Path) -> bytes:
 def most_held() -> int:
     """Return how many bytes of one file may be held at once."""
     return min(most_unpacked(), most_memory() // _HELD)
+
+
+def most_parsed() -> int:
+    """Return how many bytes of JSON may be parsed at once."""
+    return min(most_unpacked(), most_memory() // _HELD // _PARSED)
 
 
 def check_events(count: int, path: Path | str, held: int = 0) -> None:

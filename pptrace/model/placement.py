@@ -11,6 +11,9 @@ from pptrace.record import dataclass
 
 __all__ = ["Placement", "chain"]
 
+_MOST_NEIGHBOURS = 1024
+"""Stages that one stage may feed, and stages that may feed it: messages of a stage are matched one by one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placement:
@@ -80,6 +83,22 @@ class Placement:
     def is_chain(self) -> bool:
         """Whether stage ``s`` feeds stage ``s + 1`` and nothing else."""
         return bool(np.array_equal(self.edges, chain(self.stages)))
+
+    @property
+    def edge_fault(self) -> str:
+        """What is wrong with the placement's edges, in a few words that continue "its"; empty where nothing is."""
+        if self.edges.size and (self.edges.min() < 0 or self.edges.max() >= self.stages):
+            return f"edges name stages beyond its {self.stages}"
+        number = np.sort(self.edges[:, 0].astype(np.int64) * self.stages + self.edges[:, 1])
+        twice = number[1:][number[1:] == number[:-1]]
+        if twice.size:
+            return f"edge from stage {twice[0] // self.stages} to stage {twice[0] % self.stages} is there twice"
+        for side, verb in enumerate(("feeds", "is fed by")):
+            count = np.bincount(self.edges[:, side])
+            if count.max(initial=0) > _MOST_NEIGHBOURS:
+                most = int(np.argmax(count))
+                return f"stage {most} {verb} {count[most]:,} stages: at most {_MOST_NEIGHBOURS:,} are possible"
+        return ""
 
     def rank_of(self, stage: int, microbatch: int) -> int:
         """Return the rank that holds ``stage`` for ``microbatch``; a microbatch of -1 reads the first route."""

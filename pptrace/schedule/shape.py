@@ -60,13 +60,13 @@ def _check_columns(schedule: Schedule) -> None:
 
 
 def _check_placement(placement: Placement) -> None:
-    held, route, edges = placement.stage_rank, placement.microbatch_route, placement.edges
+    held, route = placement.stage_rank, placement.microbatch_route
     if held.size and (held.min() < -1 or held.max() >= placement.ranks):
         raise ScheduleError(f"the placement names ranks beyond its {placement.ranks}: they count from 0")
     if route.size and (route.min() < 0 or route.max() >= placement.routes):
         raise ScheduleError(f"the placement names routes beyond its {placement.routes}: they count from 0")
-    if edges.size and (edges.min() < 0 or edges.max() >= placement.stages):
-        raise ScheduleError(f"the placement's edges name stages beyond its {placement.stages}")
+    if placement.edge_fault:
+        raise ScheduleError(f"the placement's {placement.edge_fault}")
     nowhere = np.flatnonzero((held < 0).all(axis=0))
     if nowhere.size:
         stage = int(nowhere[0])

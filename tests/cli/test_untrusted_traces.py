@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,6 +49,67 @@ def test_a_forged_value_is_one_line(pptrace: Any, folder: Path, command: str, pa
     replaced(folder, pattern, value)
 
     assert pptrace(command, "own.json").complaint.startswith("own.json: ")
+
+
+def set_placement(folder: Path, **values: Any) -> None:
+    """Replace parts of the placement in the JSON file."""
+    first, rest = (folder / "own.json").read_text("utf-8").split("\n", 1)
+    top = json.loads(first + "]}")
+    top["metadata"]["pptrace"]["placement"] |= values
+    (folder / "own.json").write_text(json.dumps(top).removesuffix("]}") + "\n" + rest, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"microbatch_route": [0] * 3_000_000}, "12 slices cannot fill 2 stages x 3,000,000 microbatches"),
+        ({"stage_rank": [[0, 1] * 500_000]}, "12 slices cannot fill 1,000,000 stages x 2 microbatches"),
+        ({"edges": [[0, 1]] * 100_000}, "its edge from stage 0 to stage 1 is there twice"),
+        (
+            {"stage_rank": [[0, 1] * 1000], "edges": [[0, stage] for stage in range(1, 2000)]},
+            "its stage 0 feeds 1,999 stages: at most 1,024 are possible",
+        ),
+        (
+            {"stage_rank": [[0, 1] * 1000], "edges": [[stage, 0] for stage in range(1, 2000)]},
+            "its stage 0 is fed by 1,999 stages: at most 1,024 are possible",
+        ),
+        ({"ranks": 100_000}, "100,000 ranks: a pipeline has at most 4,096"),
+    ],
+)
+def test_a_placement_that_no_step_has_is_refused_in_memory_of_the_files_size(
+    pptrace: Any, folder: Path, values: dict[str, Any], fault: str
+) -> None:
+    set_placement(folder, **values)
+    tracemalloc.start()
+
+    answer = pptrace("explain", "own.json")
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert answer.complaint == f"own.json: is damaged ({fault}); write it again"
+    assert peak < 20 * (folder / "own.json").stat().st_size + (16 << 20)
+
+
+@pytest.mark.parametrize("name", ["own.json", "own.pftrace"])
+def test_a_part_of_a_step_of_many_microbatches_stays_within_the_limit_on_memory(
+    pptrace: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    replaced(folder, '"provenance": {', '"provenance": {"trimmed": {"ranks": [0, 1]}, ')
+    set_placement(folder, microbatch_route=[0] * 2_000_000)
+    pptrace("convert", "own.json", "own.pftrace")
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "256MiB")
+    tracemalloc.start()
+
+    assert pptrace("explain", name).code == 0
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 256 << 20
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "228MiB")
+    assert pptrace("explain", name).complaint == (
+        f"{name}: needs 228 MiB of memory for 2 stages x 2,000,000 microbatches: "
+        "set PPTRACE_MOST_MEMORY to allow more"
+    )
 
 
 def test_nested_arrays_are_one_line(pptrace: Any, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tracemalloc
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -96,6 +97,17 @@ def test_blanks_in_the_first_line_are_refused_in_bounded_memory(
             read(path)
 
     assert peak_of(refused) < 32 << 20
+
+
+def test_a_description_of_slices_is_parsed_in_bounded_memory(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    READERS[own.suffix].write(replace(ONE, provenance={"configuration": {"lists": [[]] * 2_000_000}}), own, {})
+    monkeypatch.setenv(MEMORY, "48 MiB")
+
+    def refused() -> None:
+        with pytest.raises(TraceError, match=rf"(larger|more) than 1 MiB.*: set {MEMORY} to allow more"):
+            read(own)
+
+    assert peak_of(refused) < 48 << 20
 
 
 def test_a_file_may_be_as_large_as_is_said(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

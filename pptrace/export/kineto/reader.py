@@ -10,7 +10,7 @@ from pptrace.export.damage import DAMAGE, checked_timeline, named_damage
 from pptrace.export.kineto.columns import Part, joined
 from pptrace.export.kineto.header import FORMAT
 from pptrace.limits.memory import gibibytes, memory_key
-from pptrace.limits.reading import check_events, most_held, open_unpacked
+from pptrace.limits.reading import check_events, most_parsed, open_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,8 +24,6 @@ __all__ = ["read"]
 _EVENTS = b'"traceEvents": [\n'
 _END = b"]}\n"
 _BLOCK, _LONGEST_LINE = 4 << 20, 64 << 20
-_JSON = 8
-"""Values take this many times the bytes of their text."""
 _TELLING = (
     b'{"ph":"X","cat":"kernel"',
     b'{"ph":"X","cat":"gpu_memcpy"',
@@ -47,7 +45,7 @@ def read(paths: Sequence[Path]) -> Timeline:
     """
     parts = [(path, _read_one(path)) for path in paths]
     with named_damage(paths):
-        return checked_timeline(joined(parts))
+        return checked_timeline(joined(parts), paths[0])
 
 
 def _read_one(path: Path) -> Part:
@@ -68,7 +66,7 @@ def _events(file: UnpackedFile, path: Path) -> tuple[dict[str, Any], Iterable[li
 
     A file that some tool laid out anew is read at one go.
     """
-    first = file.readline(most_held())
+    first = file.readline(most_parsed())
     if first.endswith(_EVENTS):
         top = json.loads(first + _END)
         batches: Iterable[list[dict[str, Any]]] = _batches(file, path)
@@ -84,12 +82,12 @@ def _events(file: UnpackedFile, path: Path) -> tuple[dict[str, Any], Iterable[li
 
 def _rest(file: UnpackedFile, held: int, path: Path) -> bytes:
     """Return what is left of a file that is read whole."""
-    parts, most = [], most_held() // _JSON
+    parts, most = [], most_parsed()
     while part := file.read(_BLOCK):
         parts.append(part)
         held += len(part)
         if held > most:
-            message = f"is not laid out as pptrace writes it, and larger than {gibibytes(most)}: {memory_key()}"
+            message = f"is larger than {gibibytes(most)} and not laid out as pptrace writes it: {memory_key()}"
             raise TraceError(message, file=path)
     return b"".join(parts)
 

@@ -13,8 +13,9 @@ from pptrace.errors import TraceError
 from pptrace.export.perfetto.extension import FIELD_NUMBERS, MESSAGE, PACKAGE, descriptor_set
 from pptrace.export.perfetto.layout import BEGIN, COUNTER, END
 from pptrace.export.perfetto.marker import FORMAT_KEY, PROVENANCE_KEY, STEP_KEY, VERSION, layout_of, renamed
+from pptrace.limits.memory import gibibytes, memory_key
 from pptrace.limits.packets import check_packets
-from pptrace.limits.reading import check_events
+from pptrace.limits.reading import check_events, most_parsed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -170,6 +171,9 @@ def _add_attributes(packet: Any, events: Events, file: str) -> None:
     for attribute in packet.trace_attributes.attribute:
         if attribute.key == FORMAT_KEY and attribute.long_value > VERSION:
             raise TraceError(f"has format {attribute.long_value}; this pptrace reads up to {VERSION}", file=file)
+        if len(attribute.string_value) > most_parsed():
+            message = f"describes its slices in more than {gibibytes(most_parsed())}: {memory_key()}"
+            raise TraceError(message, file=file)
         if attribute.key == PROVENANCE_KEY:
             events.provenance = json.loads(attribute.string_value)
         elif attribute.key == STEP_KEY:

@@ -53,7 +53,7 @@ def read(paths: Sequence[Path]) -> Timeline:
     """
     parts = [_read_one(path) for path in paths]
     with named_damage(paths):
-        return checked_timeline(joined(parts))
+        return checked_timeline(joined(parts), paths[0])
 
 
 def _read_one(path: Path) -> Part:
