@@ -106,6 +106,15 @@ def test_an_event_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest
         measured(path)
 
 
+def test_many_empty_events_are_refused_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_bytes(b'{"traceEvents": [' + b"{}," * 700_000 + b"{}]}")
+    monkeypatch.setattr(blocks, "MOST_EVENT_BYTES", 1 << 20)
+
+    with pytest.raises(TraceError, match="all events are empty within 1 MiB: not a trace"):
+        measured(path)
+
+
 TIMES = {
     "not a number": ("NaN", 5),
     "endless": ("Infinity", 5),

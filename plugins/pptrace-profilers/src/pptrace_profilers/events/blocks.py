@@ -27,6 +27,7 @@ MOST_EVENT_BYTES = 16 << 20
 """Bytes within which an event must end, and which the part before the events may have."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY = re.compile(rb'\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id|bp|s|tts|tdur|sf|cname)"\s*:')
+_EMPTY = re.compile(rb"(?:\s*\{\s*\}\s*,){16}")
 _BLANK = b" \t\r\n"
 _MARKS = (b'"ph"',)
 _MOST_BROKEN = 100_000
@@ -113,7 +114,8 @@ class Blocks:
                 yield held[:end]
                 held = held[at:]
             elif len(held) > MOST_EVENT_BYTES:
-                raise TraceError(f"no event ends within {MOST_EVENT_BYTES >> 20} MiB: not a trace", file=self.path)
+                what = "all events are empty" if _EMPTY.match(held) else "no event ends"
+                raise TraceError(f"{what} within {MOST_EVENT_BYTES >> 20} MiB: not a trace", file=self.path)
         # The end is read event by event, which is slow: so it is the last event alone.
         at, end = _last_start(held)
         if at > 0:

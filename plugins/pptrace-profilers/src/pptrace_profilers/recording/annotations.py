@@ -36,18 +36,26 @@ class Annotations:
             thread: the thread of each.
             row: the place in the file of each, which tells empty annotations of one instant apart.
         """
-        around = self._innermost(np.arange(self.start_ns.size), at_ns, row)
-        for number in np.unique(self.thread).tolist():
-            instants = np.flatnonzero(thread == number)
-            nearest = self._innermost(np.flatnonzero(self.thread == number), at_ns[instants], row[instants])
-            around[instants] = np.where(nearest >= 0, nearest, around[instants])
-        return around
-
-    def _innermost(self, among: Int64s, at_ns: Int64s, row: Int64s) -> Int64s:
-        """Return the last of some annotations that started before each instant and did not end before it."""
-        if not among.size:
+        if not self.start_ns.size:
             return np.full(at_ns.size, -1, dtype=np.int64)
-        start, end = self.start_ns[among], self.end_ns[among]
+        everywhere = self._innermost(np.arange(self.start_ns.size), (self.start_ns, self.end_ns, at_ns), row)
+        # Times of a thread follow all times of threads with lower numbers: one search serves all threads.
+        count = self.start_ns.size
+        _, time = np.unique(np.concatenate([self.start_ns, self.end_ns, at_ns]), return_inverse=True)
+        time += np.concatenate([self.thread, self.thread, thread]).astype(np.int64) * time.size
+        by_thread = np.argsort(self.thread, kind="stable")
+        nearest = self._innermost(by_thread, (time[:count], time[count : 2 * count], time[2 * count :]), row)
+        return np.where(nearest >= 0, nearest, everywhere)
+
+    def _innermost(self, among: Int64s, times: tuple[Int64s, Int64s, Int64s], row: Int64s) -> Int64s:
+        """Return the last annotation that started before each instant and did not end before it.
+
+        Args:
+            among: all annotations by start.
+            times: of the annotations' starts and ends, and of the instants.
+            row: the place in the file of each instant.
+        """
+        start, end, at_ns = times[0][among], times[1][among], times[2]
         at = np.searchsorted(start, at_ns, side="right") - 1
         if bool((start == end).any()):
             at = _last_before(start, np.where(start == end, self.row[among], -1), at_ns, row)
