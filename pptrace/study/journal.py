@@ -37,7 +37,8 @@ def journal_path(output: str | Path) -> Path:
 class Journal:
     """An open journal; no other process can open it at the same time.
 
-    A row whose checksum differs is dropped. A database that is damaged as a whole is replaced, with a warning.
+    A row whose checksum differs is dropped, and so is content that is no row. A database that is damaged as a
+    whole is replaced, with a warning.
     """
 
     rows: list[Row]
@@ -88,7 +89,7 @@ class Journal:
         Raises:
             OutputError: it cannot be written.
         """
-        content = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        content = _content(row)
         try:
             self._database.execute("INSERT INTO finished VALUES (?, ?)", (content, _digest(content)))
         except sqlite3.Error as error:
@@ -120,7 +121,8 @@ class Journal:
             execute(_FRESH)
         self.fresh = fresh or _FRESH in tables
         entries = execute("SELECT CAST(content AS BLOB), CAST(digest AS BLOB) FROM finished")
-        self.rows = [json.loads(content) for content, digest in entries if _digest(content or b"") == digest]
+        found = (_row(content) for content, digest in entries if _digest(content or b"") == digest)
+        self.rows = [row for row in found if row is not None]
 
     def _failed(self, error: sqlite3.Error | OSError) -> OutputError:
         if isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_BUSY:
@@ -128,6 +130,20 @@ class Journal:
                 "another sweep is writing here: wait for it, or name another file with -o", file=self.path
             )
         return OutputError(f"cannot be written: {getattr(error, 'strerror', '') or error}", file=self.path)
+
+
+def _row(content: bytes) -> Row | None:
+    """Return the row that :meth:`Journal.append` wrote as this content; None where it wrote no such content."""
+    try:
+        row = json.loads(content)
+        _content(row)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("point"), str) else None
+
+
+def _content(row: Row) -> bytes:
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _digest(content: bytes) -> bytes:

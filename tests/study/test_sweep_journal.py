@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,6 +76,27 @@ def test_a_row_with_another_checksum_is_dropped_and_can_be_written_again(
     assert rows_in(path) == [*ROWS[:2], *ROWS[3:]]
     written(path, [ROWS[2]])
     assert rows_in(path) == [*ROWS[:2], *ROWS[3:], ROWS[2]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]", b"7", b"null", b"{}", b'{"point": 7}', b'{"point": "p", "step_ns": 1e999}',
+        b'{"point": "p", "idle": NaN}', b"[" * 100_000, b'{"a":' * 100_000, b"\xff",
+    ],
+    ids=lambda content: repr(content[:20]),
+)  # fmt: skip
+def test_content_that_is_no_row_is_dropped_whatever_its_checksum(
+    tmp_path: Path, whole: bytes, content: bytes
+) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(whole)
+    with sqlite3.connect(path) as database:
+        row = (content, sha256(content).digest())
+        database.execute("UPDATE finished SET content = ?, digest = ? WHERE rowid = 3", row)
+    database.close()
+
+    assert rows_in(path) == [*ROWS[:2], *ROWS[3:]]
 
 
 @st.composite

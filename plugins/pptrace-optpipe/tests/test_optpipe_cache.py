@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -112,6 +113,47 @@ def test_a_damaged_entry_is_none(damage: Callable[[str, str], str], tmp_path: Pa
     assert kept.get(problem) == (None, f"{file}: is damaged, and is solved anew")
     assert kept.near(near) == []
     assert [about for name, about in kept.entries() if name == file.name] == ["damaged"]
+
+
+FORGED: dict[str, Callable[[str], str]] = {
+    "deep brackets": lambda _: "[" * 100_000,
+    "deep rows": lambda text: text.replace('"rows": ', '"rows": ' + "[" * 100_000),
+    "a list": lambda _: "[]",
+    "no bound": lambda text: text.replace('"bound"', '"other"'),
+    "a bound of text": lambda text: re.sub(r'"bound": \d+', '"bound": "7"', text),
+    "an infinite bound": lambda text: re.sub(r'"bound": \d+', '"bound": 1e999', text),
+    "a negative bound": lambda text: re.sub(r'"bound": \d+', '"bound": -7', text),
+    "an infinite step": lambda text: re.sub(r'"step": \d+', '"step": 1e999', text),
+    "an infinite time": lambda text: re.sub(r'"seconds": [0-9.]+', '"seconds": 1e999', text),
+    "an operation without its kind": lambda text: text.replace('"0F0"', '"123"'),
+    "an operation of an unknown kind": lambda text: text.replace('"0F0"', '"0X0"'),
+    "an operation without numbers": lambda text: text.replace('"0F0"', '"F"'),
+    "rows of text": lambda text: re.sub(r'"rows": .*', '"rows": ["123"]}', text),
+    "a copy of no stage": lambda text: text.replace('"0F0"', '"0F0", "9O0"'),
+    "a copy of no microbatch": lambda text: text.replace('"0F0"', '"0F0", "0O9"'),
+    "a copy of another rank": lambda text: text.replace('"0F0"', '"0F0", "1A0"'),
+    "a forward computed again that cannot be": lambda text: text.replace('"0F0"', '"0F0", "0C0"'),
+    "a backward twice": lambda text: text.replace('"0I0"', '"0I0", "0B0"'),
+}
+"""Texts whose digest is right."""
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_a_malformed_entry_is_none_whatever_its_digest(forge: Callable[[str], str], tmp_path: Path) -> None:
+    kept, problem = Cache(tmp_path), table(2, 2, 2, copies=True)
+    rows = serial_rows(problem, copied=False)
+    kept.put(problem, Entry(rows=rows, step=step_of(problem, rows), bound=7, seconds=1))
+    file = kept.file_of(problem)
+    whole = file.read_text(encoding="utf-8").partition("\n")[2]
+    text = forge(whole)
+    assert text != whole
+
+    digest = hashlib.sha256(f"{file.name}\n{text}".encode()).hexdigest()
+    file.write_text(f"{digest}\n{text}", encoding="utf-8")
+
+    assert kept.get(problem) == (None, f"{file}: is damaged, and is solved anew")
+    assert kept.near(replace(problem, f=(2, 3))) == []
+    assert len(list(kept.entries())) == 1
 
 
 def test_an_entry_has_the_step_of_its_rows_and_no_bound_above_that(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ since a bound of one that is rounded alike need not hold. What was found for the
 the search for others starts.
 
 The first line of a file is the digest of its name and of what follows, so a file that was damaged or renamed is
-recognised. What follows is a JSON object.
+recognised. What follows is a JSON object. Malformed objects, rows of other problems and bounds above the step of
+the rows are ignored whatever the digest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 from pptrace.plugin import OutputError, replace_file
 from pptrace_optpipe.playing import play
@@ -52,6 +55,19 @@ class Entry:
     bound: int
     seconds: float
     """How long was searched, in all."""
+
+
+class _Content(BaseModel):
+    """What the JSON object of a file holds."""
+
+    model_config = ConfigDict(strict=True)
+
+    sizes: str
+    costs: list[FiniteFloat]
+    step: NonNegativeInt
+    bound: NonNegativeInt
+    seconds: FiniteFloat
+    rows: list[list[Annotated[str, Field(pattern=r"^[0-9]{1,9}[FIWORACD][0-9]{1,9}$")]]]
 
 
 def folder() -> Path:
@@ -98,10 +114,10 @@ class Cache:
         own, costs = self.file_of(problem).name, _costs(problem)
         for file in sorted(self.path.glob(f"v{VERSION}-{_shape(problem)}-*.json")):
             try:
-                values = _read(file)
-                apart = sum(abs(one - other) for one, other in zip(costs, values["costs"], strict=True))
+                content = _read(file)
+                apart = sum(abs(one - other) for one, other in zip(costs, content.costs, strict=True))
                 if file.name != own:
-                    found.append((apart, file.name, _rows(values, problem)))
+                    found.append((apart, file.name, _rows(content, problem)))
             except (OSError, ValueError):
                 continue
         return [rows for apart, _, rows in sorted(found)[:_NEAREST] if apart < _FAR]
@@ -126,9 +142,9 @@ class Cache:
         """Yield each file's name and what it is about."""
         for file in sorted(self.path.glob("v*.json")):
             try:
-                values = _read(file)
-                gap = 1 - values["bound"] / max(values["step"], 1)
-                about = f"{values['sizes']}, gap {max(gap, 0):.1%}, {values['seconds']} s"
+                content = _read(file)
+                gap = 1 - content.bound / max(content.step, 1)
+                about = f"{content.sizes}, gap {max(gap, 0):.1%}, {content.seconds} s"
             except (OSError, ValueError):
                 about = "damaged"
             yield file.name, about if file.name.startswith(f"v{VERSION}-") else "of another version"
@@ -167,53 +183,60 @@ def _sizes(problem: Problem) -> str:
     return f"{problem.ranks} ranks, {problem.stages} stages, {problem.microbatches} microbatches{copies}"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> _Content:
     """Return what a file holds.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is damaged, or was kept under another name.
+        ValueError: it is damaged, malformed, or was kept under another name.
     """
     digest, _, text = file.read_text(encoding="utf-8").partition("\n")
     if digest != _digest(file.name, text):
         msg = "the digest does not match"
         raise ValueError(msg)
-    values: dict[str, Any] = json.loads(text)
-    return values
+    return _Content.model_validate_json(text)
 
 
 def _digest(name: str, text: str) -> str:
     return hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()
 
 
-def _entry(values: dict[str, Any], problem: Problem) -> Entry:
-    """Return a file's values as an entry. The step is that of the rows, and a bound above it is none.
+def _entry(content: _Content, problem: Problem) -> Entry:
+    """Return a file's content as an entry. The step is that of the rows, and a bound above it is none.
 
     Raises:
         ValueError: the rows are not all that there is to compute, each where it is, or wait for each other.
     """
-    rows = _rows(values, problem)
+    rows = _rows(content, problem)
     played = play(coarsened(problem)[0], rows)
     if played is None:
         msg = "the rows wait for each other"
         raise ValueError(msg)
-    bound = values["bound"] if values["bound"] <= played.step else 0
-    return Entry(rows=rows, step=played.step, bound=bound, seconds=values["seconds"])
+    bound = content.bound if content.bound <= played.step else 0
+    return Entry(rows=rows, step=played.step, bound=bound, seconds=content.seconds)
 
 
-def _rows(values: dict[str, Any], problem: Problem) -> Rows:
-    """Return the rows of a file's values.
+def _rows(content: _Content, problem: Problem) -> Rows:
+    """Return the rows of a file's content.
 
     Raises:
-        ValueError: they are not all that there is to compute, each where it is.
+        ValueError: they are not all that there is to compute, each where it is, or hold what cannot be.
     """
-    rows = [[_op(text) for text in row] for row in values["rows"]]
-    computed = sorted((op, rank) for rank, row in enumerate(rows) for op in row if op.part in COMPUTED)
+    rows = [[_op(text) for text in row] for row in content.rows]
+    placed = [(op, rank) for rank, row in enumerate(rows) for op in row]
+    computed = sorted((op, rank) for op, rank in placed if op.part in COMPUTED)
     whole = sorted((op, problem.stage_rank[op.stage]) for op in problem.ops())
-    if len(rows) != problem.ranks or computed != whole:
-        msg = "the rows are not whole"
+    if len(rows) != problem.ranks or computed != whole or not all(_can_be(problem, *each) for each in placed):
+        msg = "the rows are not the problem's"
         raise ValueError(msg)
     return rows
+
+
+def _can_be(problem: Problem, op: Op, rank: int) -> bool:
+    """Whether a rank has an op's stage and microbatch, and the problem a duration for its part."""
+    is_of_rank = op.stage < problem.stages and problem.stage_rank[op.stage] == rank
+    timed = problem.recompute if op.part is Part.C else op.part in COMPUTED or problem.offload
+    return is_of_rank and op.microbatch < problem.microbatches and bool(timed)
 
 
 def _op(text: str) -> Op:
