@@ -8,8 +8,6 @@ a hang or much memory is a failure, and kept.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
 import re
 import resource
@@ -22,12 +20,14 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from .files import complete
 from .formats import FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ANSWERS = {0: "answered", 1: "answered", 2: "refused"}
 SECONDS, GROWTH = 10, 512 << 20
@@ -77,8 +77,8 @@ def fuzz(name: str, seed: int, inputs: int, until: float, keep: Path) -> Counter
         target = Path(apart(partial(form.write, whole))).name
         for command in form.commands if form.warm and inputs > FEW else ():
             copy = shutil.copytree(whole, Path(scratch) / "warm", dirs_exist_ok=True)
-            warm(command_line(command, whole, target), copy)
-        number = 0
+            complete(shlex.join(command_line(command, whole, target)), copy)
+        number, results = 0, {}
         while number < inputs and (number == 0 or time.monotonic() < until):
             folder = Path(scratch) / "changed"
             shutil.copytree(whole, folder)
@@ -87,7 +87,10 @@ def fuzz(name: str, seed: int, inputs: int, until: float, keep: Path) -> Counter
                 expected = set(ANSWERS.values())
                 apart(partial(form.spoil, folder / target, Random(f"{seed} {name} {number}")))
             for command in form.commands:
-                outcome = run(command_line(command, folder, target), folder)
+                outcome = run(command_line(command, folder, target), folder, form.environment)
+                if outcome == "answered":
+                    result = form.result(folder)
+                    outcome = outcome if result == results.setdefault(command, result) else "gives another result"
                 counts[outcome if outcome in expected else "failed"] += 1
                 if outcome not in expected:
                     kept = keep / f"{name}-{seed}-{number}"
@@ -119,23 +122,13 @@ def apart(work: Callable[[], object]) -> str:
     return said
 
 
-def warm(arguments: list[str], folder: Path) -> None:
-    """Run a command once in this process, so that those to come find its modules loaded."""
-    from pptrace.cli.main import main as command
-
-    sys.argv = ["pptrace", *arguments]
-    nowhere = io.TextIOWrapper(io.BytesIO())
-    streams = contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere)
-    with contextlib.chdir(folder), streams[0], streams[1], contextlib.suppress(SystemExit):
-        command()
-
-
-def run(arguments: list[str], folder: Path) -> str:
+def run(arguments: list[str], folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     """Run a command in a process of its own; return how it ended, in a word where that is as it should be."""
     # What getrusage tells of this process is at least what its parent held before it became this program.
     began = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize() >> 10
     child = os.fork()
     if not child:
+        os.environ.update(environment)
         os._exit(in_child(arguments, folder))
     status, usage = waited(child)
     told = (folder.parent / "stderr").read_text(encoding="utf-8", errors="replace")
@@ -147,12 +140,20 @@ def run(arguments: list[str], folder: Path) -> str:
         return f"status {code}: {told.strip().splitlines()[-2:]}"
     if "out of memory" in told or grown > GROWTH:
         return f"took {grown >> 20} MiB more"
-    if OURS.search(told):
-        return f"a plugin of ours fails: {told.strip().splitlines()[-1]}"
+    return complaint(told, refused=ANSWERS[code] == "refused") or ANSWERS[code]
+
+
+def complaint(told: str, *, refused: bool) -> str:
+    """Return what is wrong with the lines of the standard error; empty where nothing is."""
     *notes, last = told.splitlines() or [""]
-    if ANSWERS[code] == "refused" and not (last.startswith("pptrace: ") and all(map(is_note, notes))):
+    warnings = [line for line in told.splitlines() if "warning: " in line]
+    if OURS.search(told):
+        return f"a plugin of ours fails: {last}"
+    if len(set(warnings)) < len(warnings):
+        return f"warns more than once: {max(warnings, key=warnings.count)}"
+    if refused and not (last.startswith("pptrace: ") and all(map(is_note, notes))):
         return f"is refused with more than notes and one line: {told.splitlines()[-4:]}"
-    return ANSWERS[code]
+    return ""
 
 
 def is_note(line: str) -> bool:

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .stores import OTHER_JOURNAL
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["job", "kernel_table", "lengths", "of_ours", "of_profiler", "of_text", "overlapped", "rows", "spans"]
+    from pptrace.study.row import Row
+
+__all__ = [
+    "PLAN",
+    "SWEEP",
+    "accuracy_journal",
+    "complete",
+    "job",
+    "kernel_table",
+    "kernels",
+    "lengths",
+    "of_ours",
+    "of_profiler",
+    "of_text",
+    "overlapped",
+    "plan_journal",
+    "results",
+    "rows",
+    "searches",
+    "spans",
+    "sweep_journal",
+]
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "plugins/pptrace-profilers/tests"))
@@ -107,6 +134,95 @@ def overlapped(folder: Path) -> Path:
     return of_text("step.yaml", (ROOT / "examples/overlap.yaml").read_text())(folder)
 
 
+def complete(command: str, folder: Path) -> None:
+    """Run a command in this process and in a folder, however it ends."""
+    from pptrace.cli.main import main
+
+    sys.argv = ["pptrace", *shlex.split(command)]
+    streams = [io.TextIOWrapper(io.BytesIO()) for _ in range(2)]
+    redirected = contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1])
+    with contextlib.chdir(folder), redirected[0], redirected[1], contextlib.suppress(SystemExit):
+        main()
+
+
+def results(suffix: str) -> Callable[[Path], Path]:
+    """Return what writes the table of a finished sweep."""
+
+    def write(folder: Path) -> Path:
+        of_text("step.yaml", STEP)(folder)
+        complete(f"{SWEEP} -o results.{suffix}", folder)
+        return folder / f"results.{suffix}"
+
+    return write
+
+
+def sweep_journal(folder: Path) -> Path:
+    """Write the journal of a sweep that ended early, and that of a plan."""
+    of_text("step.yaml", STEP)(folder)
+    of_text("small.yaml", SMALL)(folder)
+    _journal(PLAN, folder).rename(folder / OTHER_JOURNAL)
+    return _journal(SWEEP, folder)
+
+
+def plan_journal(folder: Path) -> Path:
+    """Write the journal of a plan that ended early, and that of another plan."""
+    of_text("small.yaml", SMALL)(folder)
+    _journal(PLAN.replace("--sequence 512", "--sequence 256"), folder).rename(folder / OTHER_JOURNAL)
+    return _journal(PLAN, folder)
+
+
+def accuracy_journal(folder: Path) -> Path:
+    """Write the journal of measured steps that ended early, and that of a sweep."""
+    of_text("step.yaml", STEP)(folder)
+    rows(folder)
+    _journal(SWEEP, folder).rename(folder / OTHER_JOURNAL)
+    return _journal("accuracy own.csv --executor serial", folder)
+
+
+def _journal(command: str, folder: Path) -> Path:
+    """Run a command with ``-o out.csv``, and write half of its rows into a journal."""
+    from pptrace.study import sweep
+    from pptrace.study.accuracy import run as accuracy
+    from pptrace.study.journal import Journal, journal_path
+    from pptrace.study.plan import runner
+
+    finished: list[Row] = []
+
+    class Recording(Journal):
+        def append(self, row: Row) -> None:
+            finished.append(row)
+
+    for module in (sweep, runner, accuracy):
+        vars(module)["Journal"] = Recording
+    complete(f"{command} -o out.csv", folder)
+    (folder / "out.csv").unlink()
+    path = folder / journal_path("out.csv")
+    with Journal(path) as journal:
+        for row in finished[: (len(finished) + 1) // 2]:
+            journal.append(row)
+    return path
+
+
+def kernels(folder: Path) -> Path:
+    """Write a step, and the compiled kernels that simulate it into a folder, which is what to change."""
+    from pptrace.kernel import always_compiled
+
+    of_text("step.yaml", LARGE)(folder)
+    os.environ["NUMBA_CACHE_DIR"] = str(folder / "kernels")
+    with always_compiled():
+        complete("simulate step.yaml --json", folder)
+    return folder / "kernels"
+
+
+def searches(folder: Path) -> Path:
+    """Write OptPipe's cache of three searches of one shape into a folder, which is what to change."""
+    os.environ["PPTRACE_OPTPIPE_CACHE"] = str(folder / "searches")
+    of_text("step.yaml", STEP)(folder)
+    for forward in (2, 3, 4):
+        complete(f"optimize step.yaml --memory 8GiB --work 1 --set costs.forward[1]={forward}ms", folder)
+    return folder / "searches"
+
+
 MODEL = """
 schedule: {name: 1f1b}
 parallel: {pp: 2, tp: 2, dp: 2, vp: 1}
@@ -137,3 +253,25 @@ contention: {compute: 0.9}
 costs: {name: table, forward: [1 ms, 2 ms], backward: 2 ms, activation: 1 GiB, boundary: 1 MiB, slices: 2}
 """
 TABLE = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+STEP = """
+schedule: 1f1b
+parallel: {pp: 2}
+batch: {microbatches: 3}
+costs: {name: table, forward: [1 ms, 2 ms], backward: [3 ms, 2 ms], activation: 1 GiB}
+"""
+SMALL = """
+model: {layers: 2, hidden: 1024, heads: 8, ffn: 4096, vocabulary: 32000}
+device: a100-sxm
+network: {name: hockney, bandwidth: 25 GB/s}
+"""
+LARGE = """
+schedule: zb-h1
+parallel: {pp: 16}
+batch: {microbatches: 200}
+network: {name: hockney, bandwidth: 25 GB/s}
+"""
+SWEEP = "sweep step.yaml --over microbatches=2,3,4,6 --executor serial"
+PLAN = (
+    "plan small.yaml --gpus 2 --global 2 --sequence 512 --tp 1 --micro 1 --vary schedule=1f1b,gpipe --vary zero=1 "
+    "--exhaustive --no-robustness --executor serial"
+)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from . import files, mutations
+from . import files, mutations, stores
 from .configurations import in_configuration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from random import Random
 
@@ -28,12 +29,15 @@ class Format:
     commands: tuple[str, ...]
     """What reads it, in its folder; ``FILE`` is its name, ``*`` all files there."""
     warm: bool = True
-    """Whether a process that ran them can fork; not where that left threads in it."""
+    """Whether a process that ran them can fork; not where that left threads, or what is to be read again."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    result: Callable[[Path], object] = lambda _: None
+    """What is the same of all files, changed or not, wherever a command ends well, read from its folder."""
 
     def spoil(self, file: Path, random: Random) -> None:
         """Change the file, and sometimes bytes anywhere in it."""
         CHANGES[self.change](file, random)
-        if random.random() < 0.2:
+        if file.is_file() and random.random() < 0.2:
             file.write_bytes(mutations.in_bytes(file.read_bytes(), random))
 
 
@@ -49,14 +53,34 @@ def content(change: Callable[[bytes, Random], bytes]) -> Callable[[Path, Random]
     return in_file
 
 
+def printed(folder: Path) -> str:
+    """Return what the command printed."""
+    return (folder.parent / "stdout").read_text(encoding="utf-8")
+
+
+def optimum(folder: Path) -> tuple[object, ...]:
+    """Return the step and bound that ``optimize --json`` printed; rows of the same step are as good."""
+    values = json.loads(printed(folder))
+    return tuple(values[key] for key in ("step_ns", "bound_ns", "proved"))
+
+
+def table(folder: Path) -> bytes:
+    """Return the table that a command wrote."""
+    return (folder / "out.csv").read_bytes()
+
+
 CHANGES: dict[str, Callable[[Path, Random], None]] = {
     "bytes": content(mutations.in_bytes),
+    "cache": stores.in_cache,
+    "columns": content(mutations.in_columns),
     "configuration": content(in_configuration),
     "database": mutations.in_database,
+    "journal": stores.in_journal,
     "json": content(mutations.in_json),
     "lines": content(mutations.in_lines),
     "parquet": mutations.in_parquet,
     "protobuf": content(mutations.in_protobuf),
+    "searches": stores.in_searches,
     "table": content(mutations.in_table),
     "yaml": content(mutations.in_yaml),
 }
@@ -92,7 +116,7 @@ FORMATS = {
     "overlapped": Format(write=files.overlapped, change="configuration", commands=("simulate FILE -o out.json",)),
     "lengths": Format(write=files.lengths, change="bytes", commands=("simulate step.yaml",)),
     "kernel-table": Format(write=files.kernel_table, change="json", commands=("simulate step.yaml",)),
-    "rows": Format(write=files.rows, change="table", commands=("accuracy FILE --executor serial",)),
+    "rows": Format(write=files.rows, change="columns", commands=("accuracy FILE --executor serial",)),
     "rules": Format(
         write=lambda folder: files.of_profiler("chrome")(folder).with_name("rules.yaml"), change="yaml",
         commands=("explain all.json --rules FILE",),
@@ -100,6 +124,29 @@ FORMATS = {
     "table": Format(
         write=files.of_text("table.csv", files.TABLE), change="table",
         commands=("validate FILE --p2p ordered", "simulate --schedule FILE", "show FILE"),
+    ),
+    "results-csv": Format(write=files.results("csv"), change="columns", commands=(f"{files.SWEEP} -o FILE",)),
+    "results-parquet": Format(
+        write=files.results("parquet"), change="parquet", commands=(f"{files.SWEEP} -o FILE",), warm=False
+    ),
+    "sweep-journal": Format(
+        write=files.sweep_journal, change="journal", commands=(f"{files.SWEEP} -o out.csv",), result=table
+    ),
+    "plan-journal": Format(
+        write=files.plan_journal, change="journal", commands=(f"{files.PLAN} -o out.csv",), result=table
+    ),
+    "accuracy-journal": Format(
+        write=files.accuracy_journal, change="journal", result=table,
+        commands=("accuracy own.csv --executor serial -o out.csv",),
+    ),
+    "kernels": Format(
+        write=files.kernels, change="cache", commands=("simulate step.yaml --json",), result=printed, warm=False,
+        environment={"NUMBA_CACHE_DIR": "kernels"},
+    ),
+    "searches": Format(
+        write=files.searches, change="searches", result=optimum,
+        commands=("optimize step.yaml --memory 8GiB --work 1 --json",),
+        environment={"PPTRACE_OPTPIPE_CACHE": "searches"},
     ),
 }  # fmt: skip
 """By name."""

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from pathlib import Path
     from random import Random
 
-__all__ = ["in_bytes", "in_database", "in_json", "in_lines", "in_parquet", "in_protobuf", "in_table", "in_yaml"]
+__all__ = [
+    "in_bytes",
+    "in_columns",
+    "in_database",
+    "in_json",
+    "in_lines",
+    "in_parquet",
+    "in_protobuf",
+    "in_table",
+    "in_yaml",
+]
 
 ODD: tuple[Any, ...] = (
     None, True, "", "x", "\x00", "\u202e=1+1", "-1", "1e400", 0, -1, 0.5, 1e308, -1e308, float("nan"),
@@ -75,6 +85,36 @@ def in_table(content: bytes, random: Random) -> bytes:
     return text.getvalue().encode()
 
 
+def in_columns(content: bytes, random: Random) -> bytes:
+    """Repeat, rename or drop columns of a CSV table with a header, or change its cells and rows."""
+    if random.random() < 0.4:
+        return in_table(content, random)
+    rows = list(csv.reader(io.StringIO(content.decode())))
+    for _ in range(random.choice([1, 1, 3])):
+        at, place = (random.randrange(len(rows[0])) for _ in range(2))
+        change = random.randrange(4)
+        if change == 0:
+            for row in rows:
+                row[place:place] = row[at : at + 1]
+        elif change == 1:
+            rows[0].insert(place, rows[0][at])
+        elif change == 2:
+            rows[0][at] = _name(rows[0], at, random)
+        elif len(rows[0]) > 1:
+            for row in rows:
+                del row[at : at + 1]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _name(names: list[str], at: int, random: Random) -> str:
+    """Return another name for a column: another column's, nearly its own, or an odd one."""
+    name = names[at]
+    near = (name.upper(), f" {name}", f"{name}.1", f"\ufeff{name}", name[:-1])
+    return random.choice([random.choice(names), random.choice(near), "", "\x00", "a" * 9999])
+
+
 def in_protobuf(content: bytes, random: Random) -> bytes:
     """Change fields of a protobuf message, at any depth."""
     fields = _fields(content)
@@ -106,6 +146,7 @@ def in_database(path: Path, random: Random) -> None:
             column, row = random.choice(columns), f"rowid = 1 + abs({random.getrandbits(30)}) % 20"
             odd = random.choice([one for one in ODD if not isinstance(one, (list, dict))])
             odd = odd if not isinstance(odd, int) or abs(odd) < 2**63 else float(odd)
+            new = random.choice(["other", column.upper()])
             statement, given = random.choice(
                 [
                     (f"UPDATE {table} SET {column} = ? WHERE {row}", (odd,)),
@@ -113,7 +154,7 @@ def in_database(path: Path, random: Random) -> None:
                     (f"UPDATE {table} SET {column} = CAST(rowid AS BLOB) WHERE {row}", ()),
                     (f"DELETE FROM {table} WHERE {row}", ()),
                     (f"INSERT INTO {table} SELECT * FROM {table}", ()),
-                    (f"ALTER TABLE {table} RENAME COLUMN {column} TO other", ()),
+                    (f"ALTER TABLE {table} RENAME COLUMN {column} TO {new}", ()),
                     (f"DROP TABLE {table}", ()),
                 ]
             )
@@ -128,7 +169,10 @@ def in_parquet(path: Path, random: Random) -> None:
     for _ in range(random.choice([1, 1, 1, 2, 4])):
         at = random.randrange(table.num_columns)
         name, column = table.column_names[at], table.column(at).to_pylist()
-        change = random.randrange(6)
+        change = random.randrange(8)
+        if change > 5:
+            table = _with_columns(table, at, random)
+            continue
         if change < 3:
             odd = random.choice([one for one in ODD if not isinstance(one, (list, dict))])
             places = random.choice([[random.randrange(len(column))], range(len(column))])
@@ -147,6 +191,15 @@ def in_parquet(path: Path, random: Random) -> None:
         with suppress(pa.ArrowException, OverflowError):  # values that one column cannot hold
             table = table.set_column(at, name, pa.array(column))
     parquet.write_table(table, path)
+
+
+def _with_columns(table: pa.Table, at: int, random: Random) -> pa.Table:
+    """Return a table with a column twice, under its own name or another one, or renamed."""
+    name = _name(table.column_names, at, random)
+    if random.random() < 0.5:
+        return table.rename_columns([*table.column_names[:at], name, *table.column_names[at + 1 :]])
+    name = random.choice([table.column_names[at], name])
+    return table.add_column(random.randrange(table.num_columns + 1), name, table.column(at))
 
 
 def in_bytes(content: bytes, random: Random) -> bytes:

@@ -36,6 +36,7 @@ FAILURES = {
         "print(\"pptrace: plugin 'x' (x 1): make raised KeyError: 1\", file=sys.stderr); sys.exit(2)",
         "of ours",
     ),
+    "a repeated warning": ("print('warning: a\\nwarning: a', file=sys.stderr)", "warns more than once"),
     "two refusals": ("print('a\\nb\\nc\\nd', file=sys.stderr); sys.exit(2)", "refused with more than notes"),
 }
 
@@ -47,7 +48,7 @@ def test_a_few_changed_files_of_every_format_are_answered_or_refused(root: Path,
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 19
+    assert len(done.stdout.splitlines()) == 26
     assert all("answered" in line and " 0 failed" in line for line in done.stdout.splitlines())
 
 
