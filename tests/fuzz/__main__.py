@@ -45,10 +45,8 @@ def main() -> int:
     arguments = parsed()
     until, found = time.monotonic() + 60 * arguments.minutes, 0
     names = arguments.format or list(FORMATS)
-    import pptrace.api  # what all runs have in common is loaded once
-    import pptrace.cli.main
-
-    del pptrace
+    with tempfile.TemporaryDirectory() as scratch:  # what all runs have in common is loaded once
+        warm(["simulate", FORMATS["model"].write(Path(scratch)).name, "--json"], Path(scratch))
     for at, name in enumerate(names):
         share = (until - time.monotonic()) / (len(names) - at)
         counts = fuzz(name, arguments.seed, arguments.inputs, time.monotonic() + share, arguments.keep)
@@ -77,7 +75,7 @@ def fuzz(name: str, seed: int, inputs: int, until: float, keep: Path) -> Counter
         target = Path(apart(partial(form.write, whole))).name
         for command in form.commands if form.warm and inputs > FEW else ():
             copy = shutil.copytree(whole, Path(scratch) / "warm", dirs_exist_ok=True)
-            complete(shlex.join(command_line(command, whole, target)), copy)
+            warm(command_line(command, whole, target), copy)
         number, results = 0, {}
         while number < inputs and (number == 0 or time.monotonic() < until):
             folder = Path(scratch) / "changed"
@@ -120,6 +118,13 @@ def apart(work: Callable[[], object]) -> str:
     if os.waitpid(child, 0)[1]:
         sys.exit("a file could not be written")
     return said
+
+
+def warm(arguments: list[str], folder: Path) -> None:
+    """Run a command once in this process, so that later ones find its modules loaded, and no kernel compiled."""
+    os.environ["NUMBA_DISABLE_JIT"] = "1"
+    complete(shlex.join(arguments), folder)
+    del os.environ["NUMBA_DISABLE_JIT"]
 
 
 def run(arguments: list[str], folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> str:
