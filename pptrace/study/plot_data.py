@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from pptrace.config.flags import key_of
 from pptrace.config.quantity import DURATION, FLOPS, RATE, SIZE
 from pptrace.errors import ConfigError, nearest
-from pptrace.study.results import IDENTITY, is_input
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,13 +82,11 @@ def figure_of(column: str, rows: Sequence[Row]) -> Figure:
     """Return how a column is drawn, in a unit that suits its values.
 
     Raises:
-        ConfigError: there is no such column of figures, or nothing in it.
+        ConfigError: no run has a value in the column.
     """
-    known = [key for key in rows[0] if not is_input(key) and key not in IDENTITY] if rows else []
     values = [abs(value) for row in rows if isinstance(value := row.get(column), int | float)]
-    if column not in known or not values:
-        what = "no run has a value to draw" if column in known else f"no such figure{nearest(column, known)}"
-        raise ConfigError(f"{column}: {what}", file="--y")
+    if not values:
+        raise ConfigError(f"{column}: no run has a value to draw", file="--y")
     title = _TITLES.get(column) or column.removesuffix("_ns").removesuffix("_bytes").replace("_", " ")
     for suffix, units in (("_ns", _TIME), ("_bytes", _SIZE)):
         if column.endswith(suffix):

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from pptrace.timeline.idle import IdleCause
+
 if TYPE_CHECKING:
     from pptrace.config.experiment import Experiment
     from pptrace.experiment.run import Run
     from pptrace.study.levels import Levels
 
-__all__ = ["Cell", "Row", "figures_of", "gpus_of", "metrics_row"]
+__all__ = ["FIGURES", "Cell", "Row", "figures_of", "gpus_of", "metrics_row"]
 
 Cell: TypeAlias = "int | float | str | None"
 Row: TypeAlias = "dict[str, Cell]"
+
+
+FIGURES = (
+    "step_ns", "formula_bubble", "table_bubble", "idle",
+    *(f"idle_{cause.word.replace('-', '_')}" for cause in IdleCause),
+    "exposed_communication_ns", "tokens_per_s", "gpus", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes",
+    "device_memory_bytes", "fits", "peak_activation_bytes", "peak_activations",
+)  # fmt: skip
+"""The columns of :func:`metrics_row`."""
 
 
 def metrics_row(levels: Levels) -> Row:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.errors import ConfigError, nearest
 from pptrace.export.picture import CYCLE, INK, MUTED, write_picture
 from pptrace.study.plot_data import figure_of, number_of, panels_of, roles_of
+from pptrace.study.row import FIGURES
 from pptrace.study.winners_plot import draw_winners, winners_size
 
 if TYPE_CHECKING:
@@ -49,12 +50,15 @@ def check_choice(picture: Picture) -> None:
     """Refuse what no sweep can be drawn as.
 
     Raises:
-        ConfigError: no such sort of picture, or more figures than it shows.
+        ConfigError: no such sort of picture, no such figure, or more figures than it shows.
     """
     if picture.plot not in PLOTS:
         raise ConfigError(f"no such picture{nearest(picture.plot, PLOTS)}", file=f"--plot {picture.plot}")
     if not picture.y:
         raise ConfigError("missing: name a figure, such as step_ns", file="--y")
+    for column in picture.y:
+        if column not in FIGURES:
+            raise ConfigError(f"{column}: no such figure{nearest(column, FIGURES)}", file="--y")
     most = len(_DASHES) if picture.plot == "lines" else 1
     if len(picture.y) > most:
         raise ConfigError(f"{len(picture.y)} figures; {picture.plot} show {most} at most", file="--y")
