@@ -188,7 +188,7 @@ def test_axes_without_numbers_or_rivals_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_sweep_in_which_all_failed_has_nothing_to_draw(tmp_path: Path) -> None:
-    with pytest.raises(PptraceError, match="no such figure"):
+    with pytest.raises(PptraceError, match="step_ns: no run has a value to draw"):
         swept([row(8, "a") | {"error": "no"}]).save(tmp_path / "f.svg")
 
 
